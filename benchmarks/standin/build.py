@@ -1,0 +1,46 @@
+"""Checkpoint folders of targets and drafts, built from SmolLM2 when they are not there yet."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.standin.checkpoint import copy_tokenizer, read_config, write_json, write_tensors
+from benchmarks.standin.drop import drop_layers, kept_layers
+from benchmarks.standin.folders import build_once
+from benchmarks.standin.shapes import SHAPES, Shape
+from benchmarks.standin.smollm2 import ensure_smollm2
+from benchmarks.standin.widen import standin_config, standin_tensors
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def ensure_target(folder: Path, shape_name: str, dtype: str = "float32") -> Path:
+    """Return `folder`/target-SHAPE-DTYPE, the stand-in of that shape; built if it is not there.
+
+    Raises KeyError for an unknown shape or dtype, ValueError if SmolLM2 does not fit the shape.
+    """
+    small = ensure_smollm2(folder)
+    build = partial(_build_target, small, SHAPES[shape_name], DTYPES[dtype])
+    return build_once(folder / f"target-{shape_name}-{dtype}", build)
+
+
+def _build_target(small: Path, shape: Shape, dtype: torch.dtype, folder: Path) -> None:
+    write_tensors(folder, standin_tensors(small, shape, dtype, torch.device("cpu")))
+    copy_tokenizer(small, folder)
+    write_json(folder / "config.json", standin_config(read_config(small), shape, dtype))
+
+
+def ensure_draft(folder: Path, drop: Sequence[int] = (14,)) -> Path:
+    """Return `folder`/draft-LAYERS, SmolLM2 without the layers `drop`; built if it is not there.
+
+    Raises ValueError if that folder holds a draft without other layers, or a layer is unknown.
+    """
+    small = ensure_smollm2(folder)
+    left = len(kept_layers(read_config(small)["num_hidden_layers"], drop))
+    draft = build_once(folder / f"draft-{left}", partial(drop_layers, small, layers=drop))
+    dropped = read_config(draft)["dropped_layers"]
+    if dropped != sorted(set(drop)):
+        raise ValueError(f"{draft} is the model without layers {dropped}; remove it first")
+    return draft

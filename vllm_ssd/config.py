@@ -1,0 +1,313 @@
+"""``SSDConfig``: what a user can say about the speculative method ``ssd``.
+
+It is vLLM's ``SpeculativeConfig`` with fields of its own, so that vLLM carries it to every process
+unchanged. Nothing here depends on the plugin having run: under spawn, processes unpickle it first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.config.utils import config, get_field
+from vllm.platforms import current_platform
+
+from vllm_ssd.checks import check_draft, check_draft_source, check_vocabulary, first_sentence
+from vllm_ssd.pairs import default_draft
+
+if TYPE_CHECKING:
+    from vllm.platforms.interface import Platform
+
+TREE_BACKEND_VARIABLE = "SSD_TREE_DECODE_BACKEND"
+MAX_FAN_OUT = 64
+MAX_BRANCHES = 512
+
+TreeBackend = Literal["auto", "flashinfer", "sdpa"]
+FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
+DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
+# A core list such as "2-3,6", the index of a visible GPU, or its UUID.
+DeviceName = Annotated[
+    str, Field(strict=True, pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*|(GPU|MIG)-[0-9A-Za-z/-]+)$")
+]
+
+
+def _default_tree_backend() -> TreeBackend:
+    value = os.environ.get(TREE_BACKEND_VARIABLE, "auto")
+    for backend in get_args(TreeBackend):
+        if value == backend:
+            return backend
+    raise ValueError(
+        f"the environment variable {TREE_BACKEND_VARIABLE} must be one of "
+        f"{', '.join(get_args(TreeBackend))}, not {value!r}"
+    )
+
+
+@config
+class SSDConfig(SpeculativeConfig):
+    """Configuration of the speculative method ``ssd``.
+
+    A field's ``description`` completes the sentence "<option> must be ..." for a bad value.
+    """
+
+    if TYPE_CHECKING:  # inherited
+        model: str | None
+        num_speculative_tokens: int | None
+        draft_model_config: ModelConfig | None
+
+    method: Literal["ssd", "custom_class"] | None = "ssd"
+    """"custom_class" once the engine config is complete and vLLM's V1 runner will run: that
+    runner knows proposers by class only. ``model`` then holds the class."""
+    k: int = Field(default=7, strict=True, ge=1, le=16, description="a whole number from 1 to 16")
+    """Drafted tokens per round."""
+    f: FanOut | list[FanOut] = Field(
+        default=3,
+        description=f"a whole number from 0 to {MAX_FAN_OUT}, or a list of k+1 such numbers",
+    )
+    """Predicted bonus tokens for every accepted length, or one number for each accepted length
+    0..k. All 0: no drafting ahead, ordinary speculation with the draft on its own device."""
+    draft_model: str = ""
+    """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
+    draft_device: DeviceIndex | DeviceName | None = Field(
+        default=None,
+        description='a core list such as "2-3,6" on CPUs, elsewhere the index or UUID of a visible GPU',
+    )
+    """Where the draft runs. None: a device the target does not use."""
+    tree_backend: TreeBackend = Field(
+        default_factory=_default_tree_backend, description='"auto", "flashinfer" or "sdpa"'
+    )
+    """The draft's attention. Not given: the environment variable SSD_TREE_DECODE_BACKEND, or
+    "auto"."""
+    on_miss: Literal["wait", "skip"] = Field(default="wait", description='"wait" or "skip"')
+    """What the target does when its outcome was not predicted, or too few tokens of the branch
+    are ready: wait for the draft, or verify what there is."""
+    min_depth: int = Field(  # type: ignore[assignment]
+        default=None, strict=True, ge=1, description="a whole number from 1 to k"
+    )
+    """Drafted tokens the target waits for if ``on_miss`` is "wait". Not given: k."""
+    max_wait_ms: float = Field(  # type: ignore[assignment]
+        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    )
+    """The longest wait of one round. Not given: 2000 on CPUs, 100 elsewhere."""
+    draft_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description='"auto", "float32", "bfloat16" or "float16"'
+    )
+    """The draft's data type; "auto" is the target's."""
+    draft_max_num_batched_tokens: int = Field(
+        default=512, strict=True, ge=16, description="a whole number from 16"
+    )
+    """Prompt tokens the draft prefills at once, between two rounds."""
+    draft_kv_cache_gib: float | None = Field(
+        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    )
+    """Memory for the draft's own KV cache. None: what its device can spare."""
+    start_timeout_s: float = Field(
+        default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    )
+    """How long start-up waits for the draft."""
+    run_dir: str = ""
+    """Where the processes of one engine meet; set when the draft is launched."""
+
+    draft_tensor_parallel_size: Literal[1] | None = Field(
+        default=1, description="1, as the draft runs on one device"
+    )
+    """The draft runs on one device."""
+    draft_sample_method: Literal["greedy"] = Field(
+        default="greedy", description='"greedy" in this version'
+    )
+    """How drafts are sampled."""
+    rejection_sample_method: Literal["standard", "synthetic"] = Field(
+        default="standard", description='"standard" or "synthetic" in this version'
+    )
+    """vLLM's own rejection sampling; "synthetic" is for measurements."""
+
+    def __post_init__(self) -> None:
+        # vLLM's own __post_init__ is about its own methods and refuses any other.
+        if self.num_speculative_tokens not in (None, self.k):
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens} and k is {self.k}: write "
+                f'only k in --speculative-config, as in "k": {self.num_speculative_tokens}'
+            )
+        self.num_speculative_tokens = self.k
+        self._check_fan_out()
+        if self.min_depth is None:
+            self.min_depth = self.k
+        if self.min_depth > self.k:
+            raise ValueError(
+                f"min_depth must be a whole number from 1 to k, which is {self.k}, not "
+                f"{self.min_depth}"
+            )
+        if self.max_wait_ms is None:
+            self.max_wait_ms = 2000.0 if current_platform.is_cpu() else 100.0
+        self.resolve_tree_backend(current_platform)
+        if self.draft_model_config is None and self.target_model_config is not None:
+            self._add_draft()
+
+    def __repr__(self) -> str:
+        draft = self.draft_model or self.model
+        return f"SSDConfig({draft=}, k={self.k}, f={self.f}, on_miss={self.on_miss!r})"
+
+    @property
+    def fan_out(self) -> tuple[int, ...]:
+        """Predicted bonus tokens for each accepted length 0..k."""
+        return tuple(self.f) if isinstance(self.f, list) else (self.f,) * (self.k + 1)
+
+    @property
+    def max_branches(self) -> int:
+        """The branches of one round. A request's first round has one position only, the end of
+        its prompt, and spends all of them there."""
+        return sum(self.fan_out)
+
+    def resolve_tree_backend(self, platform: Platform) -> Literal["sdpa"]:
+        """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
+        if self.tree_backend == "flashinfer":
+            problem = "needs a GPU" if platform.is_cpu() else "is not part of this version yet"
+            raise ValueError(
+                f"tree_backend 'flashinfer' (an option, or {TREE_BACKEND_VARIABLE}) {problem}: "
+                "write 'auto' or 'sdpa'"
+            )
+        return "sdpa"
+
+    def draft_shares_target_positions(self) -> bool:
+        """True: a draft with a shorter context does not shorten the target's.
+
+        It stops drafting where its own context ends.
+        """
+        return True
+
+    def _check_fan_out(self) -> None:
+        if len(self.fan_out) != self.k + 1:
+            raise ValueError(
+                f"f must be one number, or one for each accepted length from 0 to k, which makes "
+                f"{self.k + 1} with k={self.k}: it lists {len(self.fan_out)}"
+            )
+        if self.max_branches > MAX_BRANCHES:
+            raise ValueError(
+                f"k={self.k} and f={self.f} make {self.max_branches} branches a round, and the "
+                f"most is {MAX_BRANCHES}: lower f or k"
+            )
+
+    def _add_draft(self) -> None:
+        """Load the draft's config and check that it fits the target."""
+        target = self.target_model_config
+        self.draft_model = (
+            self.draft_model or self.model or default_draft(target.hf_text_config, target.model)
+        )
+        self.model = self.draft_model
+        check_draft_source(self.draft_model, self.revision)
+        try:
+            draft = ModelConfig(
+                model=self.draft_model,
+                runner="draft",
+                tokenizer=target.tokenizer,
+                tokenizer_mode=target.tokenizer_mode,
+                tokenizer_revision=target.tokenizer_revision,
+                trust_remote_code=target.trust_remote_code,
+                dtype=target.dtype if self.draft_dtype == "auto" else self.draft_dtype,
+                seed=target.seed,
+                revision=self.revision,
+                code_revision=self.code_revision,
+                quantization=self.quantization,
+                enforce_eager=target.enforce_eager,
+                spec_target_max_model_len=target.max_model_len,
+            )
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): correct "
+                'it, or name another with "model" in --speculative-config'
+            ) from error
+        check_draft(draft)
+        check_vocabulary(target, draft)
+        draft.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
+        self.draft_model_config = draft
+        self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")
+
+    def _draft_max_model_len(self, draft: int, target: int) -> int:
+        if self.max_model_len is None:
+            return min(draft, target)
+        if self.max_model_len > min(draft, target):
+            raise ValueError(
+                f"max_model_len in --speculative-config is {self.max_model_len}, but the draft can "
+                f"do {draft} and the target {target}: write at most {min(draft, target)}"
+            )
+        return self.max_model_len
+
+
+_INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+_INTERNAL = {"draft_model", "run_dir"}
+OPTIONS = (
+    "model",
+    *(
+        field.name
+        for field in dataclasses.fields(SSDConfig)
+        if field.name not in _INHERITED | _INTERNAL
+    ),
+    "quantization",
+    "max_model_len",
+    "revision",
+    "code_revision",
+)
+# Taken as well, but nobody needs to be told.
+_TOLERATED = {
+    "method",
+    "num_speculative_tokens",
+    "draft_tensor_parallel_size",
+    "draft_sample_method",
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+}
+_OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
+
+
+def make_ssd_config(
+    options: Mapping[str, Any],
+    target_model_config: ModelConfig,
+    target_parallel_config: ParallelConfig,
+) -> SSDConfig:
+    """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
+    given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
+    meant = {key: value for key, value in given.items() if not _is_idle(key, value)}
+    try:
+        return SSDConfig(
+            **meant,
+            target_model_config=target_model_config,
+            target_parallel_config=target_parallel_config,
+        )
+    except ValidationError as error:
+        raise ValueError(_one_sentence(error, given)) from None
+
+
+def _is_idle(key: str, value: Any) -> bool:
+    """Whether an option says what is the case anyway. Refuses options that ssd does not have."""
+    if key in OPTIONS or key in _TOLERATED:
+        return False
+    if key in _INHERITED and not key.startswith("target_"):
+        if value == get_field(SpeculativeConfig, key).default:
+            return True
+        raise ValueError(
+            f"the option {key!r} of --speculative-config belongs to other speculative methods and "
+            "would do nothing for ssd: leave it out"
+        )
+    near = _OTHER_NAMES.get(key) or next(iter(difflib.get_close_matches(key, OPTIONS, 1)), None)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ValueError(
+        f"the speculative method 'ssd' has no option {key!r}{hint}: its options are "
+        f"{', '.join(OPTIONS)}"
+    )
+
+
+def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
+    """The first of pydantic's findings in words."""
+    finding = error.errors(include_url=False)[0]
+    option = str(finding["loc"][0]) if finding["loc"] else ""
+    expected = SSDConfig.__pydantic_fields__[option].description if option else None
+    if expected is None:
+        said = first_sentence(error)
+        return f"{option} is {options[option]!r}: {said}" if option in options else said
+    return f"{option} must be {expected}, not {reprlib.repr(options[option])}"

@@ -1,0 +1,152 @@
+"""The draft model: vLLM's loader and layers, our attention inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
+from vllm_ssd.draft.attention.sdpa import SDPAAttention
+from vllm_ssd.draft.spec import DraftModelSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+BLOCK_SIZE = 16
+BACKENDS: dict[str, type[PagedAttention]] = {"sdpa": SDPAAttention}
+
+
+class DraftModel:
+    """``forward`` and ``logits`` over tokens whose attention was planned on ``attention``; both
+    to be called in torch's inference mode."""
+
+    def __init__(self, spec: DraftModelSpec, scratch: Path):
+        from vllm.config import set_current_vllm_config
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.model_loader import get_model
+
+        self._config = EngineArgs(**spec.engine_args).create_engine_config()
+        self.device = torch.device(self._config.device_config.device_type)
+        self.max_len: int = self._config.model_config.max_model_len
+        self._vocab_size = spec.vocab_size
+        self.embedded: int = self._config.model_config.get_vocab_size()
+        with set_current_vllm_config(self._config), torch.inference_mode():
+            _join_a_world_of_one(scratch)
+            self._model = get_model(vllm_config=self._config)
+            layers = _attention_layers(self._config)
+            shape = _attention_shape(layers, self._config)
+            per_block = shape.bytes_per_token() * BLOCK_SIZE
+            per_request = -(-(self.max_len + spec.scratch) // BLOCK_SIZE)
+            self.num_blocks = min(spec.kv_cache_bytes // per_block, spec.max_requests * per_request)
+            if self.num_blocks < 1:
+                raise ValueError(
+                    f"the draft's KV cache of {spec.kv_cache_bytes / 2**30:.2f} GiB holds no block "
+                    f"of {per_block / 2**20:.1f} MiB: raise draft_kv_cache_gib"
+                )
+            backend = BACKENDS[spec.tree_backend]
+            self.attention = backend(shape, self.num_blocks, BLOCK_SIZE)
+        for index, layer in enumerate(layers):
+            layer.forward = _LayerAttention(self.attention, index)
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens], int64 [tokens] -> final hidden states [tokens, hidden].
+
+        A token the draft has no embedding for stands in as 0: it costs acceptance, not truth.
+        """
+        from vllm.forward_context import set_forward_context
+
+        known = torch.where(token_ids < self.embedded, token_ids, 0)
+        with set_forward_context(None, self._config, num_tokens=len(token_ids)):
+            hidden: torch.Tensor = self._model(known.to(self.device), positions.to(self.device))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab], cut to the tokens that the target knows."""
+        logits: torch.Tensor = self._model.compute_logits(hidden)
+        return logits[:, : self._vocab_size]
+
+
+class _LayerAttention:
+    """Takes the place of one vLLM attention layer's ``forward``."""
+
+    def __init__(self, attention: PagedAttention, layer: int):
+        self._attention = attention
+        self._layer = layer
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: Any
+    ) -> torch.Tensor:
+        shape = self._attention.shape
+        tokens = query.shape[0]
+        out = self._attention.attend(
+            self._layer,
+            query.view(tokens, shape.num_heads, shape.head_dim),
+            key.view(tokens, shape.num_kv_heads, shape.head_dim),
+            value.view(tokens, shape.num_kv_heads, shape.head_dim),
+        )
+        return out.reshape(tokens, -1)
+
+
+def _join_a_world_of_one(scratch: Path) -> None:
+    """vLLM's layers ask for parallel groups even when there is nobody to talk to."""
+    from vllm.distributed.parallel_state import (
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
+
+        _set_torch_accelerator_to_noop()
+    init_method = f"file://{scratch / 'rendezvous'}"
+    init_distributed_environment(1, 0, init_method, 0, current_platform.dist_backend)
+    ensure_model_parallel_initialized(1, 1)
+
+
+def _attention_layers(config: VllmConfig) -> list[Any]:
+    """The model's attention layers in order of execution, which is order of construction."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    return list(get_layers_from_vllm_config(config, AttentionLayerBase).values())
+
+
+def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
+    """The one shape of all layers; ``ValueError`` where the tree attention cannot serve one."""
+    first = layers[0]
+    shapes = {(la.num_heads, la.num_kv_heads, la.head_size, la.head_size_v) for la in layers}
+    if len(shapes) > 1 or first.head_size != first.head_size_v:
+        raise ValueError(
+            f"the draft's attention layers differ in shape ({shapes}): name a draft whose layers "
+            "are alike"
+        )
+    for layer in layers:
+        impl = layer.impl
+        odd = [
+            name
+            for name, present in (
+                ("a sliding window", layer.sliding_window is not None),
+                ("attention sinks", layer.has_sink),
+                ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
+                ("a logits soft cap", bool(getattr(impl, "logits_soft_cap", None))),
+                ("shared KV caches", layer.kv_sharing_target_layer_name is not None),
+            )
+            if present
+        ]
+        if odd:
+            raise ValueError(
+                f"the draft uses {' and '.join(odd)}, which drafting ahead cannot do: name a "
+                "draft with plain full attention"
+            )
+    return AttentionShape(
+        num_layers=len(layers),
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_size,
+        scale=float(first.impl.scale),
+        dtype=config.model_config.dtype,
+        device=torch.device(config.device_config.device_type),
+    )

@@ -1,0 +1,110 @@
+"""The draft server: one process, placed by Ray, that loads the draft and runs its engine.
+
+Ray only starts it, hears of its end and can kill it; its work comes through the control socket
+and the speculation table.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+import msgspec
+
+from vllm_ssd import rundir
+from vllm_ssd.draft.spec import ServerSpec
+from vllm_ssd.messages import Add, ControlServer, Ping, Pong, Remove, Stop, endpoint
+from vllm_ssd.platform import pin_to
+
+logger = logging.getLogger(__name__)
+
+# While requests run, an idle server looks at the table this often; after a second without work
+# (the target is busy with others, or stuck) a little less often; without requests it sleeps.
+LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
+OWNER_CHECK_S = 1.0
+
+
+class DraftServer:
+    """Made, loaded and served by Ray as an actor; each method is one actor task."""
+
+    def __init__(self, spec: ServerSpec):
+        self._spec = spec
+        self._run_dir = Path(spec.run_dir)
+        self._stopped = False
+        if spec.cores:
+            pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
+
+    def load(self) -> str:
+        """Load the draft and open the table; a line that describes what was loaded."""
+        import torch
+
+        from vllm_ssd.draft.engine import DraftEngine
+        from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
+        from vllm_ssd.table import SpeculationTable
+
+        started = time.monotonic()
+        if self._spec.cores:
+            torch.set_num_threads(len(self._spec.cores))
+        model = DraftModel(self._spec.model, self._run_dir)
+        table = SpeculationTable.open(rundir.table_path(self._run_dir))
+        self._engine = DraftEngine(model, table, self._spec.policy)
+        self._status = table.draft[0]
+        self._status["pid"] = os.getpid()
+        self._control = ControlServer(
+            endpoint(self._run_dir),
+            {Add: self._add, Remove: self._remove, Ping: self._ping, Stop: self._stop},
+        )
+        return (
+            f"draft {self._spec.model.engine_args['model']} ({model.device.type}"
+            f"{', cores ' + str(self._spec.cores) if self._spec.cores else ''}, "
+            f"{self._spec.model.tree_backend} attention, {model.num_blocks * BLOCK_SIZE} tokens of "
+            f"KV cache) loaded in {time.monotonic() - started:.1f} s"
+        )
+
+    def serve(self) -> str:
+        """Draft until stopped, or until the engine that it drafts for is gone; says which."""
+        import torch
+
+        with torch.inference_mode():
+            return self._loop()
+
+    def _loop(self) -> str:
+        next_owner_check = 0.0
+        last_work = time.monotonic()
+        while not self._stopped:
+            now = time.monotonic()
+            self._status["heartbeat"] = time.monotonic_ns()
+            if now >= next_owner_check:
+                next_owner_check = now + OWNER_CHECK_S
+                if not rundir.is_alive(self._run_dir):
+                    logger.warning("SSD: the engine is gone; the draft server exits")
+                    rundir.remove(self._run_dir)
+                    os._exit(0)  # Ray is gone as well, or about to be: nobody takes a result
+            self._drain(0.0)
+            if self._engine.step():
+                last_work = now
+            elif len(self._engine) == 0:
+                self._drain(SLEEP_S)
+            else:
+                time.sleep(LOOK_S if now - last_work < 1 else LOOK_LATER_S)
+        self._control.close()
+        return "stopped"
+
+    def _drain(self, wait_s: float) -> None:
+        try:
+            self._control.drain(wait_s)
+        except msgspec.DecodeError as error:
+            logger.warning("SSD: ignored a malformed control message: %s", error)
+
+    def _add(self, message: Add) -> None:
+        self._engine.add(message.slot, message.generation, message.tokens)
+
+    def _remove(self, message: Remove) -> None:
+        self._engine.remove(message.slot, message.generation)
+
+    def _ping(self, message: Ping) -> Pong:
+        return Pong(message.nonce, os.getpid(), len(self._engine))
+
+    def _stop(self, message: Stop) -> None:
+        self._stopped = True

@@ -1,0 +1,53 @@
+"""What a draft server is told before it starts. No torch here: the keeper reads these too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DraftModelSpec:
+    """What to load, in terms of vLLM's engine arguments.
+
+    vocab_size: the target's; tokens beyond it are never proposed. kv_cache_bytes: the most memory
+    for the draft's KV cache; less if ``max_requests`` requests, each of the draft's longest text
+    and ``scratch`` entries beyond it, cannot use so much.
+    """
+
+    engine_args: dict[str, Any]
+    tree_backend: str
+    vocab_size: int
+    kv_cache_bytes: int
+    max_requests: int
+    scratch: int
+
+
+@dataclass(frozen=True)
+class DraftPolicy:
+    """fan_out: k + 1 numbers, all 0 = draft only when asked. answer_depth: drafts to prepare for
+    an outcome that was not predicted, 0 = none. chunk: tokens of new text a step may feed."""
+
+    k: int
+    fan_out: tuple[int, ...]
+    answer_depth: int
+    chunk: int
+
+    @property
+    def branches(self) -> int:
+        return sum(self.fan_out)
+
+    @property
+    def scratch(self) -> int:
+        """KV entries a request needs beyond its text: drafts, and every branch in full."""
+        return self.k + 1 + self.k * self.branches
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Everything a draft server is told. cores: empty = no pinning."""
+
+    run_dir: str
+    model: DraftModelSpec
+    policy: DraftPolicy
+    cores: list[int]

@@ -1,0 +1,125 @@
+"""Control messages to the draft: typed structs, msgpack over ZeroMQ, one handler each.
+
+Only what is rare goes here (a request begins or ends); what happens every round goes through the
+speculation table. The draft binds a ROUTER socket on a private unix path, its clients are DEALERs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Union
+
+import msgspec
+import zmq
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    """A request takes a slot: ``tokens`` is its whole text so far."""
+
+    slot: int
+    generation: int
+    tokens: list[int]
+
+
+class Remove(msgspec.Struct, tag=True, frozen=True):
+    """The request left its slot. Ignored if the slot has a newer generation."""
+
+    slot: int
+    generation: int
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Answered with ``Pong`` between two forwards."""
+
+    nonce: int
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """End the server's loop."""
+
+
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """Reply to ``Ping``: the server's process and how many requests it drafts for."""
+
+    nonce: int
+    pid: int
+    live: int
+
+
+Request = Union[Add, Remove, Ping, Stop]
+Handler = Callable[[Any], Pong | None]
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_pong_decoder = msgspec.msgpack.Decoder(Pong)
+
+
+def endpoint(run_dir: Path) -> str:
+    """The ZeroMQ address of the draft that belongs to this run directory."""
+    return f"ipc://{run_dir / 'control.sock'}"
+
+
+class ControlServer:
+    """The draft's end. ``handlers`` must cover exactly the types of ``Request``."""
+
+    def __init__(self, address: str, handlers: Mapping[type, Handler]):
+        missing = {t.__name__ for t in Request.__args__} ^ {t.__name__ for t in handlers}
+        if missing:
+            raise TypeError(f"control messages and handlers differ: {', '.join(sorted(missing))}")
+        self._handlers = handlers
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(address)
+
+    def drain(self, wait_s: float = 0.0) -> int:
+        """Handle what has arrived, waiting up to ``wait_s`` for the first; how many were handled.
+
+        A malformed message raises ``msgspec.DecodeError``; it is consumed, so the caller may go on.
+        """
+        handled = 0
+        if wait_s and not self._socket.poll(int(wait_s * 1000)):
+            return 0
+        while True:
+            try:
+                peer, body = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return handled
+            message = _request_decoder.decode(body)
+            reply = self._handlers[type(message)](message)
+            if reply is not None:
+                self._socket.send_multipart([peer, _encoder.encode(reply)])
+            handled += 1
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+class ControlClient:
+    """A target's or a tool's end; sends never block (a dead draft's messages are dropped)."""
+
+    def __init__(self, address: str):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(address)
+
+    def send(self, message: Request) -> bool:
+        """Queue a message; False if the queue is full, which means that nobody reads it."""
+        try:
+            self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def ping(self, timeout_s: float, nonce: int = 0) -> Pong:
+        """Ask for a sign of life; ``TimeoutError`` if none comes in time."""
+        self.send(Ping(nonce))
+        if not self._socket.poll(int(timeout_s * 1000)):
+            raise TimeoutError(f"the draft server did not answer within {timeout_s:g} s")
+        return _pong_decoder.decode(self._socket.recv())
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,115 @@
+"""Counters of a running engine, kept in the table's header, and how they are shown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.target.lookup import Finding
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_S = 10.0
+
+
+class TargetCounters:
+    """The target's counters; one log line per ``LOG_INTERVAL_S`` of activity."""
+
+    def __init__(self, table: SpeculationTable):
+        self._counters = table.target[0]
+        self._counters["started_s"] = int(time.time())
+        self._logged = snapshot(table)
+        self._table = table
+        self._next_log = time.monotonic() + LOG_INTERVAL_S
+
+    def verified(self, accepted: int) -> None:
+        """A request verified drafts, perhaps none, and accepted this many."""
+        self._counters["accepted"][accepted] += 1
+
+    def lookup(self, first: Finding, enough: int, drafts: int) -> None:
+        """A request's outcome was looked up: what the first look found, against the drafts that
+        would have been enough, and how many drafts it got in the end."""
+        counters = self._counters
+        counters["rounds"] += 1
+        counters["drafts"] += drafts
+        if first.predicted and len(first.tokens) >= enough:
+            counters["hits"] += 1
+        elif first.published and not first.predicted:
+            counters["misses"] += 1
+        else:
+            counters["late"] += 1
+
+    def waited(self, seconds: float, timeouts: int) -> None:
+        """A step waited for the draft; ``timeouts`` requests waited in vain."""
+        self._counters["wait_us"] += int(seconds * 1e6)
+        self._counters["timeouts"] += timeouts
+
+    def log(self) -> None:
+        """Log what happened since the last line, if it is time."""
+        now = time.monotonic()
+        if now < self._next_log:
+            return
+        self._next_log = now + LOG_INTERVAL_S
+        current = snapshot(self._table)
+        logger.info("SSD metrics: %s", describe(subtract(current, self._logged)))
+        self._logged = current
+
+
+def snapshot(table: SpeculationTable) -> dict[str, Any]:
+    """All counters of a table: name -> int, ``accepted`` -> list of k + 1 ints."""
+    values: dict[str, Any] = {}
+    for part in (table.target[0], table.draft[0]):
+        for name in part.dtype.names or ():
+            value = part[name]
+            values[name] = value.tolist() if isinstance(value, np.ndarray) else int(value)
+    return values
+
+
+def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """What was counted between two snapshots; gauges keep their later value."""
+    gauges = ("started_s", "heartbeat", "pid", "live", "free_blocks")
+    difference: dict[str, Any] = {}
+    for name, value in later.items():
+        if name in gauges:
+            difference[name] = value
+        elif isinstance(value, list):
+            difference[name] = [a - b for a, b in zip(value, earlier[name])]
+        else:
+            difference[name] = value - earlier[name]
+    return difference
+
+
+def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: accepted drafts + 1.
+    acceptance: share of rounds that accepted at least 1, 2, .. k drafts. wait_ms: a round."""
+    rounds = max(counters["rounds"], 1)
+    accepted = counters["accepted"]
+    verified = max(sum(accepted), 1)
+    reached = [sum(accepted[j:]) / verified for j in range(1, len(accepted))]
+    return {
+        "hit": counters["hits"] / rounds,
+        "miss": counters["misses"] / rounds,
+        "late": counters["late"] / rounds,
+        "tokens_per_round": 1 + sum(reached),
+        "acceptance": reached,
+        "wait_ms": counters["wait_us"] / 1000 / rounds,
+    }
+
+
+def describe(counters: Mapping[str, Any]) -> str:
+    """One line in the style of vLLM's speculative decoding metrics."""
+    derived = rates(counters)
+    acceptance = ", ".join(f"{share:.3f}" for share in derived["acceptance"])
+    return (
+        f"Rounds: {counters['rounds']}, Hit rate: {derived['hit']:.1%}, "
+        f"Miss rate: {derived['miss']:.1%}, Late rate: {derived['late']:.1%}, "
+        f"Timeouts: {counters['timeouts']}, "
+        f"Mean acceptance length: {derived['tokens_per_round']:.2f}, "
+        f"Per-position acceptance rate: {acceptance}, "
+        f"Wait: {derived['wait_ms']:.2f} ms/round"
+    )

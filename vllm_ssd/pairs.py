@@ -1,0 +1,100 @@
+"""Which draft goes with which target when the user names none.
+
+A family is here only if its models really share a vocabulary and its draft has full attention in
+every layer. The family is read from the target's config, as many targets are local folders whose
+names say nothing; that the tokens agree is checked afterwards in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+ADVICE = 'name one with "model" in --speculative-config'
+
+
+@dataclass(frozen=True)
+class Family:
+    """Targets that share a vocabulary, and the small model that drafts for them.
+
+    draft_layers, draft_hidden: the draft's size; a target must be larger to gain anything.
+    hidden: the hidden sizes of the family where ``model_type`` and vocabulary are not enough.
+    """
+
+    name: str
+    model_types: frozenset[str]
+    vocab_sizes: frozenset[int]
+    draft: str
+    draft_layers: int
+    draft_hidden: int
+    hidden: frozenset[int] | None = None
+
+    def includes(self, config: Any) -> bool:
+        """Whether a target with this Hugging Face text config belongs to the family."""
+        return (
+            config.model_type in self.model_types
+            and getattr(config, "vocab_size", None) in self.vocab_sizes
+            and (self.hidden is None or config.hidden_size in self.hidden)
+        )
+
+
+FAMILIES = (
+    Family(
+        name="Llama 3",
+        model_types=frozenset({"llama"}),
+        vocab_sizes=frozenset({128256}),
+        draft="meta-llama/Llama-3.2-1B-Instruct",
+        draft_layers=16,
+        draft_hidden=2048,
+    ),
+    Family(
+        name="Qwen3",
+        model_types=frozenset({"qwen3", "qwen3_moe"}),
+        vocab_sizes=frozenset({151936}),
+        draft="Qwen/Qwen3-0.6B",
+        draft_layers=28,
+        draft_hidden=1024,
+    ),
+    Family(
+        # One tokenizer, padded to 152064 rows from 7B on.
+        name="Qwen2.5",
+        model_types=frozenset({"qwen2"}),
+        vocab_sizes=frozenset({151936, 152064}),
+        draft="Qwen/Qwen2.5-0.5B-Instruct",
+        draft_layers=24,
+        draft_hidden=896,
+    ),
+    Family(
+        # Other Llama-shaped models have as many tokens, so the hidden sizes tell them apart.
+        name="SmolLM2",
+        model_types=frozenset({"llama"}),
+        vocab_sizes=frozenset({49152}),
+        draft="HuggingFaceTB/SmolLM2-135M-Instruct",
+        draft_layers=30,
+        draft_hidden=576,
+        hidden=frozenset({576, 960, 2048}),
+    ),
+)
+
+
+def default_draft(config: Any, model: str) -> str:
+    """The draft for a target with this Hugging Face text config.
+
+    ``model`` is the target's name, for the message only. Raises ``ValueError`` if there is no
+    default draft or the target is not larger than it.
+    """
+    family = next((family for family in FAMILIES if family.includes(config)), None)
+    if family is None:
+        tokens = getattr(config, "vocab_size", "an unknown number of")
+        raise ValueError(
+            f"no default draft is known for the target {model!r} (model_type "
+            f"{config.model_type!r} with {tokens} tokens): {ADVICE}"
+        )
+    # A layer's weights grow with the square of the hidden size.
+    size = config.num_hidden_layers * config.hidden_size**2
+    if size <= family.draft_layers * family.draft_hidden**2:
+        raise ValueError(
+            f"the target {model!r} is no larger than {family.draft}, the default draft for "
+            f"{family.name}: {ADVICE} that is smaller, or serve it without speculation"
+        )
+    return family.draft

@@ -1,0 +1,68 @@
+"""Which device the draft gets: on a CPU machine, which cores; elsewhere, which GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CoreSplit:
+    """draft: the draft's cores. target: value for ``VLLM_CPU_OMP_THREADS_BIND``, or None where
+    the user has set it. shared: target and draft have to share cores."""
+
+    draft: list[int]
+    target: str | None
+    shared: bool
+
+
+def parse_cores(text: str) -> list[int]:
+    """``"2-3,6"`` -> [2, 3, 6]; ``ValueError`` with a sentence otherwise."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"'{text}' is not a list of cores: write for example \"2-3,6\"")
+        cores.update(range(int(first), int(last or first) + 1))
+    return sorted(cores)
+
+
+def split_cores(
+    available: Sequence[int], ranks: int, draft_device: str | None, bind: str | None
+) -> CoreSplit:
+    """Divide ``available`` cores among ``ranks`` target workers and the draft.
+
+    draft_device: cores the user chose for the draft. bind: the user's thread binding of the
+    target, one list a rank separated by ``|``, or None. By default the draft, which is small,
+    takes a quarter of the cores, at least one, and the target the rest.
+    """
+    if bind is not None:
+        taken = {core for part in bind.split("|") for core in parse_cores(part)}
+        left = [core for core in available if core not in taken]
+        draft = parse_cores(draft_device) if draft_device is not None else left
+        return CoreSplit(draft or list(available), None, not draft or bool(taken & set(draft)))
+    if draft_device is not None:
+        draft = parse_cores(draft_device)
+    else:
+        draft = list(available[-max(1, len(available) // 4) :])
+    left = [core for core in available if core not in draft]
+    shared = not left
+    left = left or list(available)
+    parts = []
+    for rank in range(ranks):
+        own = left[rank * len(left) // ranks : (rank + 1) * len(left) // ranks]
+        shared |= not own
+        parts.append(",".join(map(str, own or left)))
+    return CoreSplit(draft, "|".join(parts), shared)
+
+
+def available_cores() -> list[int]:
+    """Cores this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def pin_to(cores: Sequence[int]) -> None:
+    """Run this process, and threads it starts from now on, on these cores only."""
+    os.sched_setaffinity(0, cores)
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))

@@ -1,0 +1,165 @@
+"""The plugin's entry point: everything that is patched in vLLM.
+
+    EngineArgs.create_speculative_config   options with method "ssd" become an SSDConfig
+    EngineArgs.create_engine_config        the finished config is handed to the V1 runner
+    Executor.__init__, Executor.shutdown   start and stop the draft with the target
+
+All of them pass other speculative methods through untouched. This module is loaded in every
+process of vLLM and therefore imports nothing heavy by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_args
+
+from vllm_ssd.versions import check_vllm, find_mismatch
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.executor.abstract import Executor
+
+logger = logging.getLogger(__name__)
+
+METHOD = "ssd"
+PROPOSER = "vllm_ssd.target.proposer.SSDProposer"
+_PATCHED = "_patched_by_vllm_ssd"
+
+
+def register() -> None:
+    """Teach vLLM the speculative method ``ssd``. Calling it again changes nothing."""
+    from vllm.config.speculative import SpeculativeMethod
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.executor.abstract import Executor
+
+    if METHOD in get_args(SpeculativeMethod):
+        logger.warning("vLLM has a speculative method %r of its own: vllm-ssd is not used", METHOD)
+        return
+    _patch(EngineArgs, "create_speculative_config", _with_ssd_options)
+    # An unsupported vLLM stays as it is, except that asking for ssd says why there is none.
+    if find_mismatch() is None:
+        _patch(EngineArgs, "create_engine_config", _with_proposer)
+        _patch(Executor, "__init__", _with_draft)
+
+
+def _patch(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
+    original = getattr(owner, name)
+    if not hasattr(original, _PATCHED):
+        wrapper = functools.wraps(original)(wrap(original))
+        setattr(wrapper, _PATCHED, True)
+        setattr(owner, name, wrapper)
+
+
+def _with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_speculative_config(self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+        if not _asks_for_ssd(self):
+            return original(self, *args, **kwargs)
+        check_vllm()
+        return _make_config(self, *args, **kwargs)
+
+    return create_speculative_config
+
+
+def _asks_for_ssd(args: EngineArgs) -> bool:
+    options = args.speculative_config
+    method = options.get("method") if isinstance(options, dict) else None
+    return (method or getattr(args, "spec_method", None)) == METHOD
+
+
+def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_config: Any) -> Any:
+    """vLLM asks for the config several times, so the options given stay as they are."""
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.checks import check_device, check_target
+    from vllm_ssd.config import make_ssd_config
+
+    options = dict(args.speculative_config or {})
+    for flag, key, value in (
+        ("--spec-method", "method", args.spec_method),
+        ("--spec-model", "model", args.spec_model),
+        ("--spec-tokens", "num_speculative_tokens", args.spec_tokens),
+    ):
+        if value is not None and options.setdefault(key, value) != value:
+            raise ValueError(
+                f"{flag} is {value!r} and {key} in --speculative-config is {options[key]!r}: leave "
+                f"{flag} out"
+            )
+    check_target(args, target_model_config, target_parallel_config)
+    config = make_ssd_config(options, target_model_config, target_parallel_config)
+    check_device(config, target_parallel_config, current_platform)
+    return config
+
+
+def _with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+        config: VllmConfig = original(self, *args, **kwargs)
+        if _uses_ssd(config):
+            from vllm_ssd.checks import check_runner
+
+            check_runner(config)
+            # The name by which the V1 runner takes a proposer from outside of vLLM.
+            config.speculative_config.method = "custom_class"
+            config.speculative_config.model = PROPOSER
+        return config
+
+    return create_engine_config
+
+
+def _uses_ssd(config: VllmConfig) -> bool:
+    if config.speculative_config is None:
+        return False
+    from vllm_ssd.config import SSDConfig
+
+    return isinstance(config.speculative_config, SSDConfig)
+
+
+def _with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The executor is made once an engine, where no other hook runs in time: in the engine core's
+    process, which outlives the workers, and before the target's memory is measured."""
+
+    def __init__(self: Executor, vllm_config: VllmConfig) -> None:
+        if not _uses_ssd(vllm_config):
+            original(self, vllm_config)
+            return
+        from vllm_ssd.target.launch import DraftLauncher
+
+        launcher = DraftLauncher(vllm_config)
+        # Runs once: at shutdown, when an executor is only forgotten, or at exit.
+        self._stop_draft = weakref.finalize(self, launcher.stop)
+        _patch_shutdown(type(self))
+        try:
+            # vLLM's Ray executors start Ray, with settings of their own, so they come first.
+            if not self.uses_ray:
+                launcher.start()
+            original(self, vllm_config)
+            if self.uses_ray:
+                launcher.start()
+            launcher.wait_ready()
+        except BaseException:
+            self._stop_draft()
+            raise
+
+    return __init__
+
+
+def _patch_shutdown(executor: type[Executor]) -> None:
+    """Executors override ``shutdown`` without calling super, so patch the one that will run."""
+    owner = next(cls for cls in executor.__mro__ if "shutdown" in vars(cls))
+    _patch(owner, "shutdown", _with_draft_stopped)
+
+
+def _with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
+    def shutdown(self: Executor, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            # Last, so that no worker waits for a draft that is gone.
+            stop = getattr(self, "_stop_draft", None)
+            if stop is not None:
+                stop()
+
+    return shutdown

@@ -1,0 +1,94 @@
+"""One engine's private files: a directory with its lock, socket and Ray files, and its table.
+
+The directory is in the temporary folder, the table in shared memory, both under one name that
+nobody can guess and only the owner can read. The lock is held by the engine core and by the
+keeper of its draft, and by nobody once they are gone, however they went: whoever can take it may
+remove the rest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")
+# Unix socket paths end at 107 characters and Ray's own take 70, so a long TMPDIR will not do.
+_LONGEST_BASE = 16
+
+
+def _base() -> Path:
+    preferred = Path(tempfile.gettempdir())
+    return preferred if len(str(preferred)) <= _LONGEST_BASE else Path("/tmp")
+
+
+def _prefix() -> str:
+    return f"vllm-ssd-{os.getuid()}-"
+
+
+def table_path(run_dir: Path) -> Path:
+    """Where the table that belongs to a run directory is."""
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else run_dir.parent
+    return memory / f"{run_dir.name}.table"
+
+
+def create() -> tuple[Path, int]:
+    """A new run directory and the file descriptor that holds its lock."""
+    made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
+    lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run_dir = made.rename(made.with_name(made.name[1:]))  # seen by others only once locked
+    return run_dir, lock
+
+
+def is_alive(run_dir: Path) -> bool:
+    """Whether some process of the engine still holds the lock."""
+    try:
+        fd = os.open(run_dir / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove(run_dir: Path) -> None:
+    """Remove the directory and its table, as far as they exist."""
+    table_path(run_dir).unlink(missing_ok=True)
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def living() -> list[Path]:
+    """Run directories of this user's running engines."""
+    return [path for path in _all() if is_alive(path)]
+
+
+def sweep() -> None:
+    """Remove what engines that were killed have left behind."""
+    for path in _all():
+        if not is_alive(path):
+            logger.info("SSD: removing what a killed engine left in %s", path)
+            remove(path)
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else _base()
+    for table in memory.glob(f"{_prefix()}*.table"):
+        run_dir = _base() / table.name.removesuffix(".table")
+        if not run_dir.exists() and table.stat().st_uid == os.getuid():
+            table.unlink(missing_ok=True)
+
+
+def _all() -> list[Path]:
+    return [
+        path
+        for path in _base().glob(f"{_prefix()}*")
+        if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
+    ]
+

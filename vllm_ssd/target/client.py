@@ -1,0 +1,193 @@
+"""The target's side of a round, shared by every model runner. Runs on TP rank 0 only.
+
+Each step the runner hands over, for every request that sampled, its text and how many tokens the
+step added. The client publishes the outcomes, finds the drafts for them, waits where the policy
+says so, and confirms what will be verified next. A request it has not seen before, or whose text
+does not continue what it knows (a round without drafting, a resumed request), needs no special
+call: it is added again, or the gap is published, whichever the draft can follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.messages import Add, ControlClient, Remove
+from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, make_stamp
+from vllm_ssd.target.lookup import Finding, HostLookup
+
+POLL_S = 50e-6
+# A draft that shows no sign of life for so long is not waited for. Longer than any one forward.
+HEARTBEAT_LIMIT_NS = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class WaitPolicy:
+    """on_miss: ``wait`` for the draft up to ``max_wait_s`` a round until ``min_depth`` drafts are
+    there, or ``skip``: take what is there."""
+
+    on_miss: Literal["wait", "skip"]
+    min_depth: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
+    last ``num_new`` came in this step."""
+
+    request_id: str
+    tokens: NDArray[np.int32]
+    num_new: int
+
+
+@dataclass(eq=False)
+class Seat:
+    """A request's place in the table. length: of its text at the last publication. round: of the
+    next outcome. patient: whether the draft is worth waiting for."""
+
+    slot: int
+    generation: int
+    length: int
+    round: int = 0
+    drafts: list[int] = field(default_factory=list)
+    patient: bool = True
+    last_used: int = 0
+
+
+@dataclass(eq=False)
+class Lookup:
+    """One row's way through a step."""
+
+    row: Row
+    seat: Seat
+    stamp: np.uint64
+    accepted: int
+    bonus: int
+    finding: Finding
+
+
+class SpeculationClient:
+    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go."""
+
+    def __init__(
+        self,
+        table: SpeculationTable,
+        control: ControlClient,
+        policy: WaitPolicy,
+        vocab_size: int,
+        max_len: int,
+    ):
+        self._table = table
+        self._control = control
+        self._policy = policy
+        self._max_len = max_len
+        self._lookup = HostLookup(table, vocab_size)
+        self._k = table.shape.k
+        self._longest_gap = table.shape.tail // 2
+        self._seats: dict[str, Seat] = {}
+        self._free = list(range(table.shape.slots - 1, -1, -1))
+        self._generation = 0
+        self._step = 0
+        self.counters = TargetCounters(table)
+
+    def add(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Let the draft read a new request's text while the target does."""
+        self.remove(request_id)
+        if not self._free:
+            self.remove(min(self._seats, key=lambda name: self._seats[name].last_used))
+        self._generation += 1
+        seat = Seat(self._free.pop(), self._generation, len(tokens), last_used=self._step)
+        self._seats[request_id] = seat
+        if not self._control.send(Add(seat.slot, seat.generation, list(tokens))):
+            seat.patient = False
+
+    def remove(self, request_id: str) -> None:
+        """The request ended or was preempted."""
+        seat = self._seats.pop(request_id, None)
+        if seat is not None:
+            self._control.send(Remove(seat.slot, seat.generation))
+            self._free.append(seat.slot)
+
+    def exchange(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Drafts for every row, 0..k of them, in order."""
+        self._step += 1
+        lookups = [self._publish(row) for row in rows]
+        first = [lookup.finding for lookup in lookups]
+        if self._policy.on_miss == "wait":
+            self._wait(lookups)
+        drafts = []
+        for lookup, before in zip(lookups, first):
+            found = lookup.finding.tokens[: self._room(lookup.row)]
+            lookup.seat.drafts = found
+            self._lookup.confirm(lookup.seat.slot, lookup.stamp, found)
+            self.counters.lookup(before, self._policy.min_depth, len(found))
+            drafts.append(found)
+        self.counters.log()
+        return drafts
+
+    def _publish(self, row: Row) -> Lookup:
+        seat = self._seat_of(row)
+        length = len(row.tokens)
+        new = row.tokens[seat.length :].tolist()
+        # A text that grew by more than this step's tokens had a round without us.
+        accepted = row.num_new - 1 if len(new) == row.num_new else 0
+        stamp = make_stamp(seat.generation, seat.round)
+        self._lookup.publish(seat.slot, stamp, length, accepted, new)
+        if seat.round:  # the first outcome ends the prompt; nothing was verified
+            self.counters.verified(accepted)
+        seat.length = length
+        seat.round += 1
+        seat.last_used = self._step
+        finding = self._lookup.find(seat.slot, stamp, accepted, new[-1])
+        if len(new) != row.num_new:
+            finding = Finding(finding.published, False, [])
+        return Lookup(row, seat, stamp, accepted, new[-1], finding)
+
+    def _seat_of(self, row: Row) -> Seat:
+        """The row's seat, a new one if it has none that fits its text."""
+        seat = self._seats.get(row.request_id)
+        if seat is not None:
+            grown = len(row.tokens) - seat.length
+            lost = self._lookup.draft_state(seat.slot, seat.generation) == LOST
+            if 0 < grown <= self._longest_gap and not lost:
+                return seat
+        self.add(row.request_id, row.tokens[: len(row.tokens) - row.num_new].tolist())
+        return self._seats[row.request_id]
+
+    def _wait(self, lookups: Sequence[Lookup]) -> None:
+        """Look again and again at the rows with too few drafts, until all have enough."""
+        waiting = [lookup for lookup in lookups if self._worth_waiting(lookup)]
+        if not waiting:
+            return
+        started = time.monotonic()
+        deadline = started + self._policy.max_wait_s
+        while waiting and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            for lookup in waiting:
+                lookup.finding = self._lookup.find(
+                    lookup.seat.slot, lookup.stamp, lookup.accepted, lookup.bonus
+                )
+            waiting = [lookup for lookup in waiting if self._worth_waiting(lookup)]
+        for lookup in waiting:
+            lookup.seat.patient = False
+        self.counters.waited(time.monotonic() - started, len(waiting))
+
+    def _worth_waiting(self, lookup: Lookup) -> bool:
+        seat, tokens = lookup.seat, lookup.finding.tokens
+        seat.patient |= bool(tokens)
+        if len(tokens) >= min(self._policy.min_depth, self._room(lookup.row)):
+            return False
+        alive = time.monotonic_ns() - int(self._table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
+        given_up = self._lookup.draft_state(seat.slot, seat.generation) in (GIVEN_UP, LOST)
+        return seat.patient and alive and not given_up
+
+    def _room(self, row: Row) -> int:
+        """Drafts that still fit the target's longest text."""
+        return max(0, min(self._k, self._max_len - len(row.tokens) - 1))

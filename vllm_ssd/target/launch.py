@@ -1,0 +1,183 @@
+"""The engine core's side of the draft's life: start it, wait for it, stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_ssd import rundir
+from vllm_ssd.draft.keeper import SPEC_FILE
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, ServerSpec
+from vllm_ssd.platform import available_cores, split_cores
+from vllm_ssd.table import SpeculationTable, TableShape
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_KV_CACHE_GIB = 1.0
+STOP_S = 15.0  # the keeper's own steps take less
+
+
+class DraftLauncher:
+    """One per engine core. ``start``, then ``wait_ready``; ``stop`` at any time, any number of
+    times. The keeper it starts ends with it, even if it is killed."""
+
+    def __init__(self, vllm_config: VllmConfig):
+        self._vllm_config = vllm_config
+        self._config: Any = vllm_config.speculative_config
+        self._channel: socket.socket | None = None
+        self._lock = -1
+        self._stopping = False
+        self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Make the table and set the draft server off; returns before it is up."""
+        rundir.sweep()
+        self._run_dir, self._lock = rundir.create()
+        self._config.run_dir = str(self._run_dir)
+        shape = TableShape(
+            slots=self._vllm_config.scheduler_config.max_num_seqs,
+            k=self._config.k,
+            branches=max(self._config.max_branches, 1),
+        )
+        try:
+            SpeculationTable.create(rundir.table_path(self._run_dir), shape)
+        except OSError as error:
+            size = SpeculationTable.size_of(shape) / 2**20
+            raise RuntimeError(
+                f"no room for the speculation table ({size:.1f} MiB of shared memory: {error}): "
+                "free some, or in a container raise --shm-size"
+            ) from error
+        policy = self._policy()
+        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, self._cores())
+        (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            # Returns at once: the keeper detaches itself, lest it be killed with this process.
+            subprocess.run(
+                [sys.executable, "-m", "vllm_ssd.draft.keeper"]
+                + [str(self._run_dir), str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), self._lock),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
+        self._listener.start()
+
+    def wait_ready(self) -> None:
+        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails."""
+        timeout_s = self._config.start_timeout_s
+        try:
+            kind, text = self._words.get(timeout=timeout_s)
+        except queue.Empty:
+            kind, text = "failed", f"it was not ready within {timeout_s:g} s (start_timeout_s)"
+        if kind != "ready":
+            self.stop()
+            raise RuntimeError(f"SSD: the draft could not be started: {text}")
+        logger.info("SSD: %s", text)
+
+    def begin_stop(self) -> None:
+        """Have the draft taken down, and do not wait for it."""
+        self._stopping = True
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # the keeper may have ended before
+                self._channel.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """Take the draft down and leave nothing behind."""
+        self.begin_stop()
+        if self._channel is not None:
+            self._listener.join(STOP_S)
+            self._channel = None
+        if self._lock >= 0:
+            rundir.remove(self._run_dir)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _listen(self) -> None:
+        """Pass on the keeper's words until it ends."""
+        assert self._channel is not None
+        with self._channel.makefile("rb") as words:
+            for line in words:
+                (kind, text), *_ = json.loads(line).items()
+                if kind == "lost":
+                    logger.error("SSD: the draft is lost (%s); serving goes on without it", text)
+                else:
+                    self._words.put((kind, text))
+        self._words.put(("ended", "its keeper process ended; see the log above"))
+        if not self._stopping:
+            logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
+
+    def _policy(self) -> DraftPolicy:
+        config = self._config
+        return DraftPolicy(
+            k=config.k,
+            fan_out=config.fan_out,
+            answer_depth=config.min_depth if config.on_miss == "wait" else 0,
+            chunk=config.draft_max_num_batched_tokens,
+        )
+
+    def _model_spec(self, policy: DraftPolicy) -> DraftModelSpec:
+        from vllm.platforms import current_platform
+
+        config, draft = self._config, self._config.draft_model_config
+        load = config.draft_load_config or self._vllm_config.load_config
+        engine_args = {
+            "model": draft.model,
+            "tokenizer": draft.tokenizer,
+            "skip_tokenizer_init": True,
+            "dtype": str(draft.dtype).removeprefix("torch."),
+            "max_model_len": draft.max_model_len,
+            "revision": draft.revision,
+            "code_revision": draft.code_revision,
+            "trust_remote_code": draft.trust_remote_code,
+            "quantization": config.quantization,
+            "load_format": load.load_format,
+            "download_dir": load.download_dir,
+            "seed": draft.seed,
+            "enforce_eager": True,
+            "max_num_seqs": self._vllm_config.scheduler_config.max_num_seqs,
+        }
+        scheduler = self._vllm_config.scheduler_config
+        return DraftModelSpec(
+            engine_args=engine_args,
+            tree_backend=config.resolve_tree_backend(current_platform),
+            vocab_size=self._vllm_config.model_config.get_vocab_size(),
+            kv_cache_bytes=int((config.draft_kv_cache_gib or DEFAULT_KV_CACHE_GIB) * 2**30),
+            max_requests=scheduler.max_num_seqs,
+            scratch=policy.scratch,
+        )
+
+    def _cores(self) -> list[int]:
+        """The draft's cores on a CPU machine; binds the target's workers to the others."""
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cpu():
+            return []
+        bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
+        split = split_cores(
+            available_cores(),
+            self._vllm_config.parallel_config.world_size,
+            None if self._config.draft_device is None else str(self._config.draft_device),
+            None if bind in ("auto", "nobind") else bind,
+        )
+        if split.target is not None:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = split.target
+        if split.shared:
+            logger.warning("SSD: too few cores: target and draft share some, and will be slow")
+        return split.draft
+
+

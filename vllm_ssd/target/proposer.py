@@ -1,0 +1,107 @@
+"""Model Runner V1: vLLM's ``custom_class`` proposer, thin.
+
+vLLM gives the proposer sampled tokens but no request ids and no word of requests that come and
+go; both are taken from the model runner, by wrapping two of its methods when the proposer is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_ssd.messages import ControlClient, endpoint
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
+from vllm_ssd.rundir import table_path
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class SSDProposer:
+    """One per worker. Only TP rank 0 talks to the draft; the others receive what it found."""
+
+    def __init__(self, vllm_config: VllmConfig):
+        from vllm.distributed.parallel_state import get_tp_group
+
+        config: Any = vllm_config.speculative_config
+        self._tp_group = get_tp_group()
+        self._runner: GPUModelRunner | None = None
+        self._client: SpeculationClient | None = None
+        if self._tp_group.is_first_rank:
+            run_dir = Path(config.run_dir)
+            self._client = SpeculationClient(
+                SpeculationTable.open(table_path(run_dir)),
+                ControlClient(endpoint(run_dir)),
+                WaitPolicy(config.on_miss, config.min_depth, config.max_wait_ms / 1000),
+                vocab_size=vllm_config.model_config.get_vocab_size(),
+                max_len=vllm_config.model_config.max_model_len,
+            )
+        _follow_runners()
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """Nothing to load here: the draft model lives in its own process."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts for each row of the batch, 0..k of them; none for rows that did not sample."""
+        if self._client is None:
+            drafts: list[list[int]] = self._tp_group.broadcast_object(None, src=0)
+            return drafts
+        assert self._runner is not None
+        rows: list[Row] = []
+        places: list[int] = []
+        for index, sampled in enumerate(sampled_token_ids):
+            if sampled:
+                text = token_ids_cpu[index, : num_tokens_no_spec[index]]
+                rows.append(Row(self._runner.input_batch.req_ids[index], text, len(sampled)))
+                places.append(index)
+        drafts = [[] for _ in sampled_token_ids]
+        for index, found in zip(places, self._client.exchange(rows)):
+            drafts[index] = found
+        if self._tp_group.world_size > 1:
+            self._tp_group.broadcast_object(drafts, src=0)
+        return drafts
+
+    def on_update(self, runner: GPUModelRunner, output: SchedulerOutput) -> None:
+        """The scheduler's word on who comes and who goes, before the target's forward."""
+        self._runner = runner
+        if self._client is None:
+            return
+        for request_id in output.finished_req_ids:
+            self._client.remove(request_id)
+        for new in output.scheduled_new_reqs:
+            if new.prompt_token_ids is not None:
+                self._client.add(new.req_id, new.prompt_token_ids)
+
+
+def _follow_runners() -> None:
+    """Have every V1 model runner of this process tell its proposer of scheduler outputs."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original = GPUModelRunner._update_states
+    if hasattr(original, "_ssd_follows"):
+        return
+
+    @functools.wraps(original)
+    def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
+        result = original(self, scheduler_output)
+        proposer = getattr(self, "drafter", None)
+        if isinstance(proposer, SSDProposer):
+            proposer.on_update(self, scheduler_output)
+        return result
+
+    _update_states._ssd_follows = True  # type: ignore[attr-defined]
+    GPUModelRunner._update_states = _update_states
