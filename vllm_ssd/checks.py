@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
 from vllm.transformers_utils.repo_utils import file_or_path_exists
+
+from vllm_ssd.platform import available_cores, parse_cores
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, VllmConfig
@@ -67,10 +68,7 @@ def check_draft(draft: ModelConfig) -> None:
         (_SPECULATOR_HEAD.search(" ".join(kinds)), "a head for another speculative method"),
         (draft.is_encoder_decoder, "an encoder-decoder"),
         (draft.is_multimodal_model, "a multimodal model"),
-        (
-            not draft.registry.is_text_generation_model(draft.architectures, draft),
-            "no text generator",
-        ),
+        (_OTHER_HEAD.search(" ".join(draft.architectures)), "a classifier or embedding model"),
         (draft.is_hybrid or draft.has_inner_state, "a hybrid with state-space or linear layers"),
         (draft.is_attention_free, "a model without attention"),
         (draft.use_mla, "a model with multi-head latent attention (MLA)"),
@@ -107,7 +105,7 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
         return
     of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
     if sizes[0] != sizes[1]:
-        highest = max(*of_target.values(), *of_draft.values())
+        highest = max(max(of_target.values()), max(of_draft.values()))
         if highest >= min(sizes):
             raise ValueError(
                 f"{both} have different vocabularies, as their tokenizers go up to id {highest}: "
@@ -219,29 +217,23 @@ def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> 
         _check_gpu(config.draft_device, parallel, platform)
 
 
-def parse_cores(device: int | str) -> tuple[int, ...]:
-    """The cores of a list such as "2-3,6"; ``ValueError`` if it is none."""
-    cores: list[int] = []
-    for part in str(device).split(","):
-        first, _, last = part.partition("-")
-        if not (
-            first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
-        ):
-            raise ValueError(f'draft_device must be a core list such as "2-3,6", not {device!r}')
-        cores += range(int(first), int(last or first) + 1)
-    return tuple(dict.fromkeys(cores))
-
-
 def _check_cores(device: int | str | None) -> None:
-    if device is None or not hasattr(os, "sched_getaffinity"):
+    if device is None:
         return
-    allowed = os.sched_getaffinity(0)
-    outside = sorted(set(parse_cores(device)) - allowed)
-    if outside:
+    try:
+        cores = set(parse_cores(str(device)))
+    except ValueError as error:
+        raise ValueError(f"draft_device {error}") from None
+    allowed = set(available_cores())
+    if not cores or not cores <= allowed:
         raise ValueError(
-            f"draft_device {device!r} names cores that this process may not use "
-            f"({', '.join(map(str, outside))}): choose from {', '.join(map(str, sorted(allowed)))}"
+            f"draft_device {device!r} must be a list of cores that this process may use: choose "
+            f"from {_listed(allowed)}"
         )
+
+
+def _listed(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def target_gpus(parallel: ParallelConfig, platform: Any) -> set[int]:

@@ -75,7 +75,7 @@ class SSDConfig(SpeculativeConfig):
     """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
     draft_device: DeviceIndex | DeviceName | None = Field(
         default=None,
-        description='a core list such as "2-3,6" on CPUs, elsewhere the index or UUID of a visible GPU',
+        description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
     )
     """Where the draft runs. None: a device the target does not use."""
     tree_backend: TreeBackend = Field(
@@ -218,8 +218,8 @@ class SSDConfig(SpeculativeConfig):
             )
         except (ValueError, OSError) as error:
             raise ValueError(
-                f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): correct "
-                'it, or name another with "model" in --speculative-config'
+                f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): "
+                'correct it, or name another with "model" in --speculative-config'
             ) from error
         check_draft(draft)
         check_vocabulary(target, draft)
@@ -251,6 +251,7 @@ OPTIONS = (
     "max_model_len",
     "revision",
     "code_revision",
+    "draft_load_config",
 )
 # Taken as well, but nobody needs to be told.
 _TOLERATED = {

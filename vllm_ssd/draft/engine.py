@@ -75,7 +75,7 @@ class DraftEngine:
         """One piece of work; False if there was none."""
         self._take_outcomes()
         self._take_decisions()
-        live = [r for r in self._requests.values() if not r.postponed or self._readmit(r)]
+        live = [r for r in self._requests.values() if r.admitted or self._admit(r)]
         glue_size = self.policy.k + 1
         asked = [
             r
@@ -254,17 +254,21 @@ class DraftEngine:
         if too_long or self.pool.blocks_for(text + self.policy.scratch) > self.pool.num_blocks:
             self._drop(request.slot, GIVEN_UP)
 
+    def _admit(self, request: DraftRequest) -> bool:
+        """Begin with a text once there is room for all of it and for its branches."""
+        try:
+            request.table.reserve(len(request.tokens) + self.policy.scratch)
+        except OutOfBlocks:
+            return False
+        request.admitted = True
+        return True
+
     def _postpone(self, request: DraftRequest) -> None:
-        """No memory now: free what it has and begin again when there is room for all of it."""
+        """It has outgrown the memory there is: it waits, and begins again from its text."""
         self._leave_trees(request)
         request.forget_kv()
-        request.postponed = True
+        request.admitted = False
         self._mailbox.set_state(request.slot, request.generation, PREPARING)
-
-    def _readmit(self, request: DraftRequest) -> bool:
-        needed = self.pool.blocks_for(len(request.tokens) + self.policy.scratch)
-        request.postponed = needed > self.pool.num_free
-        return not request.postponed
 
     def _drop(self, slot: int, state: int = PREPARING) -> None:
         request = self._requests.pop(slot, None)

@@ -28,6 +28,7 @@ class DraftRequest:
 
     fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` or
     ``tokens + answer`` as far as it goes. round: of the last outcome taken in, -1 before any.
+    admitted: it has KV memory; until then nothing is done for it.
     """
 
     slot: int
@@ -41,7 +42,7 @@ class DraftRequest:
     answer: list[int] = field(default_factory=list)
     predicted: PredictedOutcomes | None = None
     branches: list[list[int]] = field(default_factory=list)
-    postponed: bool = False
+    admitted: bool = False
 
     @property
     def stamp(self) -> np.uint64:

@@ -1,0 +1,523 @@
+"""From a user's options to a config: what is understood, and how the rest is refused."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import cloudpickle
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+from vllm.config import ModelConfig, ParallelConfig
+from vllm.config.utils import replace
+
+from vllm_ssd import checks
+from vllm_ssd.checks import check_device, check_draft, check_runner, check_vocabulary, target_gpus
+from vllm_ssd.config import OPTIONS, SSDConfig, make_ssd_config
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, **config) -> str:
+    """A Llama without weights; without a tokenizer if ``words`` is None."""
+    LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    if config:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    if words is not None:
+        model = WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+        PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(model), unk_token=words[0], eos_token=words[1]
+        ).save_pretrained(folder)
+    return str(folder)
+
+
+def model_config(folder: str, **options) -> ModelConfig:
+    return ModelConfig(model=folder, dtype="float32", **options)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory) -> str:
+    return write_model(tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> ModelConfig:
+    return model_config(write_model(tmp_path_factory.mktemp("target"), layers=2))
+
+
+@pytest.fixture
+def make(target, draft):
+    """A config for these options, with the tiny draft unless they name another."""
+
+    def make(**options) -> SSDConfig:
+        return make_ssd_config({"model": draft, **options}, target, ParallelConfig())
+
+    return make
+
+
+@pytest.fixture
+def refusal(make):
+    """The sentence with which these options are refused."""
+
+    def refusal(**options) -> str:
+        with pytest.raises(ValueError) as error:
+            make(**options)
+        assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
+        return one_sentence(error)
+
+    return refusal
+
+
+def one_sentence(error) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    assert ". " not in text
+    return text
+
+
+# What is understood
+
+
+def test_defaults(make, draft):
+    config = make()
+    assert (config.method, config.k, config.num_speculative_tokens) == ("ssd", 7, 7)
+    assert config.fan_out == (3,) * 8
+    assert config.max_branches == 24
+    assert config.model == config.draft_model == draft
+    assert (config.on_miss, config.min_depth, config.max_wait_ms) == ("wait", 7, 2000.0)
+    assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: False)) == "sdpa"
+
+
+def test_a_number_for_each_accepted_length(make):
+    config = make(k=2, f=[4, 2, 0])
+    assert config.fan_out == (4, 2, 0)
+    assert config.max_branches == 6
+
+
+@pytest.mark.parametrize("f", [0, [0, 0, 0, 0]])
+def test_no_drafting_ahead(make, f):
+    assert make(k=3, f=f).max_branches == 0
+
+
+def test_keys_may_have_dashes_and_null_means_not_given(make):
+    config = make(**{"on-miss": "skip", "max-wait-ms": 5, "min_depth": None, "revision": None})
+    assert (config.on_miss, config.max_wait_ms, config.min_depth) == ("skip", 5.0, 7)
+
+
+def test_what_says_nothing_new_is_taken(make):
+    config = make(k=4, num_speculative_tokens=4, parallel_drafting=False, method="ssd")
+    assert config.k == 4
+    assert make(draft_tensor_parallel_size=1, draft_sample_method="greedy").k == 7
+
+
+def test_synthetic_acceptance_is_left_to_vllm(make):
+    config = make(k=3, rejection_sample_method="synthetic", synthetic_acceptance_length=2.5)
+    assert config.synthetic_acceptance_rates == [1.0, 0.5, 0.0]
+
+
+def test_draft_model_config(make, target):
+    draft = make().draft_model_config
+    assert (draft.runner_type, draft.dtype, draft.max_model_len) == ("draft", target.dtype, 256)
+    assert draft.tokenizer == target.tokenizer
+    assert str(make(draft_dtype="bfloat16").draft_model_config.dtype) == "torch.bfloat16"
+    assert make(max_model_len=100).draft_model_config.max_model_len == 100
+    assert make().draft_parallel_config.world_size == 1
+
+
+def test_a_short_draft_does_not_shorten_the_target(make):
+    assert make(max_model_len=16).draft_shares_target_positions()
+
+
+def test_tree_backend_from_the_environment(make, monkeypatch):
+    monkeypatch.setenv("SSD_TREE_DECODE_BACKEND", "sdpa")
+    assert make().tree_backend == "sdpa"
+    assert make(tree_backend="auto").tree_backend == "auto"
+
+
+def test_without_a_target_only_the_options_are_checked():
+    config = SSDConfig(k=2, f=[1, 2, 3], model="a/draft")
+    assert config.draft_model_config is None
+    assert config.max_branches == 6
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda config: pickle.loads(pickle.dumps(config)),
+        lambda config: cloudpickle.loads(cloudpickle.dumps(config)),
+        copy.deepcopy,
+        replace,
+    ],
+    ids=["pickle", "cloudpickle", "deepcopy", "replace"],
+)
+def test_copies_are_complete(make, draft, copied):
+    config = make(k=3, f=[1, 2, 3, 4], min_depth=2, on_miss="skip")
+    config.method, config.model = "custom_class", "some.Proposer"
+    config.run_dir = "/run"
+    twin = copied(config)
+    assert type(twin) is SSDConfig
+    assert (twin.method, twin.model, twin.draft_model) == ("custom_class", "some.Proposer", draft)
+    assert (twin.k, twin.fan_out, twin.min_depth) == (3, (1, 2, 3, 4), 2)
+    assert (twin.on_miss, twin.run_dir) == ("skip", "/run")
+    assert twin.draft_model_config.model == draft
+
+
+def test_repr_is_short(make, draft):
+    assert repr(make()) == f"SSDConfig(draft={draft!r}, k=7, f=3, on_miss='wait')"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("value", [0, 17, -1, True, 7.0, "7", [7]])
+def test_k(refusal, value):
+    said = refusal(k=value)
+    assert said == f"k must be a whole number from 1 to 16, not {value!r}"
+
+
+@pytest.mark.parametrize("value", [-1, 65, True, 1.5, "3", [1] * 7 + [-1], [1] * 7 + [2.0], {}])
+def test_f(refusal, value):
+    said = refusal(f=value)
+    assert said.startswith("f must be a whole number from 0 to 64, or a list of k+1 such numbers")
+
+
+def test_f_of_the_wrong_length(refusal):
+    said = refusal(k=3, f=[1, 2, 3])
+    assert "one for each accepted length" in said
+    assert "makes 4 with k=3: it lists 3" in said
+
+
+def test_too_many_branches(refusal):
+    said = refusal(k=16, f=64)
+    assert "1088 branches" in said
+    assert "the most is 512" in said
+    assert "lower f or k" in said
+
+
+@pytest.mark.parametrize(
+    "option, value, expected",
+    [
+        ("on_miss", "hope", '"wait" or "skip"'),
+        ("min_depth", 0, "from 1 to k"),
+        ("min_depth", 8, "from 1 to k, which is 7"),
+        ("min_depth", 1.0, "a whole number"),
+        ("max_wait_ms", 0, "a number above 0"),
+        ("max_wait_ms", True, "a number above 0"),
+        ("max_wait_ms", float("inf"), "a number above 0"),
+        ("draft_dtype", "int8", '"float32"'),
+        ("draft_max_num_batched_tokens", 8, "a whole number from 16"),
+        ("draft_kv_cache_gib", -1, "a number above 0"),
+        ("start_timeout_s", "10", "a number above 0"),
+        ("tree_backend", "triton", '"auto", "flashinfer" or "sdpa"'),
+        ("draft_device", 1.5, "the index or UUID of a visible GPU"),
+        ("draft_device", -1, "the index or UUID of a visible GPU"),
+        ("draft_device", "one", '"2-3,6"'),
+        ("draft_tensor_parallel_size", 2, "1, as the draft runs on one device"),
+        ("draft_sample_method", "probabilistic", '"greedy"'),
+        ("rejection_sample_method", "block", '"standard" or "synthetic"'),
+    ],
+)
+def test_bad_values(refusal, option, value, expected):
+    said = refusal(**{option: value})
+    assert said.startswith(f"{option} must be ")
+    assert expected in said
+    assert said.endswith(f"not {value!r}")
+
+
+def test_bad_value_of_an_inherited_option(refusal):
+    assert refusal(revision=3).startswith("revision is 3: ")
+
+
+def test_flashinfer_is_not_pretended(refusal, make):
+    assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(tree_backend="flashinfer")
+    config = make()
+    config.tree_backend = "flashinfer"
+    with pytest.raises(ValueError, match="not part of this version yet") as error:
+        config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: False))
+    one_sentence(error)
+
+
+def test_tree_backend_of_the_environment(refusal, monkeypatch):
+    monkeypatch.setenv("SSD_TREE_DECODE_BACKEND", "triton")
+    said = refusal()
+    assert "SSD_TREE_DECODE_BACKEND must be one of auto, flashinfer, sdpa, not 'triton'" in said
+    monkeypatch.setenv("SSD_TREE_DECODE_BACKEND", "flashinfer")
+    assert "flashinfer" in refusal()
+
+
+@pytest.mark.parametrize(
+    "option, meant",
+    [("onmiss", "on_miss"), ("draft-devise", "draft_device"), ("fan_out", "f"), ("draft", "model")],
+)
+def test_unknown_option(refusal, option, meant):
+    said = refusal(**{option: 1})
+    assert f"no option {option.replace('-', '_')!r} (did you mean {meant!r}?)" in said
+    assert ", ".join(OPTIONS) in said
+
+
+@pytest.mark.parametrize("option", ["run_dir", "draft_model", "target_model_config", "xyzzy"])
+def test_internal_fields_are_no_options(refusal, option):
+    assert f"no option {option!r}" in refusal(**{option: "x"})
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("prompt_lookup_max", 3),
+        ("parallel_drafting", True),
+        ("use_heterogeneous_vocab", True),
+        ("tensor_parallel_size", 2),
+        ("num_speculative_tokens_per_batch_size", [[1, 8, 3]]),
+        ("enforce_eager", True),
+    ],
+)
+def test_options_of_other_methods(refusal, option, value):
+    said = refusal(**{option: value})
+    assert repr(option) in said
+    assert "belongs to other speculative methods" in said
+    assert "leave it out" in said
+
+
+def test_num_speculative_tokens(refusal):
+    said = refusal(num_speculative_tokens=5)
+    assert 'write only k in --speculative-config, as in "k": 5' in said
+
+
+def test_max_model_len(refusal):
+    assert "write at most 256" in refusal(max_model_len=257)
+
+
+def test_quantization(refusal):
+    said = refusal(quantization="wishful")
+    assert "Unknown quantization method: wishful" in said
+    assert 'name another with "model"' in said
+
+
+# Which drafts are refused
+
+
+@pytest.mark.parametrize("path", ["/nowhere/draft", "./draft", "~/draft", "models/of/mine"])
+def test_draft_folder_that_does_not_exist(refusal, path):
+    said = refusal(model=path)
+    assert f"the draft {path!r} is not a folder on this machine" in said
+
+
+def test_draft_folder_without_a_model(refusal, tmp_path):
+    assert "no config.json can be read from the folder" in refusal(model=str(tmp_path))
+
+
+def test_unknown_hub_name(refusal, monkeypatch):
+    monkeypatch.setattr(checks, "file_or_path_exists", lambda *_: False)
+    said = refusal(model="nobody/nothing")
+    assert "Hugging Face Hub's model 'nobody/nothing'" in said
+    assert "check the spelling, the access and the network" in said
+
+
+def test_no_default_draft(target):
+    with pytest.raises(ValueError, match='name one with "model"') as error:
+        make_ssd_config({}, target, ParallelConfig())
+    one_sentence(error)
+
+
+def test_architecture_vllm_does_not_have(refusal, tmp_path):
+    said = refusal(model=write_model(tmp_path, architectures=["OddForCausalLM"]))
+    assert "['OddForCausalLM'] are not supported" in said
+    assert 'name another with "model"' in said
+
+
+@pytest.mark.parametrize(
+    "name, config, what",
+    [
+        ("window", {"sliding_window": 32}, "sliding window attention"),
+        ("mixed", {"layer_types": ["chunked_attention"]}, "layers of the type chunked_attention"),
+        ("capped", {"attn_logit_softcapping": 30.0}, "soft-capped attention"),
+        ("EAGLE-LLaMA3", {}, "a head for another speculative method"),
+        ("alibi", {"alibi": True}, "ALiBi"),
+    ],
+)
+def test_drafts_from_their_config(refusal, tmp_path, name, config, what):
+    said = refusal(model=write_model(tmp_path / name, **config))
+    assert what in said
+    assert 'name another with "model"' in said
+
+
+@pytest.mark.parametrize(
+    "differs, what",
+    [
+        ({"architectures": ["Eagle3LlamaForCausalLM"]}, "a head for another speculative method"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "a classifier"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"is_multimodal_model": True}, "a multimodal model"),
+        ({"is_hybrid": True}, "a hybrid"),
+        ({"has_inner_state": True}, "a hybrid"),
+        ({"is_attention_free": True}, "without attention"),
+        ({"use_mla": True}, "MLA"),
+    ],
+)
+def test_drafts_from_what_vllm_says(differs, what):
+    plain = {
+        "model": "some/draft",
+        "architectures": ["LlamaForCausalLM"],
+        "hf_config": SimpleNamespace(model_type="llama"),
+        "hf_text_config": SimpleNamespace(layer_types=["full_attention"]),
+        "get_sliding_window": lambda: None,
+    }
+    flags = "is_encoder_decoder is_multimodal_model is_hybrid has_inner_state is_attention_free "
+    plain |= dict.fromkeys((flags + "use_mla uses_alibi").split(), False)
+    check_draft(SimpleNamespace(**plain))
+    with pytest.raises(ValueError, match=what) as error:
+        check_draft(SimpleNamespace(**plain | differs))
+    one_sentence(error)
+
+
+# Vocabularies
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Check two models' vocabularies, each given as the arguments of ``write_model``."""
+
+    def compare(target: dict, draft: dict, **options) -> None:
+        check_vocabulary(
+            model_config(write_model(tmp_path / "target", **target), **options),
+            model_config(write_model(tmp_path / "draft", **draft)),
+        )
+
+    return compare
+
+
+def test_vocabularies_that_agree(compare):
+    compare({}, {})
+
+
+def test_vocabularies_padded_differently(compare):
+    compare({"vocab_size": 80}, {"vocab_size": 60})
+    compare({"vocab_size": 60}, {"vocab_size": 80})
+
+
+def test_draft_without_a_tokenizer(compare):
+    compare({}, {"words": None})
+    with pytest.raises(ValueError, match="provide the tokenizers") as error:
+        compare({"vocab_size": 80}, {"words": None})
+    one_sentence(error)
+
+
+def test_tokenizers_that_are_not_to_be_loaded(compare):
+    other = ["x" + word for word in WORDS]
+    compare({}, {"words": other}, skip_tokenizer_init=True)
+    with pytest.raises(ValueError, match="different size"):
+        compare({"vocab_size": 80}, {}, skip_tokenizer_init=True)
+
+
+def test_special_tokens_may_differ(compare):
+    compare({}, {"words": ["<unk>", "<eos>", *WORDS[2:]]})
+
+
+def test_a_token_that_means_something_else(compare):
+    with pytest.raises(
+        ValueError, match="id 7 is 'w7' to the target and 'w8' to the draft"
+    ) as error:
+        compare({}, {"words": [*WORDS[:7], "w8", "w7", *WORDS[9:]]})
+    one_sentence(error)
+
+
+def test_tokens_beyond_the_smaller_vocabulary(compare):
+    with pytest.raises(ValueError, match="go up to id 59") as error:
+        compare({}, {"words": WORDS[:50], "vocab_size": 50})
+    one_sentence(error)
+
+
+def test_vocabularies_are_checked_for_every_config(refusal, tmp_path):
+    other = write_model(tmp_path, words=["x" + word for word in WORDS])
+    assert "have different vocabularies" in refusal(model=other)
+
+
+# Runner and devices
+
+
+def test_v2_runner():
+    check_runner(SimpleNamespace(use_v2_model_runner=False))
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0") as error:
+        check_runner(SimpleNamespace(use_v2_model_runner=True))
+    one_sentence(error)
+
+
+def gpus(count: int) -> SimpleNamespace:
+    """A platform with so many visible GPUs."""
+    return SimpleNamespace(
+        is_cpu=lambda: False,
+        is_cuda=lambda: True,
+        device_count=lambda: count,
+        get_device_uuid=lambda index: f"GPU-0000{index}",
+        visible_device_id_to_physical_device_id=lambda index: index + 4,
+    )
+
+
+def parallel(tp: int, dp: int = 1, backend: str = "mp", ids: list[int] | None = None):
+    return SimpleNamespace(
+        world_size=tp,
+        data_parallel_size_local=dp,
+        distributed_executor_backend=backend,
+        assigned_physical_gpu_ids=ids,
+    )
+
+
+@pytest.mark.parametrize(
+    "device, target, count",
+    [
+        (None, parallel(2), 3),
+        (None, parallel(1, dp=2), 4),
+        (None, parallel(2, backend="ray"), 2),
+        (2, parallel(2), 3),
+        ("0", parallel(1, ids=[5]), 2),
+        ("GPU-00002", parallel(2), 3),
+    ],
+)
+def test_gpus_that_are_free(device, target, count):
+    check_device(SSDConfig(draft_device=device), target, gpus(count))
+
+
+@pytest.mark.parametrize(
+    "device, target, count, expected",
+    [
+        (None, parallel(2), 2, "uses 2 of 2 visible GPUs and its draft needs 1 more"),
+        (None, parallel(1, dp=2), 3, "uses 2 of 3 visible GPUs and its draft needs 2 more"),
+        (3, parallel(2), 3, "does not exist: choose from 0 to 2"),
+        (1, parallel(2), 3, "is a GPU of the target"),
+        ("1", parallel(1, ids=[5]), 2, "is a GPU of the target"),
+        ("GPU-00001", parallel(2), 3, "is a GPU of the target"),
+        ("0-1", parallel(1), 2, "must be the index or the UUID"),
+    ],
+)
+def test_gpus_that_are_not(device, target, count, expected):
+    with pytest.raises(ValueError, match=expected) as error:
+        check_device(SSDConfig(draft_device=device), target, gpus(count))
+    one_sentence(error)
+
+
+def test_target_gpus_among_the_visible_ones():
+    assert target_gpus(parallel(2, dp=2), gpus(8)) == {0, 1, 2, 3}
+    assert target_gpus(parallel(2, ids=[4, 7]), gpus(4)) == {0, 3}
+
+
+@pytest.mark.parametrize("device", ["7", 7, "0,7", "3-2", "GPU-00001"])
+def test_cores(device, monkeypatch):
+    monkeypatch.setattr(checks, "available_cores", lambda: [0, 2, 3])
+    cpu = SimpleNamespace(is_cpu=lambda: True)
+    check_device(SSDConfig(draft_device="0,2-3"), parallel(1), cpu)
+    with pytest.raises(ValueError, match="choose from 0, 2, 3|not a list of cores") as error:
+        check_device(SSDConfig(draft_device=device), parallel(1), cpu)
+    assert one_sentence(error).startswith("draft_device ")

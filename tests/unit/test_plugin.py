@@ -1,0 +1,357 @@
+"""What the plugin changes in vLLM, and that it changes nothing else."""
+
+import copy
+import gc
+import logging
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+import vllm
+from test_config import one_sentence, write_model
+from vllm.config import SpeculativeConfig, speculative
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.executor.abstract import Executor
+
+from vllm_ssd.config import SSDConfig
+from vllm_ssd.plugin import PROPOSER, register
+from vllm_ssd.versions import SUPPORTED, check_vllm, find_mismatch
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    register()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> SimpleNamespace:
+    return SimpleNamespace(
+        target=write_model(tmp_path_factory.mktemp("target"), layers=2),
+        draft=write_model(tmp_path_factory.mktemp("draft")),
+    )
+
+
+@pytest.fixture
+def engine_args(models):
+    def engine_args(options: dict | None, **args) -> EngineArgs:
+        return EngineArgs(
+            model=models.target,
+            dtype="float32",
+            enforce_eager=True,
+            speculative_config=options,
+            **args,
+        )
+
+    return engine_args
+
+
+@pytest.fixture
+def refusal(engine_args, models):
+    """The sentence with which vLLM stops on these options or arguments."""
+
+    def refusal(options: dict | None = None, **args) -> str:
+        options = {"method": "ssd", "model": models.draft} | (options or {})
+        with pytest.raises(ValueError) as error:
+            engine_args(options, **args).create_engine_config()
+        assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
+        return one_sentence(error)
+
+    return refusal
+
+
+def test_imports_are_light():
+    code = (
+        "import sys, vllm_ssd, vllm_ssd.plugin, vllm_ssd.versions\n"
+        "assert vllm_ssd.__version__\n"
+        "heavy = {'torch', 'vllm', 'numpy', 'ray', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_registering_again_changes_nothing():
+    patched = (
+        EngineArgs.create_speculative_config,
+        EngineArgs.create_engine_config,
+        Executor.__init__,
+    )
+    assert all(hasattr(function, "__wrapped__") for function in patched)
+    assert not any(hasattr(function.__wrapped__, "__wrapped__") for function in patched)
+    register()
+    assert patched == (
+        EngineArgs.create_speculative_config,
+        EngineArgs.create_engine_config,
+        Executor.__init__,
+    )
+
+
+# Configs
+
+
+def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
+    config = engine_args({"method": "ssd", "k": 3, "model": models.draft}).create_engine_config()
+    ssd = config.speculative_config
+    assert type(ssd) is SSDConfig
+    assert (ssd.method, ssd.model) == ("custom_class", PROPOSER)
+    assert (ssd.k, ssd.draft_model) == (3, models.draft)
+    assert config.num_speculative_tokens == 3
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert twin.speculative_config.draft_model == models.draft
+        assert twin.speculative_config.model == PROPOSER
+
+
+def test_engine_args_can_be_used_again(engine_args, models):
+    options = {"method": "ssd", "on-miss": "skip", "model": models.draft}
+    given = dict(options)
+    args = engine_args(options)
+    first, second = args.create_engine_config(), args.create_engine_config()
+    assert options == given
+    assert args.speculative_config == given
+    for config in (first, second):
+        assert config.speculative_config.on_miss == "skip"
+        assert config.speculative_config.draft_model == models.draft
+
+
+def test_other_methods_are_vllms_own(engine_args):
+    options = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    config = engine_args(dict(options)).create_engine_config().speculative_config
+    assert type(config) is SpeculativeConfig
+    assert (config.method, config.prompt_lookup_max) == ("ngram", 3)
+    assert engine_args(None).create_engine_config().speculative_config is None
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        engine_args(dict(options), spec_method="ssd").create_engine_config()
+    with pytest.raises(ValueError, match="extra|unexpected"):
+        engine_args(options | {"f": 3}).create_engine_config()
+
+
+def test_flags_are_merged(engine_args, models):
+    args = engine_args({"k": 5}, spec_method="ssd", spec_model=models.draft, spec_tokens=5)
+    for _ in range(2):
+        config = args.create_engine_config().speculative_config
+        assert (config.k, config.draft_model) == (5, models.draft)
+    assert args.speculative_config == {"k": 5}
+
+
+def test_flags_that_contradict(refusal):
+    assert "--spec-model is 'other'" in refusal(spec_model="other")
+    assert "--spec-method is 'ngram'" in refusal(spec_method="ngram")
+    assert "write only k in --speculative-config" in refusal(spec_tokens=3)
+
+
+def test_bad_options_reach_the_user_as_one_sentence(refusal):
+    assert refusal({"k": 99}).startswith("k must be a whole number from 1 to 16")
+    assert "no option 'kay' (did you mean 'k'?)" in refusal({"kay": 3})
+
+
+@pytest.mark.parametrize(
+    "args, what, fix",
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism", "--tensor-parallel-size"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+            "decode context parallelism",
+            "--decode-context-parallel-size",
+        ),
+        (
+            {"prefill_context_parallel_size": 2},
+            "prefill context parallelism",
+            "--prefill-context-parallel-size",
+        ),
+        ({"enable_dbo": True}, "dual batch overlap", "--enable-dbo"),
+        ({"watermark_config": {"algorithm": "gumbel"}}, "watermarking", "--watermark-config"),
+        ({"async_scheduling": True}, "asynchronous scheduling", "--async-scheduling"),
+    ],
+)
+def test_unsupported_combinations(refusal, args, what, fix):
+    said = refusal(**args)
+    assert f"does not support {what} yet" in said
+    assert fix in said
+
+
+def test_pooling_targets(refusal):
+    assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
+
+
+def test_draft_device_is_checked(refusal):
+    assert "draft_device '4095'" in refusal({"draft_device": "4095"})
+
+
+# Versions
+
+
+@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.32.1", "0.33.0rc2.dev7+g12ab", "0.33.9"])
+def test_supported_versions(monkeypatch, version):
+    monkeypatch.setattr(vllm, "__version__", version)
+    check_vllm()
+
+
+@pytest.mark.parametrize("version", ["0.31.4", "0.34.0rc1", "0.34.0", "1.0", "dev"])
+def test_unsupported_versions(monkeypatch, engine_args, version):
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(RuntimeError) as error:
+        engine_args({"method": "ssd"}).create_engine_config()
+    assert f"supports vLLM {SUPPORTED} and this is vLLM {version}" in one_sentence(error)
+    engine_args({"method": "ngram", "num_speculative_tokens": 2}).create_engine_config()
+
+
+def test_changed_and_missing_names(monkeypatch):
+    monkeypatch.setattr(Executor, "__init__", lambda self, vllm_config, extra: None)
+    with pytest.raises(RuntimeError, match=r"__init__ takes \(self, vllm_config, extra\)") as error:
+        check_vllm()
+    one_sentence(error)
+    monkeypatch.undo()
+    monkeypatch.delattr(EngineArgs, "create_engine_config")
+    assert "EngineArgs.create_engine_config is missing" in (find_mismatch() or "")
+
+
+@pytest.fixture
+def unpatched(monkeypatch):
+    """vLLM as it is without the plugin."""
+    for owner, name in (
+        (EngineArgs, "create_speculative_config"),
+        (EngineArgs, "create_engine_config"),
+        (Executor, "__init__"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+def test_an_unsupported_vllm_is_left_alone(unpatched, monkeypatch, engine_args):
+    originals = EngineArgs.create_engine_config, Executor.__init__
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    register()
+    assert originals == (EngineArgs.create_engine_config, Executor.__init__)
+    with pytest.raises(RuntimeError, match="this is vLLM 0.99.0"):
+        engine_args({"method": "ssd"}).create_engine_config()
+
+
+def test_steps_aside_for_vllms_own_ssd(unpatched, monkeypatch, caplog):
+    originals = EngineArgs.create_speculative_config, Executor.__init__
+    monkeypatch.setattr(speculative, "SpeculativeMethod", Literal["ngram", Literal["ssd"]])
+    with caplog.at_level(logging.WARNING):
+        register()
+    assert originals == (EngineArgs.create_speculative_config, Executor.__init__)
+    assert "of its own" in caplog.text
+
+
+# The draft's life
+
+
+class FakeLauncher:
+    """Stands in for the draft; ``events`` is what happened to it and to the target."""
+
+    events: list[str] = []
+    fails_in = ""
+
+    def __init__(self, vllm_config):
+        assert isinstance(vllm_config.speculative_config, SSDConfig)
+
+    def _happen(self, event: str) -> None:
+        self.events.append(event)
+        if self.fails_in == event:
+            raise RuntimeError(f"no luck in {event}")
+
+    def start(self):
+        self._happen("start draft")
+
+    def wait_ready(self):
+        self._happen("draft ready")
+
+    def begin_stop(self):
+        self._happen("begin to stop draft")
+
+    def stop(self):
+        self._happen("stop draft")
+
+
+class Target(Executor):
+    """An executor that overrides ``shutdown`` without calling super, as vLLM's do."""
+
+    fails = False
+
+    def _init_executor(self):
+        FakeLauncher.events.append("start target")
+        if self.fails:
+            raise RuntimeError("no target")
+
+    def shutdown(self):
+        FakeLauncher.events.append("stop target")
+
+    def collective_rpc(self, *args, **kwargs):
+        raise AssertionError("not used here")
+
+    def check_health(self):
+        pass
+
+
+class DerivedTarget(Target):
+    pass
+
+
+class FailingTarget(Target):
+    fails = True
+
+
+@pytest.fixture
+def events(monkeypatch):
+    module = SimpleNamespace(DraftLauncher=FakeLauncher)
+    monkeypatch.setitem(sys.modules, "vllm_ssd.target.launch", module)
+    monkeypatch.setattr(FakeLauncher, "events", [])
+    return FakeLauncher.events
+
+
+@pytest.fixture
+def config(engine_args, models):
+    return engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
+
+
+@pytest.mark.parametrize("executor", [Target, DerivedTarget])
+def test_draft_starts_and_stops_with_the_target(events, config, executor):
+    target = executor(vllm_config=config)
+    assert events == ["start draft", "start target", "draft ready"]
+    events.clear()
+    target.shutdown()
+    assert events == ["begin to stop draft", "stop target", "stop draft"]
+    target.shutdown()
+    assert events.count("stop draft") == 1
+
+
+def test_draft_of_a_target_that_fails(events, config):
+    with pytest.raises(RuntimeError, match="no target"):
+        FailingTarget(config)
+    assert events == ["start draft", "start target", "stop draft"]
+
+
+@pytest.mark.parametrize(
+    "fails_in, happened",
+    [
+        ("start draft", ["start draft", "stop draft"]),
+        (
+            "draft ready",
+            ["start draft", "start target", "draft ready"]
+            + ["begin to stop draft", "stop target", "stop draft"],
+        ),
+    ],
+)
+def test_a_draft_that_fails_takes_the_target_down(events, config, monkeypatch, fails_in, happened):
+    monkeypatch.setattr(FakeLauncher, "fails_in", fails_in)
+    with pytest.raises(RuntimeError, match=f"no luck in {fails_in}"):
+        Target(config)
+    assert events == happened
+
+
+def test_draft_of_a_forgotten_target(events, config):
+    Target(config)
+    gc.collect()
+    assert events == ["start draft", "start target", "draft ready", "stop draft"]
+
+
+def test_targets_without_ssd_have_no_draft(events, engine_args):
+    for options in (None, {"method": "ngram", "num_speculative_tokens": 2}):
+        target = Target(engine_args(options).create_engine_config())
+        target.shutdown()
+        assert events == ["start target", "stop target"]
+        events.clear()
