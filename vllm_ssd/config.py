@@ -105,7 +105,7 @@ class SSDConfig(SpeculativeConfig):
     draft_kv_cache_gib: float | None = Field(
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """Memory for the draft's own KV cache. None: what its device can spare."""
+    """Memory for the draft's own KV cache. None: chosen when the draft is launched."""
     start_timeout_s: float = Field(
         default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )

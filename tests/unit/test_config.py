@@ -513,11 +513,20 @@ def test_target_gpus_among_the_visible_ones():
     assert target_gpus(parallel(2, ids=[4, 7]), gpus(4)) == {0, 3}
 
 
-@pytest.mark.parametrize("device", ["7", 7, "0,7", "3-2", "GPU-00001"])
-def test_cores(device, monkeypatch):
+@pytest.mark.parametrize(
+    "device, expected",
+    [
+        ("7", "choose from 0, 2, 3"),
+        (7, "choose from 0, 2, 3"),
+        ("0,7", "choose from 0, 2, 3"),
+        ("3-2", "choose from 0, 2, 3"),
+        ("GPU-00001", "is not a list of cores"),
+    ],
+)
+def test_cores(device, expected, monkeypatch):
     monkeypatch.setattr(checks, "available_cores", lambda: [0, 2, 3])
     cpu = SimpleNamespace(is_cpu=lambda: True)
     check_device(SSDConfig(draft_device="0,2-3"), parallel(1), cpu)
-    with pytest.raises(ValueError, match="choose from 0, 2, 3|not a list of cores") as error:
+    with pytest.raises(ValueError, match=expected) as error:
         check_device(SSDConfig(draft_device=device), parallel(1), cpu)
     assert one_sentence(error).startswith("draft_device ")

@@ -5,6 +5,7 @@ with transformers' forward of the same checkpoint over the plain token sequence.
 """
 
 import random
+import time
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, TableShape
+from vllm_ssd.target import client
 from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
 from vllm_ssd.target.lookup import HostLookup
 
@@ -102,7 +104,18 @@ class Loop:
             self.engine.remove(message.slot, message.generation)
         return True
 
+    def sleep(self, _):
+        """Time passes for the waiting target: the draft does one thing."""
+        self.work(1)
+
+    def monotonic(self):
+        return time.monotonic()
+
+    def monotonic_ns(self):
+        return time.monotonic_ns()
+
     def work(self, steps=None):
+        self.table.draft["heartbeat"] = time.monotonic_ns()
         with torch.inference_mode():
             done = 0
             while (steps is None or done < steps) and self.engine.step():
@@ -184,9 +197,8 @@ def scripts(draw):
     k = draw(st.integers(1, 5))
     fan_out = draw(st.lists(st.integers(0, 3), min_size=k + 1, max_size=k + 1))
     answer = draw(st.sampled_from([0, k]))
-    return DraftPolicy(k, tuple(fan_out), answer, draw(st.sampled_from([16, 64]))), draw(
-        st.integers(0, 2**31)
-    )
+    policy = DraftPolicy(k, tuple(fan_out), answer, draw(st.sampled_from([16, 64])))
+    return policy, draw(st.integers(0, 2**31))
 
 
 @given(script=scripts())
@@ -194,13 +206,15 @@ def scripts(draw):
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_every_published_branch_continues_the_text_as_the_model_would(
-    tmp_path_factory, draft_model, reference, script
+    tmp_path_factory, monkeypatch, draft_model, reference, script
 ):
     """Requests come and go, the target looks too early, disagrees with the draft, skips rounds:
     whatever drafts it is given are the model's own continuation of its text."""
     policy, seed = script
     chance = random.Random(seed)
-    loop = Loop(draft_model, tmp_path_factory.mktemp("loop") / "t", policy)
+    on_miss = "wait" if policy.answer_depth else "skip"
+    loop = Loop(draft_model, tmp_path_factory.mktemp("loop") / "t", policy, on_miss)
+    monkeypatch.setattr(client, "time", loop)
     targets: list[Target] = []
     started = 0
     for _ in range(30):
@@ -229,6 +243,8 @@ def test_every_published_branch_continues_the_text_as_the_model_would(
             if len(target.text) < MAX_LEN - 30:
                 target.round(loop.client)
                 assert target.drafts == reference.continuation(target.text, len(target.drafts))
+                if on_miss == "wait":
+                    assert len(target.drafts) == policy.k, "not worth waiting, yet waited for"
     for target in targets:
         loop.client.remove(target.name)
     for slot in list(loop.engine._requests):

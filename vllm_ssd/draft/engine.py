@@ -153,14 +153,17 @@ class DraftEngine:
         parts: list[tuple[DraftRequest, int]] = []
         whole: set[int] = set()
         for request in requests:
-            unfed = request.unfed()
-            if unfed <= budget:
+            size = unfed = request.unfed()
+            if request.phase is Phase.FEEDING and unfed <= budget:
                 whole.add(request.slot)
-                parts.append((request, unfed))
-                budget -= unfed
-            elif not parts:
-                # A text's last chunk is at least a glue: its rows of logits are wanted together.
-                parts.append((request, min(budget, unfed - self.policy.k - 1)))
+            else:
+                # What is left is at least a glue (or an answer's first step): its rows of logits
+                # are wanted together.
+                size = min(budget, unfed - self.policy.k - 1)
+            if size == 0:
+                break
+            parts.append((request, size))
+            budget -= size
         fed, logits = self._feed(parts, rows=lambda r: _frontier(r) if r.slot in whole else 0)
         self._predict([r for r in fed if r.slot in whole], logits)
         self._count("prefill", sum(size for _, size in parts), started)
@@ -224,8 +227,6 @@ class DraftEngine:
         members: list[tuple[DraftRequest, Tree]] = []
         start = 0
         for request in requests:
-            if request.phase is not Phase.FEEDING:
-                continue  # a text fed to be answered; what it verifies is not decided yet
             frontier = logits[start : start + _frontier(request)]
             start += len(frontier)
             request.phase = Phase.IDLE

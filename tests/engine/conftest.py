@@ -1,0 +1,38 @@
+"""Real models and engines for the engine tests. Models are made once, in ``.models``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Small enough for a CPU machine, and the runner that the plugin supports on CPUs.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def target() -> str:
+    """SmolLM2-135M-Instruct."""
+    from benchmarks.standin import ensure_smollm2
+
+    return str(ensure_smollm2(ROOT / ".models"))
+
+
+@pytest.fixture(scope="session")
+def draft() -> str:
+    """The same without layer 14: it agrees with the target on most tokens."""
+    from benchmarks.standin import ensure_draft
+
+    return str(ensure_draft(ROOT / ".models"))

@@ -1,0 +1,103 @@
+"""With the option and without it: the same engine, the same tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.engine.harness import (
+    counters,
+    engine,
+    greedy,
+    leftovers,
+    processes_of,
+    run_dirs,
+    texts,
+    wait_for,
+)
+
+SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
+PROMPTS = [
+    *(f"Explain {subject} to a child in three sentences." for subject in SUBJECTS),
+    *(f"def {subject.replace(' ', '_')}(n):\n    " for subject in SUBJECTS[:4]),
+    *(f"Once upon a time, {subject} and" for subject in SUBJECTS[:4]),
+    "1, 2, 3, 4, 5, 6, 7, 8, 9,",
+    "The capital of France is Paris. The capital of Italy is",
+    "Q: What is 2 + 2?\nA:",
+    "A",
+    # Longer than max_num_batched_tokens below: prefilled in chunks by the target.
+    *(f"List what you know about {s}. " * 20 for s in SUBJECTS[:4]),
+]
+# Chunked prefill, and more requests than fit at once.
+OPTIONS = {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 48}
+
+
+def run_all(llm) -> dict[str, object]:
+    """Everything that is compared, from one engine."""
+    single = [llm.generate([prompt], greedy(32), use_tqdm=False)[0] for prompt in PROMPTS[6:18:3]]
+    return {
+        "batch": texts(llm.generate(PROMPTS, greedy(), use_tqdm=False)),
+        "single": texts(single),
+        "stop": texts(
+            llm.generate(PROMPTS[:6], greedy(48, stop=[".", "\n"]), use_tqdm=False)
+        ),
+        "after_abort": abort_one(llm),
+    }
+
+
+def abort_one(llm) -> list[object]:
+    """Three requests, the second aborted after a few steps; the others' texts."""
+    inner = llm.llm_engine
+    names = [
+        inner.add_request(f"abort-{i}", prompt, greedy(40)) or f"abort-{i}"
+        for i, prompt in enumerate(PROMPTS[:3])
+    ]
+    done, step = {}, 0
+    while inner.has_unfinished_requests():
+        for output in inner.step():
+            if output.finished:
+                done[output.request_id] = output
+        step += 1
+        if step == 5:
+            inner.abort_request([names[1]])
+    return texts([output for name, output in sorted(done.items()) if "-1" not in name])
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    with engine(target, **OPTIONS) as llm:
+        return run_all(llm)
+
+
+def test_same_tokens_with_and_without(target, draft, plain):
+    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
+    the draft is killed in the middle of a batch; then the engine goes and nothing is left."""
+    before = run_dirs()
+    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
+    with engine(target, speculative_config=speculation, **OPTIONS) as llm:
+        (run_dir,) = run_dirs() - before
+        own = processes_of(run_dir)
+        found = run_all(llm)
+        counted = counters(run_dir)
+        assert found == plain
+        # It was speculation that made them, and drafting ahead that fed it.
+        assert counted["hits"] > counted["rounds"] // 10
+        assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
+
+        os.kill(counted["pid"], signal.SIGKILL)
+        again = texts(llm.generate(PROMPTS, greedy(), use_tqdm=False))
+        assert again == plain["batch"], "texts changed when the draft died"
+    wait_for("end of all processes and files", lambda: not leftovers(run_dir, own), 20)
+
+
+def test_same_tokens_under_tensor_parallelism(target, draft):
+    """Two target ranks: only the first looks into the table, both verify the same drafts. (Three
+    heads per KV group do not divide by two, hence a widened target.)"""
+    prompts = PROMPTS[:3]
+    results = []
+    for extra in ({}, {"speculative_config": {"method": "ssd", "k": 3, "f": 1, "model": draft}}):
+        with engine(target, tensor_parallel_size=2, **extra) as llm:
+            results.append(texts(llm.generate(prompts, greedy(24), use_tqdm=False)))
+    assert results[0] == results[1]
