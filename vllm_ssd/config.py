@@ -6,16 +6,12 @@ unchanged. Nothing here depends on the plugin having run: under spawn, processes
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
-import reprlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
-from vllm.config.utils import config, get_field
+from vllm.config.utils import config
 from vllm.platforms import current_platform
 
 from vllm_ssd.checks import check_draft, check_draft_source, check_vocabulary, first_sentence
@@ -98,14 +94,15 @@ class SSDConfig(SpeculativeConfig):
         default="auto", description='"auto", "float32", "bfloat16" or "float16"'
     )
     """The draft's data type; "auto" is the target's."""
-    draft_max_num_batched_tokens: int = Field(
-        default=512, strict=True, ge=16, description="a whole number from 16"
+    draft_max_num_batched_tokens: int = Field(  # type: ignore[assignment]
+        default=None, strict=True, ge=32, description="a whole number from 32"
     )
-    """Prompt tokens the draft prefills at once, between two rounds."""
-    draft_kv_cache_gib: float | None = Field(
-        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    """Prompt tokens the draft reads at once, between two rounds. Not given: 64 on CPUs, 512
+    elsewhere."""
+    draft_kv_cache_gib: float = Field(
+        default=1.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """Memory for the draft's own KV cache. None: chosen when the draft is launched."""
+    """Memory for the draft's own KV cache."""
     start_timeout_s: float = Field(
         default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
@@ -144,6 +141,8 @@ class SSDConfig(SpeculativeConfig):
             )
         if self.max_wait_ms is None:
             self.max_wait_ms = 2000.0 if current_platform.is_cpu() else 100.0
+        if self.draft_max_num_batched_tokens is None:
+            self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
         self.resolve_tree_backend(current_platform)
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
@@ -186,6 +185,11 @@ class SSDConfig(SpeculativeConfig):
                 f"f must be one number, or one for each accepted length from 0 to k, which makes "
                 f"{self.k + 1} with k={self.k}: it lists {len(self.fan_out)}"
             )
+        if self.max_branches == 0 and self.on_miss == "skip":
+            raise ValueError(
+                'f=0 predicts nothing and on_miss="skip" waits for nothing, so that there would '
+                'never be a draft: write on_miss="wait" or an f above 0'
+            )
         if self.max_branches > MAX_BRANCHES:
             raise ValueError(
                 f"k={self.k} and f={self.f} make {self.max_branches} branches a round, and the "
@@ -223,7 +227,10 @@ class SSDConfig(SpeculativeConfig):
             ) from error
         check_draft(draft)
         check_vocabulary(target, draft)
-        draft.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
+        self.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
+        # The V1 runner stops drafting for a whole batch where its draft config ends; ours stops
+        # for one request, by itself.
+        draft.max_model_len = target.max_model_len
         self.draft_model_config = draft
         self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")
 
@@ -236,79 +243,3 @@ class SSDConfig(SpeculativeConfig):
                 f"do {draft} and the target {target}: write at most {min(draft, target)}"
             )
         return self.max_model_len
-
-
-_INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-_INTERNAL = {"draft_model", "run_dir"}
-OPTIONS = (
-    "model",
-    *(
-        field.name
-        for field in dataclasses.fields(SSDConfig)
-        if field.name not in _INHERITED | _INTERNAL
-    ),
-    "quantization",
-    "max_model_len",
-    "revision",
-    "code_revision",
-    "draft_load_config",
-)
-# Taken as well, but nobody needs to be told.
-_TOLERATED = {
-    "method",
-    "num_speculative_tokens",
-    "draft_tensor_parallel_size",
-    "draft_sample_method",
-    "rejection_sample_method",
-    "synthetic_acceptance_rates",
-    "synthetic_acceptance_length",
-}
-_OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
-
-
-def make_ssd_config(
-    options: Mapping[str, Any],
-    target_model_config: ModelConfig,
-    target_parallel_config: ParallelConfig,
-) -> SSDConfig:
-    """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
-    given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    meant = {key: value for key, value in given.items() if not _is_idle(key, value)}
-    try:
-        return SSDConfig(
-            **meant,
-            target_model_config=target_model_config,
-            target_parallel_config=target_parallel_config,
-        )
-    except ValidationError as error:
-        raise ValueError(_one_sentence(error, given)) from None
-
-
-def _is_idle(key: str, value: Any) -> bool:
-    """Whether an option says what is the case anyway. Refuses options that ssd does not have."""
-    if key in OPTIONS or key in _TOLERATED:
-        return False
-    if key in _INHERITED and not key.startswith("target_"):
-        if value == get_field(SpeculativeConfig, key).default:
-            return True
-        raise ValueError(
-            f"the option {key!r} of --speculative-config belongs to other speculative methods and "
-            "would do nothing for ssd: leave it out"
-        )
-    near = _OTHER_NAMES.get(key) or next(iter(difflib.get_close_matches(key, OPTIONS, 1)), None)
-    hint = f" (did you mean {near!r}?)" if near else ""
-    raise ValueError(
-        f"the speculative method 'ssd' has no option {key!r}{hint}: its options are "
-        f"{', '.join(OPTIONS)}"
-    )
-
-
-def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
-    """The first of pydantic's findings in words."""
-    finding = error.errors(include_url=False)[0]
-    option = str(finding["loc"][0]) if finding["loc"] else ""
-    expected = SSDConfig.__pydantic_fields__[option].description if option else None
-    if expected is None:
-        said = first_sentence(error)
-        return f"{option} is {options[option]!r}: {said}" if option in options else said
-    return f"{option} must be {expected}, not {reprlib.repr(options[option])}"

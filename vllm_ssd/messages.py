@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Union, get_args
 
 import msgspec
 import zmq
@@ -64,7 +64,7 @@ class ControlServer:
     """The draft's end. ``handlers`` must cover exactly the types of ``Request``."""
 
     def __init__(self, address: str, handlers: Mapping[type, Handler]):
-        missing = {t.__name__ for t in Request.__args__} ^ {t.__name__ for t in handlers}
+        missing = {t.__name__ for t in get_args(Request)} ^ {t.__name__ for t in handlers}
         if missing:
             raise TypeError(f"control messages and handlers differ: {', '.join(sorted(missing))}")
         self._handlers = handlers

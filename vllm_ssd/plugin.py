@@ -75,7 +75,7 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
     from vllm.platforms import current_platform
 
     from vllm_ssd.checks import check_device, check_target
-    from vllm_ssd.config import make_ssd_config
+    from vllm_ssd.options import make_ssd_config
 
     options = dict(args.speculative_config or {})
     for flag, key, value in (

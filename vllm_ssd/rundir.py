@@ -91,4 +91,3 @@ def _all() -> list[Path]:
         for path in _base().glob(f"{_prefix()}*")
         if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
     ]
-

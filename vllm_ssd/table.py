@@ -58,11 +58,8 @@ class TableShape:
     tail: int = 512
 
     def header_dtype(self) -> np.dtype:
-        return np.dtype(
-            [("magic", "u8"), ("version", "u4"), ("slots", "u4"), ("k", "u4")]
-            + [("branches", "u4"), ("tail", "u4"), ("pad", "u4")],
-            align=True,
-        )
+        sizes = ("version", "slots", "k", "branches", "tail")
+        return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
 
     def target_dtype(self) -> np.dtype:
         """Counters written by the target; see ``metrics.py``."""

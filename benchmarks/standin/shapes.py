@@ -35,6 +35,8 @@ class Shape:
 
 
 SHAPES = {
+    # SmolLM2's own size, with heads that two and four tensor parallel ranks can share.
+    "even": Shape(576, 30, 16, 4, 64, 1536),
     # 0.98e9 parameters with SmolLM2's vocabulary: still runs on a CPU.
     "1b": Shape(2048, 30, 32, 8, 64, 3072),
     # Llama 3.1 8B and 70B, less their vocabulary.

@@ -36,3 +36,11 @@ def draft() -> str:
     from benchmarks.standin import ensure_draft
 
     return str(ensure_draft(ROOT / ".models"))
+
+
+@pytest.fixture(scope="session")
+def even_target() -> str:
+    """SmolLM2's function with a number of heads that two ranks can share."""
+    from benchmarks.standin import ensure_target
+
+    return str(ensure_target(ROOT / ".models", "even", "float32"))

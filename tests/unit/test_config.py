@@ -16,7 +16,8 @@ from vllm.config.utils import replace
 
 from vllm_ssd import checks
 from vllm_ssd.checks import check_device, check_draft, check_runner, check_vocabulary, target_gpus
-from vllm_ssd.config import OPTIONS, SSDConfig, make_ssd_config
+from vllm_ssd.config import SSDConfig
+from vllm_ssd.options import OPTIONS, make_ssd_config
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -133,12 +134,22 @@ def test_draft_model_config(make, target):
     assert (draft.runner_type, draft.dtype, draft.max_model_len) == ("draft", target.dtype, 256)
     assert draft.tokenizer == target.tokenizer
     assert str(make(draft_dtype="bfloat16").draft_model_config.dtype) == "torch.bfloat16"
-    assert make(max_model_len=100).draft_model_config.max_model_len == 100
     assert make().draft_parallel_config.world_size == 1
 
 
 def test_a_short_draft_does_not_shorten_the_target(make):
-    assert make(max_model_len=16).draft_shares_target_positions()
+    config = make(max_model_len=16)
+    assert config.max_model_len == 16
+    # vLLM's runners read this one, and would stop drafting for everybody.
+    assert config.draft_model_config.max_model_len == 256
+    assert config.draft_shares_target_positions()
+    assert make().max_model_len == 256
+
+
+def test_drafts_that_never_come_are_refused(make):
+    with pytest.raises(ValueError, match='write on_miss="wait" or an f above 0'):
+        make(f=0, on_miss="skip")
+    assert make(f=0).max_branches == 0
 
 
 def test_tree_backend_from_the_environment(make, monkeypatch):
@@ -218,7 +229,7 @@ def test_too_many_branches(refusal):
         ("max_wait_ms", True, "a number above 0"),
         ("max_wait_ms", float("inf"), "a number above 0"),
         ("draft_dtype", "int8", '"float32"'),
-        ("draft_max_num_batched_tokens", 8, "a whole number from 16"),
+        ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
         ("draft_kv_cache_gib", -1, "a number above 0"),
         ("start_timeout_s", "10", "a number above 0"),
         ("tree_backend", "triton", '"auto", "flashinfer" or "sdpa"'),

@@ -89,7 +89,9 @@ def test_sdpa_equals_dense_attention_over_separate_sequences(contexts, group, bl
                 expected = dense(queries[row], keys[i][seen], values[i][seen], shape.scale)
                 torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
                 row += 1
-    layouts = [Tree(b, n, [n, max(1, n - 2), 1][: 1 + n % 3], steps) for b, n in zip(blocks, contexts)]
+    layouts = [
+        Tree(b, n, [n, max(1, n - 2), 1][: 1 + n % 3], steps) for b, n in zip(blocks, contexts)
+    ]
     attention.plan_trees(layouts)
     grown: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for step in range(steps):

@@ -35,10 +35,12 @@ def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
     whose bonus is the least certain: nothing has been ruled out there.
     """
     counts = list(fan_out[:num_drafts])
-    return counts + [sum(fan_out) - sum(counts)]
+    return [*counts, sum(fan_out) - sum(counts)]
 
 
-def predict(logits: torch.Tensor, drafts: Sequence[int], counts: Sequence[int]) -> PredictedOutcomes:
+def predict(
+    logits: torch.Tensor, drafts: Sequence[int], counts: Sequence[int]
+) -> PredictedOutcomes:
     """Choose outcomes from the draft's logits.
 
     logits: [len(drafts) + 1, vocab], row j after accepting j drafts; changed in place.

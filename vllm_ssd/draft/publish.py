@@ -111,4 +111,3 @@ class DraftMailbox:
         """Withdraw everything the draft published for a slot."""
         self._prediction[slot]["stamp"] = 0
         self._answer[slot]["stamp"] = 0
-

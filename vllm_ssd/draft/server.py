@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from pathlib import Path
+
 import msgspec
 
 from vllm_ssd import rundir

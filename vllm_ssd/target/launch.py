@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_KV_CACHE_GIB = 1.0
 STOP_S = 15.0  # the keeper's own steps take less
 
 
@@ -64,11 +63,11 @@ class DraftLauncher:
         spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, self._cores())
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         self._channel, theirs = socket.socketpair()
+        keeper = [sys.executable, "-m", "vllm_ssd.draft.keeper"]
         with theirs:
             # Returns at once: the keeper detaches itself, lest it be killed with this process.
             subprocess.run(
-                [sys.executable, "-m", "vllm_ssd.draft.keeper"]
-                + [str(self._run_dir), str(theirs.fileno())],
+                [*keeper, str(self._run_dir), str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), self._lock),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -140,7 +139,7 @@ class DraftLauncher:
             "tokenizer": draft.tokenizer,
             "skip_tokenizer_init": True,
             "dtype": str(draft.dtype).removeprefix("torch."),
-            "max_model_len": draft.max_model_len,
+            "max_model_len": config.max_model_len,
             "revision": draft.revision,
             "code_revision": draft.code_revision,
             "trust_remote_code": draft.trust_remote_code,
@@ -156,7 +155,7 @@ class DraftLauncher:
             engine_args=engine_args,
             tree_backend=config.resolve_tree_backend(current_platform),
             vocab_size=self._vllm_config.model_config.get_vocab_size(),
-            kv_cache_bytes=int((config.draft_kv_cache_gib or DEFAULT_KV_CACHE_GIB) * 2**30),
+            kv_cache_bytes=int(config.draft_kv_cache_gib * 2**30),
             max_requests=scheduler.max_num_seqs,
             scratch=policy.scratch,
         )
@@ -179,5 +178,3 @@ class DraftLauncher:
         if split.shared:
             logger.warning("SSD: too few cores: target and draft share some, and will be slow")
         return split.draft
-
-

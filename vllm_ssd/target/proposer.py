@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.messages import ControlClient, endpoint
+from vllm_ssd.rundir import table_path
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
-from vllm_ssd.rundir import table_path
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

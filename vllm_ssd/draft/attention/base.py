@@ -40,9 +40,9 @@ class PagedAttention(ABC):
         self.shape = shape
         self.block_size = block_size
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        empty = dict(dtype=shape.dtype, device=shape.device)
-        self.keys = [torch.zeros(size, **empty) for _ in range(shape.num_layers)]
-        self.values = [torch.zeros(size, **empty) for _ in range(shape.num_layers)]
+        layers = range(shape.num_layers)
+        self.keys = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in layers]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
 
     @abstractmethod
     def plan_chunks(self, chunks: Sequence[Chunk]) -> None:

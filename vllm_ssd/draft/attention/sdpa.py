@@ -58,7 +58,7 @@ class SDPAAttention(PagedAttention):
         out = out.transpose(1, 2).reshape(requests * rows, *query.shape[1:])
         return out if self._dense else out[self._valid]
 
-    def _plan_kv(self, items: Sequence[Chunk] | Sequence[Tree]) -> None:
+    def _plan_kv(self, items: Sequence[Chunk | Tree]) -> None:
         """Index tensors that do not change from step to step."""
         device = self.shape.device
         self._width = max(item.kv_len for item in items)

@@ -1,0 +1,73 @@
+"""Counters, their rates, and how they are shown."""
+
+import pytest
+
+from vllm_ssd import cli
+from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.target.lookup import Finding
+
+
+@pytest.fixture
+def table(tmp_path):
+    return SpeculationTable.create(tmp_path / "t", TableShape(slots=1, k=2, branches=2))
+
+
+def test_rates_of_a_few_rounds(table):
+    counters = TargetCounters(table)
+    counters.lookup(Finding(True, True, [1, 2]), 2, 2)
+    counters.lookup(Finding(True, False, []), 2, 0)
+    counters.lookup(Finding(True, True, [1]), 2, 1)
+    counters.lookup(Finding(False, False, []), 2, 0)
+    for accepted in (2, 0, 1):
+        counters.verified(accepted)
+    counters.waited(0.004, 1)
+    derived = rates(snapshot(table))
+    assert (derived["hit"], derived["miss"], derived["late"]) == (0.25, 0.25, 0.5)
+    assert derived["tokens_per_round"] == pytest.approx(2.0)
+    assert derived["acceptance"] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
+    assert derived["wait_ms"] == pytest.approx(1.0)
+    line = describe(snapshot(table))
+    assert "Hit rate: 25.0%" in line and "0.667, 0.333" in line and "Timeouts: 1" in line
+
+
+def test_differences_of_snapshots(table):
+    counters = TargetCounters(table)
+    counters.verified(1)
+    table.draft["live"] = 3
+    first = snapshot(table)
+    counters.verified(1)
+    counters.verified(2)
+    table.draft["live"] = 5
+    difference = subtract(snapshot(table), first)
+    assert difference["accepted"] == [0, 1, 1]
+    assert difference["live"] == 5
+
+
+def test_one_log_line_per_interval_of_activity(table, monkeypatch, caplog):
+    from vllm_ssd import metrics
+
+    now = [100.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    counters = TargetCounters(table)
+    with caplog.at_level("INFO", logger="vllm_ssd.metrics"):
+        for _ in range(25):
+            now[0] += 1.0
+            counters.lookup(Finding(True, True, [1, 2]), 2, 2)
+            counters.log()
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 2
+    assert "Rounds: 10," in lines[1]
+
+
+def test_stats_without_engines(monkeypatch, capsys):
+    monkeypatch.setattr(cli.rundir, "living", lambda: [])
+    assert cli.main(["stats"]) == 1
+    assert "no engine with method ssd" in capsys.readouterr().out
+
+
+def test_stats_reports_an_engine(table):
+    TargetCounters(table).lookup(Finding(True, True, [1, 2]), 2, 2)
+    report = "\n".join(cli.report(table.path, table))
+    assert "k=2, 2 branches, 1 slots" in report
+    assert "Hit rate: 100.0%" in report and "has not started yet" in report
