@@ -91,8 +91,10 @@ def test_same_tokens_with_and_without(target, draft, plain):
     wait_for("end of all processes and files", lambda: not leftovers(run_dir, own), 20)
 
 
-def test_same_tokens_under_tensor_parallelism(even_target, draft):
+def test_same_tokens_under_tensor_parallelism(even_target, draft, monkeypatch):
     """Two target ranks: only the first looks into the table, both verify the same drafts."""
+    # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     prompts = PROMPTS[:3]
     results = []
     for extra in ({}, {"speculative_config": {"method": "ssd", "k": 3, "f": 1, "model": draft}}):
