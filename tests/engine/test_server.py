@@ -21,7 +21,7 @@ from openai import OpenAI
 from tests.engine.harness import counters, leftovers, processes_of, run_dirs, wait_for
 
 BIN = Path(sys.executable).parent
-QUESTIONS = [f"Tell me one fact about {s}." for s in ("gold", "Rome", "ants", "rain", "iron")]
+QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
 
 @dataclass
@@ -98,7 +98,8 @@ def servers(target, draft, tmp_path_factory):
     finally:
         for process, *_ in started:
             if process.poll() is None:
-                process.kill()
+                process.terminate()
+                process.wait(60)
 
 
 def completion(server: Server, prompt: str) -> str:
@@ -126,12 +127,12 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
     with ThreadPoolExecutor(16) as pool:
         futures = [(pool.submit(do, one, q), pool.submit(do, two, q)) for do, q in work]
         pairs = [(a.result(), b.result()) for a, b in futures]
-    assert all(a == b and a for a, b in pairs)
-    alone = [do(one, question) for do, question in work]
-    assert alone == [a for a, _ in pairs]
+    assert [a for a, _ in pairs] == [b for _, b in pairs]
+    assert all(a for a, _ in pairs)
+    assert [do(one, question) for do, question in work] == [a for a, _ in pairs]
     for server in servers:
         counted = counters(server.run_dir)
-        assert counted["rounds"] > 50 and counted["hits"] > 0
+        assert counted["rounds"] > 50 and sum(counted["accepted"][1:]) > 0
 
 
 def test_vllm_bench_serve_completes(servers, target, tmp_path):
