@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.target.lookup import Finding
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOG_INTERVAL_S = 10.0
 

@@ -11,11 +11,11 @@ process of vLLM and therefore imports nothing heavy by itself.
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.versions import check_vllm, find_mismatch
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.executor.abstract import Executor
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 METHOD = "ssd"
 PROPOSER = "vllm_ssd.target.proposer.SSDProposer"

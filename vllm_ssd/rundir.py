@@ -9,13 +9,14 @@ remove the rest.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from vllm_ssd.log import get_logger
+
+logger = get_logger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
 # Unix socket paths end at 107 characters and Ray's own take 70, so a long TMPDIR will not do.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -44,3 +45,38 @@ def even_target() -> str:
     from benchmarks.standin import ensure_target
 
     return str(ensure_target(ROOT / ".models", "even", "float32"))
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
+    """(wide, small): one random function of 400 tokens, at a large cost and at a small one."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from benchmarks.standin import Shape, standin_config, standin_tensors
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=400,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.4,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    small = tmp_path_factory.mktemp("small")
+    LlamaForCausalLM(config).float().save_pretrained(small)
+    wide = tmp_path_factory.mktemp("wide")
+    shape = Shape(1024, 24, 16, 8, 64, 4096)
+    tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
+    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    small_config = json.loads((small / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
+    return wide, small

@@ -7,53 +7,17 @@ the time it needs, and every miss, late branch or rejected draft is an error of 
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from benchmarks.standin import Shape, standin_config, standin_tensors
 from tests.engine.harness import counters, engine, greedy, run_dirs, texts
 
-K, VOCAB = 3, 400
+K = 3
 PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> tuple[Path, Path]:
-    """(wide, small): the same function."""
-    from safetensors.torch import save_file
-
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        initializer_range=0.4,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    small = tmp_path_factory.mktemp("small")
-    LlamaForCausalLM(config).float().save_pretrained(small)
-    wide = tmp_path_factory.mktemp("wide")
-    shape = Shape(1024, 24, 16, 8, 64, 4096)
-    tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
-    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
-    small_config = json.loads((small / "config.json").read_text())
-    (wide / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
-    return wide, small
-
-
-def test_every_round_is_a_hit_that_accepts_k(pair):
-    wide, small = pair
+def test_every_round_is_a_hit_that_accepts_k(tiny_pair):
+    wide, small = tiny_pair
     before = run_dirs()
     rounds = 10
     sampling = greedy(1 + rounds * (K + 1), ignore_eos=True, detokenize=False)

@@ -1,5 +1,7 @@
 """Counters, their rates, and how they are shown."""
 
+import logging
+
 import pytest
 
 from vllm_ssd import cli
@@ -50,7 +52,9 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch, caplog):
     now = [100.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
     counters = TargetCounters(table)
-    with caplog.at_level("INFO", logger="vllm_ssd.metrics"):
+    # vLLM's logger does not propagate to where caplog listens.
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level("INFO", logger="vllm.vllm_ssd.metrics"):
         for _ in range(25):
             now[0] += 1.0
             counters.lookup(Finding(True, True, [1, 2]), 2, 2)

@@ -6,7 +6,6 @@ and the speculation table.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
@@ -15,10 +14,11 @@ import msgspec
 
 from vllm_ssd import rundir
 from vllm_ssd.draft.spec import ServerSpec
+from vllm_ssd.log import get_logger
 from vllm_ssd.messages import Add, ControlServer, Ping, Pong, Remove, Stop, endpoint
 from vllm_ssd.platform import pin_to
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # While requests run, an idle server looks at the table this often; after a second without work
 # (the target is busy with others, or stuck) a little less often; without requests it sleeps.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import queue
 import socket
@@ -18,13 +17,14 @@ import msgspec
 from vllm_ssd import rundir
 from vllm_ssd.draft.keeper import SPEC_FILE
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, ServerSpec
+from vllm_ssd.log import get_logger
 from vllm_ssd.platform import available_cores, split_cores
 from vllm_ssd.table import SpeculationTable, TableShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 STOP_S = 15.0  # the keeper's own steps take less
 

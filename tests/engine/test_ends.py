@@ -1,0 +1,31 @@
+"""The worst end: engine core and keeper are killed at once, so that nobody puts anything away."""
+
+from __future__ import annotations
+
+import psutil
+
+from tests.engine.harness import engine, greedy, leftovers, processes_of, run_dirs, wait_for
+from vllm_ssd import rundir
+
+
+def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(tiny_pair):
+    _, small = tiny_pair
+    before = run_dirs()
+    speculation = {"method": "ssd", "k": 2, "f": 1, "model": str(small)}
+    options = {"skip_tokenizer_init": True, "max_model_len": 128}
+    with engine(str(small), speculative_config=speculation, **options) as llm:
+        (run_dir,) = run_dirs() - before
+        prompt = {"prompt_token_ids": [1, 2, 3]}
+        llm.generate([prompt], greedy(8, detokenize=False, ignore_eos=True), use_tqdm=False)
+        own = processes_of(run_dir)
+        children = psutil.Process().children(recursive=True)
+        core = next(c for c in children if "EngineCore" in " ".join(c.cmdline()))
+        keeper = next(p for p in own if "vllm_ssd.draft.keeper" in " ".join(p.cmdline()))
+        assert len(own) > 2, "Ray and the draft server should be among them"
+        for process in (core, keeper):
+            process.kill()
+        wait_for("end of the draft", lambda: not psutil.pid_exists(keeper.pid), 20)
+        files = {str(run_dir), str(rundir.table_path(run_dir))}
+        wait_for("end of the draft", lambda: set(leftovers(run_dir, own)) <= files, 20)
+    rundir.sweep()
+    assert leftovers(run_dir, own) == []
