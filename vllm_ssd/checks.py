@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from vllm.platforms import current_platform
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
 from vllm.transformers_utils.repo_utils import file_or_path_exists
 
 from vllm_ssd.platform import available_cores, parse_cores
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
+    from vllm.config import ModelConfig, ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_ssd.config import SSDConfig
@@ -191,19 +192,14 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
             "use another --distributed-executor-backend",
         ),
         (args.watermark_config, "watermarking", "leave out --watermark-config"),
-        (args.async_scheduling, "asynchronous scheduling", "leave out --async-scheduling"),
+        (
+            args.async_scheduling and current_platform.is_cpu(),
+            "asynchronous scheduling on CPUs",
+            "leave out --async-scheduling",
+        ),
     ):
         if present:
             raise ValueError(f"the speculative method 'ssd' does not support {what} yet: {fix}")
-
-
-def check_runner(config: VllmConfig) -> None:
-    """Refuse vLLM's V2 model runner."""
-    if config.use_v2_model_runner:
-        raise ValueError(
-            "the speculative method 'ssd' needs the V1 model runner in this version: set the "
-            "environment variable VLLM_USE_V2_MODEL_RUNNER=0"
-        )
 
 
 # The draft's device

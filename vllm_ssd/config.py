@@ -6,9 +6,11 @@ unchanged. Nothing here depends on the plugin having run: under spawn, processes
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
+import torch
 from pydantic import Field
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
@@ -143,9 +145,9 @@ class SSDConfig(SpeculativeConfig):
             self.max_wait_ms = 2000.0 if current_platform.is_cpu() else 100.0
         if self.draft_max_num_batched_tokens is None:
             self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
-        self.resolve_tree_backend(current_platform)
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
+        self.resolve_tree_backend(current_platform)
 
     def __repr__(self) -> str:
         draft = self.draft_model or self.model
@@ -162,15 +164,29 @@ class SSDConfig(SpeculativeConfig):
         its prompt, and spends all of them there."""
         return sum(self.fan_out)
 
-    def resolve_tree_backend(self, platform: Platform) -> Literal["sdpa"]:
+    def resolve_tree_backend(self, platform: Platform) -> Literal["flashinfer", "sdpa"]:
         """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
-        if self.tree_backend == "flashinfer":
-            problem = "needs a GPU" if platform.is_cpu() else "is not part of this version yet"
+        obstacle = self._flashinfer_obstacle(platform)
+        if self.tree_backend == "flashinfer" and obstacle:
             raise ValueError(
-                f"tree_backend 'flashinfer' (an option, or {TREE_BACKEND_VARIABLE}) {problem}: "
+                f"tree_backend 'flashinfer' (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
                 "write 'auto' or 'sdpa'"
             )
-        return "sdpa"
+        return "sdpa" if obstacle or self.tree_backend == "sdpa" else "flashinfer"
+
+    def _flashinfer_obstacle(self, platform: Platform) -> str | None:
+        """Why FlashInfer cannot be the draft's attention, as the end of a sentence."""
+        if platform.is_cpu():
+            return "needs a GPU"
+        if importlib.util.find_spec("flashinfer") is None:
+            return "is not installed"
+        if self.draft_model_config is not None:
+            dtype, head = self.draft_model_config.dtype, self.draft_model_config.get_head_size()
+            if dtype not in (torch.bfloat16, torch.float16):
+                return f"needs a 16-bit draft and this one is {str(dtype).removeprefix('torch.')}"
+            if head not in (64, 128, 256):
+                return f"needs heads of 64, 128 or 256 and the draft's have {head}"
+        return None
 
     def draft_shares_target_positions(self) -> bool:
         """True: a draft with a shorter context does not shorten the target's.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -66,3 +66,28 @@ def pin_to(cores: Sequence[int]) -> None:
     """Run this process, and threads it starts from now on, on these cores only."""
     os.sched_setaffinity(0, cores)
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
+
+
+def draft_gpu(
+    device: int | str | None, visible: int, used: Collection[int], engine: int
+) -> int | str:
+    """The index among the visible GPUs, or the UUID, of the draft of this host's n-th engine.
+
+    By default the first GPUs that no target uses, one an engine. ``LookupError`` if there is none.
+    """
+    if device is not None:
+        return int(device) if str(device).isdecimal() else device
+    free = [index for index in range(visible) if index not in used]
+    return free[engine]
+
+
+def gpu_environment(device: int | str, rocm: bool) -> dict[str, str]:
+    """Environment of a process that is to see this GPU only, whatever Ray would choose for it."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    name = names[device] if isinstance(device, int) and names else str(device)
+    environment = {"CUDA_VISIBLE_DEVICES": name, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    if rocm:  # vLLM refuses to start where the two differ
+        environment["HIP_VISIBLE_DEVICES"] = name
+        environment["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] = "1"
+    return environment

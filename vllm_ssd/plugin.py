@@ -3,6 +3,7 @@
     EngineArgs.create_speculative_config   options with method "ssd" become an SSDConfig
     EngineArgs.create_engine_config        the finished config is handed to the V1 runner
     Executor.__init__, Executor.shutdown   start and stop the draft with the target
+    init_speculator                        the V2 runner's speculator
 
 All of them pass other speculative methods through untouched. This module is loaded in every
 process of vLLM and therefore imports nothing heavy by itself.
@@ -11,6 +12,7 @@ process of vLLM and therefore imports nothing heavy by itself.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
@@ -35,6 +37,7 @@ def register() -> None:
     from vllm.config import speculative
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.executor.abstract import Executor
+    from vllm.v1.worker.gpu import spec_decode
 
     if METHOD in get_args(getattr(speculative, "SpeculativeMethod", None)):
         logger.warning("vLLM has a speculative method %r of its own: vllm-ssd is not used", METHOD)
@@ -44,9 +47,14 @@ def register() -> None:
     if find_mismatch() is None:
         _patch(EngineArgs, "create_engine_config", _with_proposer)
         _patch(Executor, "__init__", _with_draft)
+        _patch(spec_decode, "init_speculator", _with_speculator)
+        # The runner imports the function by name, perhaps before us.
+        runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
+        if runner is not None:
+            _patch(runner, "init_speculator", _with_speculator)
 
 
-def _patch(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
+def _patch(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
     original = getattr(owner, name, None)
     if original is not None and not hasattr(original, _PATCHED):
         wrapper = functools.wraps(original)(wrap(original))
@@ -101,15 +109,24 @@ def _with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
         config: VllmConfig = original(self, *args, **kwargs)
         if _uses_ssd(config):
-            from vllm_ssd.checks import check_runner
-
-            check_runner(config)
-            # The name by which the V1 runner takes a proposer from outside of vLLM.
-            config.speculative_config.method = "custom_class"
-            config.speculative_config.model = PROPOSER
+            if not config.use_v2_model_runner:
+                # The name by which the V1 runner takes a proposer from outside of vLLM.
+                config.speculative_config.method = "custom_class"
+                config.speculative_config.model = PROPOSER
         return config
 
     return create_engine_config
+
+
+def _with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_speculator(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
+        if not _uses_ssd(vllm_config):
+            return original(vllm_config, *args, **kwargs)
+        from vllm_ssd.target.speculator import SSDSpeculator
+
+        return SSDSpeculator(vllm_config, *args, **kwargs)
+
+    return init_speculator
 
 
 def _uses_ssd(config: VllmConfig) -> bool:

@@ -17,6 +17,12 @@ _PATCHED = (
     ),
     ("vllm.engine.arg_utils", "EngineArgs", "create_engine_config", None),
     ("vllm.v1.executor.abstract", "Executor", "__init__", ("self", "vllm_config")),
+    (
+        "vllm.v1.worker.gpu.spec_decode",
+        "",
+        "init_speculator",
+        ("vllm_config", "device", "req_states"),
+    ),
     ("vllm.v1.executor.abstract", "Executor", "shutdown", None),
 )
 
@@ -45,9 +51,10 @@ def find_mismatch() -> str | None:
             problem = f"takes ({', '.join(found)})"
         else:
             continue
+        name = ".".join(filter(None, (module, owner, method)))
         return (
             f"the speculative method 'ssd' cannot work with this build of vLLM {vllm.__version__}, "
-            f"whose {module}.{owner}.{method} {problem}: install a released vLLM {SUPPORTED}"
+            f"whose {name} {problem}: install a released vLLM {SUPPORTED}"
         )
     return None
 
@@ -62,7 +69,8 @@ def check_vllm() -> None:
 def _parameters(module: str, owner: str, method: str) -> tuple[str, ...] | None:
     """Parameter names of the original function, looking through wrappers; None if missing."""
     try:
-        function = getattr(getattr(importlib.import_module(module), owner), method)
+        home = importlib.import_module(module)
+        function = getattr(getattr(home, owner) if owner else home, method)
     except (ImportError, AttributeError):
         return None
     return tuple(inspect.signature(function).parameters)

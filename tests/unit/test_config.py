@@ -1,6 +1,7 @@
 """From a user's options to a config: what is understood, and how the rest is refused."""
 
 import copy
+import importlib.util
 import json
 import pickle
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, PreTrainedTokenizerFast
@@ -15,7 +17,7 @@ from vllm.config import ModelConfig, ParallelConfig
 from vllm.config.utils import replace
 
 from vllm_ssd import checks
-from vllm_ssd.checks import check_device, check_draft, check_runner, check_vocabulary, target_gpus
+from vllm_ssd.checks import check_device, check_draft, check_vocabulary, target_gpus
 from vllm_ssd.config import SSDConfig
 from vllm_ssd.options import OPTIONS, make_ssd_config
 
@@ -252,13 +254,25 @@ def test_bad_value_of_an_inherited_option(refusal):
     assert refusal(revision=3).startswith("revision is 3: ")
 
 
-def test_flashinfer_is_not_pretended(refusal, make):
+def test_flashinfer_needs_a_gpu_16_bits_and_to_be_there(refusal, make, monkeypatch):
     assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(tree_backend="flashinfer")
-    config = make()
-    config.tree_backend = "flashinfer"
-    with pytest.raises(ValueError, match="not part of this version yet") as error:
-        config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: False))
-    one_sentence(error)
+    gpu, config = SimpleNamespace(is_cpu=lambda: False), make(draft_dtype="bfloat16")
+    for installed, dtype, outcome in (
+        (None, "bfloat16", "is not installed"),
+        ("there", "float32", "needs a 16-bit draft and this one is float32"),
+        ("there", "bfloat16", "needs heads of 64, 128 or 256 and the draft's have 32"),
+    ):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=installed: found)
+        config.draft_model_config.dtype = getattr(torch, dtype)
+        config.tree_backend = "auto"
+        assert config.resolve_tree_backend(gpu) == "sdpa"
+        config.tree_backend = "flashinfer"
+        with pytest.raises(ValueError, match=outcome) as error:
+            config.resolve_tree_backend(gpu)
+        one_sentence(error)
+    monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda: 128)
+    config.tree_backend = "auto"
+    assert config.resolve_tree_backend(gpu) == "flashinfer"
 
 
 def test_tree_backend_of_the_environment(refusal, monkeypatch):
@@ -456,14 +470,7 @@ def test_vocabularies_are_checked_for_every_config(refusal, tmp_path):
     assert "have different vocabularies" in refusal(model=other)
 
 
-# Runner and devices
-
-
-def test_v2_runner():
-    check_runner(SimpleNamespace(use_v2_model_runner=False))
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0") as error:
-        check_runner(SimpleNamespace(use_v2_model_runner=True))
-    one_sentence(error)
+# Devices
 
 
 def gpus(count: int) -> SimpleNamespace:

@@ -16,9 +16,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.executor.abstract import Executor
 
 from tests.unit.test_config import one_sentence, write_model
-from vllm_ssd import checks
+from vllm_ssd import plugin
 from vllm_ssd.config import SSDConfig
-from vllm_ssd.plugin import PROPOSER, register
+from vllm_ssd.plugin import register
 from vllm_ssd.versions import SUPPORTED, check_vllm, find_mismatch
 
 
@@ -96,12 +96,12 @@ def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
     config = engine_args({"method": "ssd", "k": 3, "model": models.draft}).create_engine_config()
     ssd = config.speculative_config
     assert type(ssd) is SSDConfig
-    assert (ssd.method, ssd.model) == ("custom_class", PROPOSER)
+    assert (ssd.method, ssd.model) == ("custom_class", plugin.PROPOSER)
     assert (ssd.k, ssd.draft_model) == (3, models.draft)
     assert config.num_speculative_tokens == 3
     for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
         assert twin.speculative_config.draft_model == models.draft
-        assert twin.speculative_config.model == PROPOSER
+        assert twin.speculative_config.model == plugin.PROPOSER
 
 
 def test_engine_args_can_be_used_again(engine_args, models):
@@ -176,12 +176,19 @@ def test_pooling_targets(refusal):
     assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
 
 
-def test_runner_is_checked(refusal, monkeypatch):
-    def check_runner(config):
-        raise ValueError(f"not this runner for {config.model_config.runner_type}")
+@pytest.mark.parametrize("v2", [False, True])
+def test_each_runner_gets_what_it_knows(v2):
+    """V1 knows proposers by class; V2 asks ``init_speculator``."""
+    made = SimpleNamespace(speculative_config=SSDConfig(k=2), use_v2_model_runner=v2)
+    config = plugin._with_proposer(lambda args: made)(None)
+    assert config.speculative_config.method == ("ssd" if v2 else "custom_class")
+    assert config.speculative_config.model == (None if v2 else plugin.PROPOSER)
 
-    monkeypatch.setattr(checks, "check_runner", check_runner)
-    assert refusal() == "not this runner for generate"
+
+def test_other_methods_get_their_own_speculator():
+    made = object()
+    wrapped = plugin._with_speculator(lambda config, device, states: made)
+    assert wrapped(SimpleNamespace(speculative_config=None), "cpu", None) is made
 
 
 def test_draft_device_is_checked(refusal):

@@ -90,9 +90,8 @@ class Keeper:
             )
         else:
             ray.init(logging_level=logging.WARNING)
-        threads = {"OMP_NUM_THREADS": str(len(spec.cores))} if spec.cores else {}
         actor = ray.remote(DraftServer).options(
-            num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": threads}
+            num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": spec.environment}
         )
         self._server = actor.remote(spec)
         return self._server.load.remote()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
+from vllm_ssd.draft.attention.flashinfer import FlashInferAttention
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
 from vllm_ssd.draft.spec import DraftModelSpec
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BLOCK_SIZE = 16
-BACKENDS: dict[str, type[PagedAttention]] = {"sdpa": SDPAAttention}
+BACKENDS: dict[str, type[PagedAttention]] = {
+    "flashinfer": FlashInferAttention,
+    "sdpa": SDPAAttention,
+}
 
 
 class DraftModel:
@@ -101,6 +105,11 @@ def _join_a_world_of_one(scratch: Path) -> None:
         from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
 
         _set_torch_accelerator_to_noop()
+    else:
+        from vllm.v1.worker.workspace import init_workspace_manager
+
+        torch.cuda.set_device(0)  # the only one this process sees
+        init_workspace_manager(torch.device("cuda:0"), 1)
     init_method = f"file://{scratch / 'rendezvous'}"
     init_distributed_environment(1, 0, init_method, 0, current_platform.dist_backend)
     ensure_model_parallel_initialized(1, 1)

@@ -45,9 +45,11 @@ class DraftPolicy:
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Everything a draft server is told. cores: empty = no pinning."""
+    """Everything a draft server is told. cores: empty = no pinning. environment: of its process,
+    added to the keeper's."""
 
     run_dir: str
     model: DraftModelSpec
     policy: DraftPolicy
     cores: list[int]
+    environment: dict[str, str]

@@ -12,15 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.messages import Add, ControlClient, Remove
+from vllm_ssd.messages import Add, ControlClient, Remove, endpoint
 from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.rundir import table_path
 from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, make_stamp
 from vllm_ssd.target.lookup import Finding, HostLookup
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 POLL_S = 50e-6
 # A draft that shows no sign of life for so long is not waited for. Longer than any one forward.
@@ -191,3 +196,15 @@ class SpeculationClient:
     def _room(self, row: Row) -> int:
         """Drafts that still fit the target's longest text."""
         return max(0, min(self._k, self._max_len - len(row.tokens) - 1))
+
+
+def make_client(run_dir: Path, vllm_config: VllmConfig) -> SpeculationClient:
+    """The client of a worker whose engine core has launched the draft in ``run_dir``."""
+    config: Any = vllm_config.speculative_config
+    return SpeculationClient(
+        SpeculationTable.open(table_path(run_dir)),
+        ControlClient(endpoint(run_dir)),
+        WaitPolicy(config.on_miss, config.min_depth, config.max_wait_ms / 1000),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_len=vllm_config.model_config.max_model_len,
+    )

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_ssd import rundir
+from vllm_ssd.checks import target_gpus
 from vllm_ssd.draft.keeper import SPEC_FILE
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, ServerSpec
 from vllm_ssd.log import get_logger
-from vllm_ssd.platform import available_cores, split_cores
+from vllm_ssd.platform import available_cores, draft_gpu, gpu_environment, split_cores
 from vllm_ssd.table import SpeculationTable, TableShape
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class DraftLauncher:
                 "free some, or in a container raise --shm-size"
             ) from error
         policy = self._policy()
-        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, self._cores())
+        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *self._device())
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.draft.keeper"]
@@ -160,21 +161,26 @@ class DraftLauncher:
             scratch=policy.scratch,
         )
 
-    def _cores(self) -> list[int]:
-        """The draft's cores on a CPU machine; binds the target's workers to the others."""
+    def _device(self) -> tuple[list[int], dict[str, str]]:
+        """The draft's cores, on a CPU machine, and its process's environment. On a CPU machine the
+        target's workers are bound to the other cores."""
         from vllm.platforms import current_platform
 
+        config, parallel = self._config, self._vllm_config.parallel_config
         if not current_platform.is_cpu():
-            return []
+            used = target_gpus(parallel, current_platform)
+            engine = parallel.data_parallel_rank_local or 0
+            gpu = draft_gpu(config.draft_device, current_platform.device_count(), used, engine)
+            return [], gpu_environment(gpu, current_platform.is_rocm())
         bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
         split = split_cores(
             available_cores(),
-            self._vllm_config.parallel_config.world_size,
-            None if self._config.draft_device is None else str(self._config.draft_device),
+            parallel.world_size,
+            None if config.draft_device is None else str(config.draft_device),
             None if bind in ("auto", "nobind") else bind,
         )
         if split.target is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = split.target
         if split.shared:
             logger.warning("SSD: too few cores: target and draft share some, and will be slow")
-        return split.draft
+        return split.draft, {"OMP_NUM_THREADS": str(len(split.draft))}

@@ -14,10 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vllm_ssd.messages import ControlClient, endpoint
-from vllm_ssd.rundir import table_path
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
+from vllm_ssd.target.client import Row, SpeculationClient, make_client
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,14 +33,7 @@ class SSDProposer:
         self._runner: GPUModelRunner | None = None
         self._client: SpeculationClient | None = None
         if self._tp_group.is_first_rank:
-            run_dir = Path(config.run_dir)
-            self._client = SpeculationClient(
-                SpeculationTable.open(table_path(run_dir)),
-                ControlClient(endpoint(run_dir)),
-                WaitPolicy(config.on_miss, config.min_depth, config.max_wait_ms / 1000),
-                vocab_size=vllm_config.model_config.get_vocab_size(),
-                max_len=vllm_config.model_config.max_model_len,
-            )
+            self._client = make_client(Path(config.run_dir), vllm_config)
         _follow_runners()
 
     def load_model(self, target_model: torch.nn.Module) -> None:

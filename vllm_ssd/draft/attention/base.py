@@ -43,6 +43,9 @@ class PagedAttention(ABC):
         layers = range(shape.num_layers)
         self.keys = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in layers]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
+        flat = (-1, shape.num_kv_heads, shape.head_dim)
+        self.flat_keys = [keys.view(flat) for keys in self.keys]
+        self.flat_values = [values.view(flat) for values in self.values]
 
     @abstractmethod
     def plan_chunks(self, chunks: Sequence[Chunk]) -> None:
@@ -65,10 +68,17 @@ class PagedAttention(ABC):
         query: [tokens, H, D]; key, value: [tokens, H_kv, D]; returns [tokens, H, D].
         """
 
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Put keys and values, [tokens, H_kv, D], into int64 [tokens] slots of a layer."""
+        self.flat_keys[layer].index_copy_(0, slots, key)
+        self.flat_values[layer].index_copy_(0, slots, value)
+
     def chunk_slots(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """int64 [tokens]: where the chunks' keys and values go."""
         parts = [self.slots_of(c.blocks, c.context_len, c.kv_len) for c in chunks]
-        return torch.cat(parts)
+        return torch.cat(parts).to(self.shape.device)
 
     def tree_slots(self, trees: Sequence[Tree], step: int) -> torch.Tensor:
         """int64 [tokens]: where the keys and values of one step of the trees go."""
@@ -76,11 +86,10 @@ class PagedAttention(ABC):
         for tree in trees:
             start = tree.linear_len + step * tree.query_len
             parts.append(self.slots_of(tree.blocks, start, start + tree.query_len))
-        return torch.cat(parts)
+        return torch.cat(parts).to(self.shape.device)
 
     def slots_of(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
-        """int64 [stop - start]: slots of the KV indices ``start..stop-1`` of one request."""
+        """int64 [stop - start], on the CPU: slots of a request's KV indices ``start..stop-1``."""
         index = torch.arange(start, stop)
         table = torch.tensor(list(blocks), dtype=torch.int64)
-        slots = table[index // self.block_size] * self.block_size + index % self.block_size
-        return slots.to(self.shape.device)
+        return table[index // self.block_size] * self.block_size + index % self.block_size

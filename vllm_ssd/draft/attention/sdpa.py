@@ -17,8 +17,6 @@ class SDPAAttention(PagedAttention):
 
     def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int):
         super().__init__(shape, num_blocks, block_size)
-        self._flat_keys = [k.view(-1, shape.num_kv_heads, shape.head_dim) for k in self.keys]
-        self._flat_values = [v.view(-1, shape.num_kv_heads, shape.head_dim) for v in self.values]
         self._trees: Sequence[Tree] = ()
 
     def plan_chunks(self, chunks: Sequence[Chunk]) -> None:
@@ -38,9 +36,8 @@ class SDPAAttention(PagedAttention):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        keys, values = self._flat_keys[layer], self._flat_values[layer]
-        keys.index_copy_(0, self._write_slots, key)
-        values.index_copy_(0, self._write_slots, value)
+        self.write(layer, self._write_slots, key, value)
+        keys, values = self.flat_keys[layer], self.flat_values[layer]
         requests, rows = self._query_index.shape
         batch = (requests, self._width, self.shape.num_kv_heads, self.shape.head_dim)
         seen_keys = keys.index_select(0, self._kv_slots).view(batch).transpose(1, 2)
@@ -62,10 +59,10 @@ class SDPAAttention(PagedAttention):
         """Index tensors that do not change from step to step."""
         device = self.shape.device
         self._width = max(item.kv_len for item in items)
-        slots = torch.zeros(len(items), self._width, dtype=torch.int64, device=device)
+        slots = torch.zeros(len(items), self._width, dtype=torch.int64)
         for row, item in zip(slots, items):
             row[: item.kv_len] = self.slots_of(item.blocks, 0, item.kv_len)
-        self._kv_slots = slots.view(-1)
+        self._kv_slots = slots.view(-1).to(device)
         lengths = torch.tensor([item.query_len for item in items], device=device)
         rows = int(lengths.max())
         starts = lengths.cumsum(0) - lengths

@@ -1,0 +1,60 @@
+"""The whole engine on GPUs: the target on one, the draft on another, Model Runner V2."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two GPUs", allow_module_level=True)
+
+from tests.engine.harness import counters, engine, greedy, leftovers, run_dirs, texts, wait_for
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {
+    "max_model_len": 1024,
+    "gpu_memory_utilization": 0.3,
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+}
+PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "chess", "tides")]
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[str, str]:
+    from benchmarks.standin import ensure_draft, ensure_smollm2
+
+    folder = Path(os.environ.get("SSD_TEST_MODELS", ROOT / ".models"))
+    return str(ensure_smollm2(folder)), str(ensure_draft(folder))
+
+
+def test_same_tokens_with_and_without(models):
+    target, draft = models
+    options = {**OPTIONS, "dtype": "float32"}
+    with engine(target, **options) as llm:
+        plain = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
+    before = run_dirs()
+    speculation = {"method": "ssd", "k": 4, "f": 2, "model": draft}
+    with engine(target, speculative_config=speculation, **options) as llm:
+        (run_dir,) = run_dirs() - before
+        found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
+        counted = counters(run_dir)
+    assert found == plain
+    assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
+    wait_for("clean end", lambda: not leftovers(run_dir, []), 20)
+
+
+def test_flashinfer_drafts_for_itself(models):
+    """In bf16 a draft that equals its target accepts nearly all (ties between tokens flip)."""
+    target, _ = models
+    before = run_dirs()
+    speculation = {"method": "ssd", "k": 4, "f": 2, "model": target, "tree_backend": "flashinfer"}
+    with engine(target, dtype="bfloat16", speculative_config=speculation, **OPTIONS) as llm:
+        (run_dir,) = run_dirs() - before
+        llm.generate(PROMPTS, greedy(128), use_tqdm=False)
+        counted = counters(run_dir)
+    assert sum(counted["accepted"][4:]) > 0.9 * sum(counted["accepted"])
+    print(counted)
