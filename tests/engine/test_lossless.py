@@ -30,8 +30,13 @@ PROMPTS = [
     # Longer than max_num_batched_tokens below: prefilled in chunks by the target.
     *(f"List what you know about {s}. " * 20 for s in SUBJECTS[:4]),
 ]
-# Chunked prefill, and more requests than fit at once.
-OPTIONS = {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 48}
+# Chunked prefill, more requests than fit at once, and so few KV blocks that some are preempted.
+OPTIONS = {
+    "max_num_batched_tokens": 64,
+    "long_prefill_token_threshold": 48,
+    "num_gpu_blocks_override": 6,
+    "disable_log_stats": False,
+}
 
 
 def run_all(llm) -> dict[str, object]:
@@ -43,6 +48,11 @@ def run_all(llm) -> dict[str, object]:
         "stop": texts(llm.generate(PROMPTS[:6], greedy(48, stop=[".", "\n"]), use_tqdm=False)),
         "after_abort": abort_one(llm),
     }
+
+
+def preemptions(llm) -> int:
+    (metric,) = [m for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+    return metric.value
 
 
 def abort_one(llm) -> list[object]:
@@ -79,6 +89,7 @@ def test_same_tokens_with_and_without(target, draft, plain):
         own = processes_of(run_dir)
         found = run_all(llm)
         counted = counters(run_dir)
+        assert preemptions(llm) > 0, "the KV cache is too large for this test"
         assert found == plain
         # It was speculation that made them, and outcomes were looked up in time. (How many were
         # hits is another matter: this draft is as slow as its target.)

@@ -163,7 +163,7 @@ def test_bad_options_reach_the_user_as_one_sentence(refusal):
         ),
         ({"enable_dbo": True}, "dual batch overlap", "--enable-dbo"),
         ({"watermark_config": {"algorithm": "gumbel"}}, "watermarking", "--watermark-config"),
-        ({"async_scheduling": True}, "asynchronous scheduling", "--async-scheduling"),
+        ({"async_scheduling": True}, "asynchronous scheduling on CPUs", "--async-scheduling"),
     ],
 )
 def test_unsupported_combinations(refusal, args, what, fix):

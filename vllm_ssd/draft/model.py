@@ -9,6 +9,7 @@ import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
 from vllm_ssd.draft.attention.flashinfer import FlashInferAttention
+from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
 from vllm_ssd.draft.spec import DraftModelSpec
 
@@ -70,6 +71,23 @@ class DraftModel:
         """[n, hidden] -> [n, vocab], cut to the tokens that the target knows."""
         logits: torch.Tensor = self._model.compute_logits(hidden)
         return logits[:, : self._vocab_size]
+
+    def warm_up(self, chunk: int, branches: int) -> None:
+        """Run every kind of forward once: what is built or chosen at first use is, then, before
+        requests come. Leaves nothing but meaningless KV in blocks that nobody owns yet."""
+        blocks = range(self.num_blocks)
+        room = min(self.num_blocks * BLOCK_SIZE, self.max_len)
+        for size in {1, min(chunk, room)}:
+            self.attention.plan_chunks([Chunk(blocks, 0, size)])
+            self._try(size)
+        for width in {1, min(branches, room - 1)} - {0}:
+            self.attention.plan_trees([Tree(blocks, 1, [1] * width, 1)])
+            self.attention.tree_step(0)
+            self._try(width)
+
+    def _try(self, size: int) -> None:
+        tokens = torch.zeros(size, dtype=torch.int64)
+        self.logits(self.forward(tokens, tokens)).argmax(dim=-1).tolist()
 
 
 class _LayerAttention:

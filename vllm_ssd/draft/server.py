@@ -47,9 +47,12 @@ class DraftServer:
         started = time.monotonic()
         if self._spec.cores:
             torch.set_num_threads(len(self._spec.cores))
+        policy = self._spec.policy
         model = DraftModel(self._spec.model, self._run_dir)
+        with torch.inference_mode():
+            model.warm_up(policy.chunk, policy.branches)
         table = SpeculationTable.open(rundir.table_path(self._run_dir))
-        self._engine = DraftEngine(model, table, self._spec.policy)
+        self._engine = DraftEngine(model, table, policy)
         self._status = table.draft[0]
         self._status["pid"] = os.getpid()
         self._control = ControlServer(

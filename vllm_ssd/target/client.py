@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 POLL_S = 50e-6
+UNSEEN = -1  # stands for the accepted length of a round that was not ours
 # A draft that shows no sign of life for so long is not waited for. Longer than any one forward.
 HEARTBEAT_LIMIT_NS = 5_000_000_000
 
@@ -55,14 +56,15 @@ class Row:
 @dataclass(eq=False)
 class Seat:
     """A request's place in the table. length: of its text at the last publication. round: of the
-    next outcome. patient: whether the draft is worth waiting for."""
+    next outcome. overdue: an outcome that was waited for in vain; until the draft has published
+    for it or a later one, it is not waited for."""
 
     slot: int
     generation: int
     length: int
     round: int = 0
     drafts: list[int] = field(default_factory=list)
-    patient: bool = True
+    overdue: np.uint64 | None = None
     last_used: int = 0
 
 
@@ -111,7 +113,7 @@ class SpeculationClient:
         seat = Seat(self._free.pop(), self._generation, len(tokens), last_used=self._step)
         self._seats[request_id] = seat
         if not self._control.send(Add(seat.slot, seat.generation, list(tokens))):
-            seat.patient = False
+            seat.overdue = make_stamp(seat.generation, 0)
 
     def remove(self, request_id: str) -> None:
         """The request ended or was preempted."""
@@ -141,18 +143,17 @@ class SpeculationClient:
         seat = self._seat_of(row)
         length = len(row.tokens)
         new = row.tokens[seat.length :].tolist()
-        # A text that grew by more than this step's tokens had a round without us.
-        accepted = row.num_new - 1 if len(new) == row.num_new else 0
+        # A text that grew by more than this step's tokens had a round without us: nothing that
+        # was predicted can be its outcome.
+        accepted = row.num_new - 1 if len(new) == row.num_new else UNSEEN
         stamp = make_stamp(seat.generation, seat.round)
         self._lookup.publish(seat.slot, stamp, length, accepted, new)
-        if seat.round:  # the first outcome ends the prompt; nothing was verified
+        if seat.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted)
         seat.length = length
         seat.round += 1
         seat.last_used = self._step
         finding = self._lookup.find(seat.slot, stamp, accepted, new[-1])
-        if len(new) != row.num_new:
-            finding = Finding(finding.published, False, [])
         return Lookup(row, seat, stamp, accepted, new[-1], finding)
 
     def _seat_of(self, row: Row) -> Seat:
@@ -181,17 +182,18 @@ class SpeculationClient:
                 )
             waiting = [lookup for lookup in waiting if self._worth_waiting(lookup)]
         for lookup in waiting:
-            lookup.seat.patient = False
+            lookup.seat.overdue = lookup.stamp
         self.counters.waited(time.monotonic() - started, len(waiting))
 
     def _worth_waiting(self, lookup: Lookup) -> bool:
-        seat, tokens = lookup.seat, lookup.finding.tokens
-        seat.patient |= bool(tokens)
-        if len(tokens) >= min(self._policy.min_depth, self._room(lookup.row)):
+        seat = lookup.seat
+        if len(lookup.finding.tokens) >= min(self._policy.min_depth, self._room(lookup.row)):
             return False
+        if seat.overdue is not None and self._lookup.newest(seat.slot) >= seat.overdue:
+            seat.overdue = None
         alive = time.monotonic_ns() - int(self._table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
         given_up = self._lookup.draft_state(seat.slot, seat.generation) in (GIVEN_UP, LOST)
-        return seat.patient and alive and not given_up
+        return seat.overdue is None and alive and not given_up
 
     def _room(self, row: Row) -> int:
         """Drafts that still fit the target's longest text."""

@@ -40,6 +40,7 @@ class HostLookup:
         self, slot: int, stamp: np.uint64, length: int, accepted: int, new_tokens: Sequence[int]
     ) -> None:
         """Tell the draft an outcome: ``new_tokens`` (bonus last) end a text of ``length`` tokens.
+        ``accepted`` is -1 if they are of several rounds.
 
         Of ``new_tokens`` only what fits the slot's tail is kept; the draft notices a gap.
         """
@@ -88,6 +89,13 @@ class HostLookup:
         if any(not 0 <= token < self._vocab_size for token in tokens):
             tokens = []
         return Finding(published, predicted, tokens)
+
+    def newest(self, slot: int) -> np.uint64:
+        """The latest round the draft has published anything for, as a stamp; 0 before any."""
+        newest: np.uint64 = max(
+            self._prediction[slot]["stamp"].max(), self._answer[slot]["stamp"].max()
+        )
+        return newest
 
     def draft_state(self, slot: int, generation: int) -> int:
         """What the draft says of this request: one of the states of ``table.py``."""
