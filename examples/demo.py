@@ -31,8 +31,8 @@ QUESTIONS = (
 )
 MAX_TOKENS = 80
 NUM_CORES = 2
-# On two cores the target takes about 280 ms a step and the draft 40: time for a glue and five branch
-# steps. A late branch is worth waiting for up to three drafts.
+# On two cores the target takes about 280 ms a step and the draft 40: time for a glue and five
+# branch steps. A late branch is worth waiting for up to three drafts.
 SPECULATION: dict[str, Any] = {
     "method": "ssd",
     "k": 5,
