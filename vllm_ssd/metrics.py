@@ -56,7 +56,9 @@ class TargetCounters:
             return
         self._next_log = now + LOG_INTERVAL_S
         current = snapshot(self._table)
-        logger.info("SSD metrics: %s", describe(subtract(current, self._logged)))
+        news = subtract(current, self._logged)
+        if news["rounds"]:
+            logger.info("SSD metrics: %s", describe(news))
         self._logged = current
 
 

@@ -14,7 +14,6 @@ if torch.cuda.device_count() < 2:
 from tests.engine.harness import counters, engine, greedy, leftovers, run_dirs, texts, wait_for
 from vllm_ssd.metrics import describe
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = {
     "max_model_len": 1024,
     "gpu_memory_utilization": 0.3,
@@ -24,12 +23,30 @@ OPTIONS = {
 PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "chess", "tides")]
 
 
+FOLDER = Path(os.environ.get("SSD_TEST_MODELS", Path(__file__).parents[2] / ".models"))
+
+
 @pytest.fixture(scope="module")
 def models() -> tuple[str, str]:
     from benchmarks.standin import ensure_draft, ensure_smollm2
 
-    folder = Path(os.environ.get("SSD_TEST_MODELS", ROOT / ".models"))
-    return str(ensure_smollm2(folder)), str(ensure_draft(folder))
+    return str(ensure_smollm2(FOLDER)), str(ensure_draft(FOLDER))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
+def test_same_tokens_under_tensor_parallelism(models):
+    """Two target ranks: only the first looks into the table, both verify the same drafts."""
+    from benchmarks.standin import ensure_target
+
+    target, results = str(ensure_target(FOLDER, "even", "float32")), []
+    for extra in (
+        {},
+        {"speculative_config": {"method": "ssd", "k": 4, "f": 2, "model": models[1]}},
+    ):
+        options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2, **extra}
+        with engine(target, **options) as llm:
+            results.append(texts(llm.generate(PROMPTS, greedy(96), use_tqdm=False)))
+    assert results[0] == results[1]
 
 
 def test_same_tokens_with_and_without(models):
