@@ -18,7 +18,7 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.messages import Add, Remove
-from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, TableShape
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape
 from vllm_ssd.target import client
 from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
 from vllm_ssd.target.lookup import HostLookup
@@ -314,6 +314,25 @@ def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, referen
     target.round(loop.client)
     assert target.drafts == reference.continuation(target.text, k)
     loop.engine.pool.give(spare)
+
+
+def test_a_text_that_outgrows_the_memory_waits_for_more(tmp_path, draft_model, reference):
+    """No block is left when an answer needs one: the request is postponed, and taken up again."""
+    k = 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (0,) * (k + 1), k, chunk=64))
+    text = PROMPT + reference.continuation(PROMPT, 30)
+    loop.client.add("a", PROMPT)
+    loop.work()
+    seat = loop.client._seats["a"]
+    rest = loop.engine.pool.take(loop.engine.pool.num_free)
+    stamp = seat.generation << 32
+    loop.lookup.publish(seat.slot, stamp, len(text), 0, text[len(PROMPT) :])
+    loop.work()
+    assert loop.lookup.draft_state(seat.slot, seat.generation) == PREPARING
+    assert loop.lookup.find(seat.slot, stamp, 0, text[-1]).tokens == []
+    loop.engine.pool.give(rest)
+    loop.work()
+    assert loop.lookup.find(seat.slot, stamp, 0, text[-1]).tokens == reference.continuation(text, k)
 
 
 def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference):

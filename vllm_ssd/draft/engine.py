@@ -26,6 +26,8 @@ from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, split_stamp
 
+_NO_ROWS = torch.empty(0, 1)  # logits of nothing, over which argmax is still defined
+
 
 class TreeRound:
     """Branches that grow together; requests leave when their round is over."""
@@ -210,7 +212,7 @@ class DraftEngine:
             tokens += chunk_tokens
             request.fed += chunk_tokens
         if not fed:
-            return [], torch.empty(0, 0)
+            return [], _NO_ROWS
         for tree in self._trees:
             tree.planned = False  # the plan below replaces theirs
         self.model.attention.plan_chunks(chunks)
@@ -219,7 +221,7 @@ class DraftEngine:
         ends = torch.tensor([chunk.query_len for chunk in chunks]).cumsum(0).tolist()
         wanted = [row for end, r in zip(ends, fed) for row in range(end - rows(r), end)]
         if not wanted:
-            return fed, torch.empty(0, 0)
+            return fed, _NO_ROWS
         return fed, self.model.logits(hidden[torch.tensor(wanted, device=hidden.device)])
 
     def _predict(self, requests: list[DraftRequest], logits: torch.Tensor) -> None:
