@@ -1,10 +1,8 @@
 """Counters, their rates, and how they are shown."""
 
-import logging
-
 import pytest
 
-from vllm_ssd import cli
+from vllm_ssd import cli, metrics
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.target.lookup import Finding
@@ -46,22 +44,22 @@ def test_differences_of_snapshots(table):
     assert difference["live"] == 5
 
 
-def test_one_log_line_per_interval_of_activity(table, monkeypatch, caplog):
-    from vllm_ssd import metrics
-
+def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     now = [100.0]
+    lines: list[str] = []
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metrics.logger, "info", lambda text, *args: lines.append(text % args))
     counters = TargetCounters(table)
-    # vLLM's logger does not propagate to where caplog listens.
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level("INFO", logger="vllm.vllm_ssd.metrics"):
-        for _ in range(25):
-            now[0] += 1.0
+    for second in range(40):
+        now[0] += 1.0
+        if second < 25:
             counters.lookup(Finding(True, True, [1, 2]), 2, 2)
-            counters.log()
-    lines = [record.message for record in caplog.records]
-    assert len(lines) == 2
-    assert "Rounds: 10," in lines[1]
+        counters.log()
+    assert [line.split(",")[0] for line in lines] == [
+        "SSD metrics: Rounds: 10",
+        "SSD metrics: Rounds: 10",
+        "SSD metrics: Rounds: 5",
+    ]
 
 
 def test_stats_without_engines(monkeypatch, capsys):
