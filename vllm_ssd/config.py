@@ -10,13 +10,13 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-import torch
 from pydantic import Field
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
 from vllm.platforms import current_platform
 
 from vllm_ssd.checks import check_draft, check_draft_source, check_vocabulary, first_sentence
+from vllm_ssd.draft.attention.flashinfer import DTYPES, HEAD_DIMS
 from vllm_ssd.pairs import default_draft
 
 if TYPE_CHECKING:
@@ -182,9 +182,9 @@ class SSDConfig(SpeculativeConfig):
             return "is not installed"
         if self.draft_model_config is not None:
             dtype, head = self.draft_model_config.dtype, self.draft_model_config.get_head_size()
-            if dtype not in (torch.bfloat16, torch.float16):
+            if dtype not in DTYPES:
                 return f"needs a 16-bit draft and this one is {str(dtype).removeprefix('torch.')}"
-            if head not in (64, 128, 256):
+            if head not in HEAD_DIMS:
                 return f"needs heads of 64, 128 or 256 and the draft's have {head}"
         return None
 

@@ -39,7 +39,6 @@ class Keeper:
     def __init__(self, run_dir: Path, channel: socket.socket):
         self._run_dir = run_dir
         self._channel = channel
-        self._own_ray = False
         self._server: Any = None
 
     def run(self) -> None:
@@ -76,8 +75,7 @@ class Keeper:
         import ray
 
         spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=ServerSpec)
-        self._own_ray = not os.environ.get("RAY_ADDRESS")
-        if self._own_ray:
+        if not os.environ.get("RAY_ADDRESS"):
             ray.init(
                 address="local",
                 num_cpus=1,

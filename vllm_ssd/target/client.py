@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +63,6 @@ class Seat:
     generation: int
     length: int
     round: int = 0
-    drafts: list[int] = field(default_factory=list)
     overdue: np.uint64 | None = None
     last_used: int = 0
 
@@ -132,7 +131,6 @@ class SpeculationClient:
         drafts = []
         for lookup, before in zip(lookups, first):
             found = lookup.finding.tokens[: self._room(lookup.row)]
-            lookup.seat.drafts = found
             self._lookup.confirm(lookup.seat.slot, lookup.stamp, found)
             self.counters.lookup(before, self._policy.min_depth, len(found))
             drafts.append(found)
