@@ -26,7 +26,8 @@ TREE_BACKEND_VARIABLE = "SSD_TREE_DECODE_BACKEND"
 MAX_FAN_OUT = 64
 MAX_BRANCHES = 512
 
-TreeBackend = Literal["auto", "flashinfer", "sdpa"]
+TreeBackend = Literal["auto", "triton", "flashinfer", "sdpa"]
+_ON_GPUS: tuple[Literal["triton", "flashinfer"], ...] = ("triton", "flashinfer")
 FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
 DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
 # A core list such as "2-3,6", the index of a visible GPU, or its UUID.
@@ -77,7 +78,8 @@ class SSDConfig(SpeculativeConfig):
     )
     """Where the draft runs. None: a device the target does not use."""
     tree_backend: TreeBackend = Field(
-        default_factory=_default_tree_backend, description='"auto", "flashinfer" or "sdpa"'
+        default_factory=_default_tree_backend,
+        description='"auto", "triton", "flashinfer" or "sdpa"',
     )
     """The draft's attention. Not given: the environment variable SSD_TREE_DECODE_BACKEND, or
     "auto"."""
@@ -164,28 +166,35 @@ class SSDConfig(SpeculativeConfig):
         its prompt, and spends all of them there."""
         return sum(self.fan_out)
 
-    def resolve_tree_backend(self, platform: Platform) -> Literal["flashinfer", "sdpa"]:
+    def resolve_tree_backend(self, platform: Platform) -> Literal["triton", "flashinfer", "sdpa"]:
         """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
-        obstacle = self._flashinfer_obstacle(platform)
-        if self.tree_backend == "flashinfer" and obstacle:
-            raise ValueError(
-                f"tree_backend 'flashinfer' (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
-                "write 'auto' or 'sdpa'"
-            )
-        return "sdpa" if obstacle or self.tree_backend == "sdpa" else "flashinfer"
+        for backend in _ON_GPUS:
+            obstacle = self._obstacle(backend, platform)
+            if self.tree_backend == backend and obstacle:
+                raise ValueError(
+                    f"tree_backend {backend!r} (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
+                    "write 'auto' or 'sdpa'"
+                )
+            if self.tree_backend in ("auto", backend) and not obstacle:
+                return backend
+        return "sdpa"
 
-    def _flashinfer_obstacle(self, platform: Platform) -> str | None:
-        """Why FlashInfer cannot be the draft's attention, as the end of a sentence."""
+    def _obstacle(self, backend: str, platform: Platform) -> str | None:
+        """Why this cannot be the draft's attention, as the end of a sentence."""
         if platform.is_cpu():
             return "needs a GPU"
-        if importlib.util.find_spec("flashinfer") is None:
+        if importlib.util.find_spec(backend) is None:
             return "is not installed"
-        if self.draft_model_config is not None:
-            dtype, head = self.draft_model_config.dtype, self.draft_model_config.get_head_size()
-            if dtype not in DTYPES:
-                return f"needs a 16-bit draft and this one is {str(dtype).removeprefix('torch.')}"
-            if head not in HEAD_DIMS:
-                return f"needs heads of 64, 128 or 256 and the draft's have {head}"
+        if self.draft_model_config is None:
+            return None
+        dtype, head = self.draft_model_config.dtype, self.draft_model_config.get_head_size()
+        if backend == "triton":
+            two = head >= 16 and head & (head - 1) == 0
+            return None if two else f"needs heads of a power of two and the draft's have {head}"
+        if dtype not in DTYPES:
+            return f"needs a 16-bit draft and this one is {str(dtype).removeprefix('torch.')}"
+        if head not in HEAD_DIMS:
+            return f"needs heads of 64, 128 or 256 and the draft's have {head}"
         return None
 
     def draft_shares_target_positions(self) -> bool:

@@ -119,7 +119,7 @@ class SpeculationTable:
     def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap, writable: bool):
         self.path = path
         self.shape = shape
-        self._pages = pages
+        self.pages = pages
         offset = 0
 
         def view(dtype: np.dtype, count: int) -> NDArray:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.standin.build import DTYPES, ensure_draft, ensure_target
+from benchmarks.standin.build import DTYPES, ensure_draft, ensure_standin, ensure_target
 from benchmarks.standin.shapes import SHAPES
 from benchmarks.standin.smollm2 import ensure_smollm2
 
@@ -19,12 +19,18 @@ def main() -> None:
     target.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
     draft = models.add_parser("draft", help="SmolLM2 without some layers")
     draft.add_argument("--drop", type=int, nargs="+", default=[14], metavar="LAYER")
+    standin = models.add_parser("standin", help='any shape without weights: load format "standin"')
+    standin.add_argument("--shape", required=True, help="a target's, or six sizes with commas")
+    standin.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    standin.add_argument("--drop", type=int, nargs="+", default=[], metavar="LAYER")
     args = parser.parse_args()
     try:
         if args.model == "smollm2":
             folder = ensure_smollm2(args.out)
         elif args.model == "target":
             folder = ensure_target(args.out, args.shape, args.dtype)
+        elif args.model == "standin":
+            folder = ensure_standin(args.out, args.shape, args.dtype, args.drop)
         else:
             folder = ensure_draft(args.out, args.drop)
     except (ValueError, FileExistsError, RuntimeError) as error:

@@ -9,10 +9,13 @@ import torch
 from benchmarks.standin.checkpoint import copy_tokenizer, read_config, write_json, write_tensors
 from benchmarks.standin.drop import drop_layers, kept_layers
 from benchmarks.standin.folders import build_once
-from benchmarks.standin.shapes import SHAPES, Shape
+from benchmarks.standin.shapes import SHAPES, Shape, parse_shape
 from benchmarks.standin.smollm2 import ensure_smollm2
 from benchmarks.standin.widen import standin_config, standin_tensors
 
+# In config.json of a stand-in without weights: {"small": folder, "drop": layers}, the small model's
+# folder as seen from the stand-in's own.
+STANDIN_KEY = "standin"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -44,3 +47,29 @@ def ensure_draft(folder: Path, drop: Sequence[int] = (14,)) -> Path:
     if dropped != sorted(set(drop)):
         raise ValueError(f"{draft} is the model without layers {dropped}; remove it first")
     return draft
+
+
+def ensure_standin(folder: Path, shape: str, dtype: str, drop: Sequence[int] = ()) -> Path:
+    """Return a stand-in's folder in `folder`, for the load format "standin": everything but
+    weights, which are made from `folder`/smollm2 less the layers `drop` whenever it is loaded.
+
+    Raises KeyError for an unknown dtype, ValueError for a shape that `parse_shape` does not know
+    or SmolLM2 does not fit into.
+    """
+    small = ensure_smollm2(folder)
+    parts = ["standin", shape.replace(",", "-"), dtype]
+    if drop:
+        parts += ["without", *map(str, drop)]
+    build = partial(_build_standin, small, parse_shape(shape), DTYPES[dtype], list(drop))
+    return build_once(folder / "-".join(parts), build)
+
+
+def _build_standin(
+    small: Path, shape: Shape, dtype: torch.dtype, drop: list[int], folder: Path
+) -> None:
+    # No tensor is taken from it: it is asked for because it refuses a shape that does not fit.
+    standin_tensors(small, shape, dtype, torch.device("cpu"), drop)
+    copy_tokenizer(small, folder)
+    config = standin_config(read_config(small), shape, dtype)
+    config[STANDIN_KEY] = {"small": f"../{small.name}", "drop": drop}
+    write_json(folder / "config.json", config)

@@ -1,6 +1,6 @@
 """The sizes of Llama models, and those that stand-ins are made in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -45,3 +45,17 @@ SHAPES = {
     # A draft of 1.2e9 parameters: SmolLM2 fits when one of its 30 layers is left out.
     "draft-1b": Shape(2048, 29, 32, 8, 64, 4096),
 }
+
+
+def parse_shape(text: str) -> Shape:
+    """Return a shape by its name in SHAPES, or from its six sizes in the order of Shape's fields.
+
+    Raises ValueError if `text` is neither, as in "2048,29,32,8,64".
+    """
+    if text in SHAPES:
+        return SHAPES[text]
+    names = [field.name for field in fields(Shape)]
+    sizes = text.split(",")
+    if len(sizes) != len(names) or not all(size.isdecimal() for size in sizes):
+        raise ValueError(f"{text!r} is not {', '.join(SHAPES)} or sizes {','.join(names)}")
+    return Shape(*map(int, sizes))

@@ -101,7 +101,7 @@ def test_defaults(make, draft):
     assert config.max_branches == 24
     assert config.model == config.draft_model == draft
     assert (config.on_miss, config.min_depth, config.max_wait_ms) == ("wait", 7, 2000.0)
-    assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: False)) == "sdpa"
+    assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: True)) == "sdpa"
 
 
 def test_a_number_for_each_accepted_length(make):
@@ -234,7 +234,7 @@ def test_too_many_branches(refusal):
         ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
         ("draft_kv_cache_gib", -1, "a number above 0"),
         ("start_timeout_s", "10", "a number above 0"),
-        ("tree_backend", "triton", '"auto", "flashinfer" or "sdpa"'),
+        ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),
         ("draft_device", 1.5, "the index or UUID of a visible GPU"),
         ("draft_device", -1, "the index or UUID of a visible GPU"),
         ("draft_device", "one", '"2-3,6"'),
@@ -254,31 +254,38 @@ def test_bad_value_of_an_inherited_option(refusal):
     assert refusal(revision=3).startswith("revision is 3: ")
 
 
-def test_flashinfer_needs_a_gpu_16_bits_and_to_be_there(refusal, make, monkeypatch):
-    assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(tree_backend="flashinfer")
+def test_attention_on_gpus(refusal, make, monkeypatch):
+    for backend in ("flashinfer", "triton"):
+        assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(tree_backend=backend)
     gpu, config = SimpleNamespace(is_cpu=lambda: False), make(draft_dtype="bfloat16")
-    for installed, dtype, outcome in (
-        (None, "bfloat16", "is not installed"),
-        ("there", "float32", "needs a 16-bit draft and this one is float32"),
-        ("there", "bfloat16", "needs heads of 64, 128 or 256 and the draft's have 32"),
+    both = {"triton", "flashinfer"}
+    for installed, dtype, head, auto, problems in (
+        (set(), "bfloat16", 128, "sdpa", dict.fromkeys(both, "is not installed")),
+        (both, "float32", 128, "triton", {"flashinfer": "needs a 16-bit draft"}),
+        (both, "bfloat16", 32, "triton", {"flashinfer": "needs heads of 64, 128 or 256"}),
+        (both, "bfloat16", 80, "sdpa", {"triton": "needs heads of a power of two"}),
+        ({"flashinfer"}, "bfloat16", 128, "flashinfer", {"triton": "is not installed"}),
     ):
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=installed: found)
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, there=installed: name in there or None
+        )
+        monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda size=head: size)
         config.draft_model_config.dtype = getattr(torch, dtype)
         config.tree_backend = "auto"
-        assert config.resolve_tree_backend(gpu) == "sdpa"
-        config.tree_backend = "flashinfer"
-        with pytest.raises(ValueError, match=outcome) as error:
-            config.resolve_tree_backend(gpu)
-        one_sentence(error)
-    monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda: 128)
-    config.tree_backend = "auto"
-    assert config.resolve_tree_backend(gpu) == "flashinfer"
+        assert config.resolve_tree_backend(gpu) == auto
+        for backend, problem in problems.items():
+            config.tree_backend = backend
+            with pytest.raises(ValueError, match=problem) as error:
+                config.resolve_tree_backend(gpu)
+            one_sentence(error)
 
 
 def test_tree_backend_of_the_environment(refusal, monkeypatch):
-    monkeypatch.setenv("SSD_TREE_DECODE_BACKEND", "triton")
+    monkeypatch.setenv("SSD_TREE_DECODE_BACKEND", "eager")
     said = refusal()
-    assert "SSD_TREE_DECODE_BACKEND must be one of auto, flashinfer, sdpa, not 'triton'" in said
+    assert (
+        "SSD_TREE_DECODE_BACKEND must be one of auto, triton, flashinfer, sdpa, not 'eager'" in said
+    )
     monkeypatch.setenv("SSD_TREE_DECODE_BACKEND", "flashinfer")
     assert "flashinfer" in refusal()
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import DraftModel
-from vllm_ssd.draft.publish import DraftMailbox
+from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape
@@ -90,7 +90,9 @@ class Loop:
     def __init__(self, draft_model, path, policy, on_miss="skip"):
         shape = TableShape(SLOTS, policy.k, max(policy.branches, 1), tail=64)
         self.table = SpeculationTable.create(path, shape)
-        self.engine = DraftEngine(draft_model, SpeculationTable.open(path), policy)
+        theirs = SpeculationTable.open(path)
+        publisher = HostPublisher(DraftMailbox(theirs))
+        self.engine = DraftEngine(draft_model, theirs, policy, publisher)
         self.lookup = HostLookup(self.table, VOCAB)
         self.client = SpeculationClient(
             self.table, self, WaitPolicy(on_miss, policy.k, 5.0), VOCAB, MAX_LEN

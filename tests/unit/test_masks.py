@@ -22,7 +22,8 @@ def trees(draw):
 def test_a_branch_sees_its_text_and_itself_only(tree, data):
     step = data.draw(st.integers(0, tree.num_steps - 1))
     width = tree.kv_len + data.draw(st.integers(0, 5))
-    mask = tree_mask(tree, step, width, CPU)
+    linear, parents = torch.tensor([tree.linear_len]), torch.tensor([tree.parent_lens])
+    (mask,) = tree_mask(linear, parents, torch.tensor([step]), width)
     for branch, parent in enumerate(tree.parent_lens):
         own = {tree.linear_len + s * tree.query_len + branch for s in range(step + 1)}
         assert set(mask[branch].nonzero().view(-1).tolist()) == set(range(parent)) | own
@@ -30,8 +31,7 @@ def test_a_branch_sees_its_text_and_itself_only(tree, data):
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 5))
 def test_a_chunk_is_causal(context, length, extra):
-    chunk = Chunk([], context, length)
-    mask = causal_mask(chunk, chunk.kv_len + extra, CPU)
+    (mask,) = causal_mask(torch.tensor([context]), length, context + length + extra)
     for row in range(length):
         assert mask[row].nonzero().view(-1).tolist() == list(range(context + row + 1))
 
@@ -48,23 +48,27 @@ def dense(query, keys, values, scale):
     contexts=st.lists(st.integers(1, 50), min_size=1, max_size=3),
     group=st.sampled_from([1, 3, 4]),
     block_size=st.sampled_from([4, 16]),
+    spare=st.integers(0, 2),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=25, deadline=None)
-def test_sdpa_equals_dense_attention_over_separate_sequences(contexts, group, block_size, seed):
-    """Ragged prompts in two chunks, then a tree on each: all must match plain attention over the
-    sequence that the branch stands for."""
+def test_sdpa_equals_dense_attention_over_separate_sequences(
+    contexts, group, block_size, spare, seed
+):
+    """Ragged prompts in two chunks, then a tree on each, in batches with room to spare: all must
+    match plain attention over the sequence that the branch stands for."""
     generator = torch.Generator().manual_seed(seed)
     kv_heads, dim, steps = 2, 8, 3
     shape = AttentionShape(1, kv_heads * group, kv_heads, dim, dim**-0.5, torch.float32, CPU)
     pool = torch.randperm(200, generator=generator).tolist()
-    attention = SDPAAttention(shape, 200, block_size)
+    attention = SDPAAttention(shape, 200, block_size, max_len=100)
 
     def rand(*size):
         return torch.randn(*size, generator=generator)
 
+    requests = len(contexts)
     per_request = -(-(max(contexts) + 40) // block_size)
-    blocks = [pool[i * per_request : (i + 1) * per_request] for i in range(len(contexts))]
+    blocks = [pool[i * per_request : (i + 1) * per_request] for i in range(requests)]
     keys = [rand(n, kv_heads, dim) for n in contexts]
     values = [rand(n, kv_heads, dim) for n in contexts]
     cuts = [max(1, n // 2) for n in contexts]
@@ -74,39 +78,42 @@ def test_sdpa_equals_dense_attention_over_separate_sequences(contexts, group, bl
         if not chosen:
             continue
         chunks = [Chunk(blocks[i], spans[i][0], spans[i][1] - spans[i][0]) for i in chosen]
-        queries = rand(sum(c.query_len for c in chunks), kv_heads * group, dim)
-        attention.plan_chunks(chunks)
-        out = attention.attend(
-            0,
-            queries,
-            torch.cat([keys[i][slice(*spans[i])] for i in chosen]),
-            torch.cat([values[i][slice(*spans[i])] for i in chosen]),
+        queries = max(c.query_len for c in chunks) + spare
+        plan = attention.chunk_plan(len(chosen) + spare, queries)
+        plan.load(chunks)
+        query = rand(plan.batch, queries, kv_heads * group, dim)
+        key, value = (
+            rand(plan.batch, queries, kv_heads, dim),
+            rand(plan.batch, queries, kv_heads, dim),
         )
-        row = 0
-        for i in chosen:
-            for position in range(*spans[i]):
+        for row, i in enumerate(chosen):
+            span = slice(*spans[i])
+            key[row, : chunks[row].query_len] = keys[i][span]
+            value[row, : chunks[row].query_len] = values[i][span]
+        out = plan.attend(0, query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1))
+        out = out.view(query.shape)
+        for row, i in enumerate(chosen):
+            for number, position in enumerate(range(*spans[i])):
                 seen = slice(0, position + 1)
-                expected = dense(queries[row], keys[i][seen], values[i][seen], shape.scale)
-                torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
-                row += 1
-    layouts = [
-        Tree(b, n, [n, max(1, n - 2), 1][: 1 + n % 3], steps) for b, n in zip(blocks, contexts)
-    ]
-    attention.plan_trees(layouts)
+                expected = dense(query[row, number], keys[i][seen], values[i][seen], shape.scale)
+                torch.testing.assert_close(out[row, number], expected, atol=1e-5, rtol=1e-4)
+    layouts = [Tree(b, n, [n, max(1, n - 2), 1], steps) for b, n in zip(blocks, contexts)]
+    plan = attention.tree_plan(requests + spare, 3, steps)
+    plan.load([*([None] * spare), *layouts])
     grown: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for step in range(steps):
-        total = sum(t.query_len for t in layouts)
-        query, key, value = rand(total, kv_heads * group, dim), rand(total, kv_heads, dim), None
-        value = rand(total, kv_heads, dim)
-        attention.tree_step(step)
-        out = attention.attend(0, query, key, value)
-        row = 0
+        query = rand(plan.batch, 3, kv_heads * group, dim)
+        key, value = rand(plan.batch, 3, kv_heads, dim), rand(plan.batch, 3, kv_heads, dim)
+        plan.prepare(torch.tensor([step]))
+        out = plan.attend(0, query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1))
+        out, positions = out.view(query.shape), plan.positions.view(plan.batch, 3)
         for i, layout in enumerate(layouts):
             for branch, parent in enumerate(layout.parent_lens):
+                row = spare + i, branch
                 own = grown.setdefault((i, branch), [])
                 own.append((key[row], value[row]))
                 all_keys = torch.cat([keys[i][:parent], torch.stack([k for k, _ in own])])
                 all_values = torch.cat([values[i][:parent], torch.stack([v for _, v in own])])
                 expected = dense(query[row], all_keys, all_values, shape.scale)
                 torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
-                row += 1
+                assert positions[row] == parent + step

@@ -1,63 +1,63 @@
-"""The draft's work, one forward at a time.
+"""The draft's work, one piece at a time.
 
-``step`` looks at the table, picks the most urgent piece of work, runs it, publishes what came of
-it. Between two forwards it looks again, so that an outcome never waits longer than one forward
-and branches of a round that is over are dropped at once. In order of urgency:
+``step`` looks at the table, picks the most urgent piece of work and starts it. On a CPU it is then
+done; a GPU is kept a piece or two ahead, and publishes by itself. So an outcome never waits longer
+than that, and branches of a round that is over are dropped at once. In order of urgency:
 
     answer   one more draft for requests whose outcome was not predicted (the target may wait)
     glue     show the model the bonus and the drafts being verified; predict the outcomes
     branch   one more token for every branch of every predicted outcome
-    prefill  a chunk of new texts; also due after every glue, so that a busy draft admits them
+    prefill  a chunk of a new text; also due after every glue, so that a busy draft admits them
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from vllm_ssd.draft.attention.masks import Tree
 from vllm_ssd.draft.blocks import BlockPool, OutOfBlocks
+from vllm_ssd.draft.catalog import Catalog
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
-from vllm_ssd.draft.outcomes import predict, spread
-from vllm_ssd.draft.publish import DraftMailbox
+from vllm_ssd.draft.outcomes import spread
+from vllm_ssd.draft.pace import Pace
+from vllm_ssd.draft.programs import Prediction
+from vllm_ssd.draft.publish import DraftMailbox, Publisher
 from vllm_ssd.draft.request import DraftRequest, Phase
+from vllm_ssd.draft.rounds import Round
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, split_stamp
-
-_NO_ROWS = torch.empty(0, 1)  # logits of nothing, over which argmax is still defined
-
-
-class TreeRound:
-    """Branches that grow together; requests leave when their round is over."""
-
-    def __init__(self, members: list[tuple[DraftRequest, Tree]]):
-        self.members = members
-        self.step = 0
-        self.planned = False
-
-    def drop(self, request: DraftRequest) -> None:
-        left = [member for member in self.members if member[0] is not request]
-        self.planned &= len(left) == len(self.members)
-        self.members = left
 
 
 class DraftEngine:
     """Owns the requests, their KV blocks and the model's time."""
 
-    def __init__(self, model: DraftModel, table: SpeculationTable, policy: DraftPolicy):
+    def __init__(
+        self,
+        model: DraftModel,
+        table: SpeculationTable,
+        policy: DraftPolicy,
+        publisher: Publisher,
+    ):
         self.model = model
         self.policy = policy
         self.pool = BlockPool(model.num_blocks, BLOCK_SIZE)
         self._mailbox = DraftMailbox(table)
         self._counters = table.draft[0]
+        self._catalog = Catalog(model, publisher, policy, table.shape.slots)
+        self._pace = Pace(model.device, self._count)
         self._requests: dict[int, DraftRequest] = {}
-        self._trees: list[TreeRound] = []
+        self._rounds: list[Round] = []
+        self._answers: list[Round] = []
         self._prefill_due = False
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Build, choose and record now what would otherwise be at first use."""
+        self._catalog.warm_up(progress)
 
     def add(self, slot: int, generation: int, tokens: Sequence[int]) -> None:
         """Draft for a request from now on; whoever had the slot before is gone."""
@@ -74,34 +74,40 @@ class DraftEngine:
             self._drop(slot)
 
     def step(self) -> bool:
-        """One piece of work; False if there was none."""
+        """One piece of work, if the device can take one; False if there is none."""
+        if not self._pace.ready():
+            return True
         self._take_outcomes()
         self._take_decisions()
-        live = [r for r in self._requests.values() if r.admitted or self._admit(r)]
-        glue_size = self.policy.k + 1
-        asked = [
-            r
-            for r in live
-            if r.phase is Phase.DECIDING and len(r.answer) < self.policy.answer_depth
-        ]
-        feeding = [r for r in live if r.phase is Phase.FEEDING]
-        prefill = [r for r in feeding + asked if r.unfed() > glue_size]
-        answer = [r for r in asked if r.unfed() <= glue_size]
-        glue = [r for r in feeding if r.unfed() <= glue_size]
-        if answer:
-            self._answer(answer)
-        elif prefill and self._prefill_due:
-            self._prefill(prefill)
-        elif glue:
-            self._glue(glue)
-        elif self._trees:
-            self._branch(self._trees[0])
-        elif prefill:
-            self._prefill(prefill)
-        else:
-            return False
         self._counters["live"] = len(self._requests)
         self._counters["free_blocks"] = self.pool.num_free
+        live = [r for r in self._requests.values() if r.admitted or self._admit(r)]
+        missed = [r for r in live if self._is_missed(r)]
+        answers = [r for r in missed if r.unfed() == 1]
+        behind = [r for r in missed if r.unfed() > 1]
+        feeding = [r for r in live if r.phase is Phase.FEEDING]
+        glue_size = self.policy.k + 1 if self.policy.branches else 0
+        glue = [r for r in feeding if r.unfed() <= glue_size]
+        prefill = [r for r in feeding if r.unfed() > glue_size]
+        if answers:
+            self._plant_answers(answers[: self._catalog.max_batch])
+        answering = self._next(self._answers, self.policy.answer_depth)
+        if answering is not None:
+            with self._pace.timed("answer"):
+                answering.grow()
+        elif behind:
+            self._feed(behind[0])
+        elif prefill and self._prefill_due:
+            self._feed(prefill[0])
+        elif glue:
+            self._glue(glue[: self._catalog.max_batch])
+        elif (round_ := self._next(self._rounds, self.policy.k)) is not None:
+            with self._pace.timed("branch"):
+                round_.grow()
+        elif prefill:
+            self._feed(prefill[0])
+        else:
+            return False
         return True
 
     # What the target published
@@ -119,7 +125,6 @@ class DraftEngine:
             if not outcome.new_tokens:  # too far behind: the target has to send the text again
                 self._drop(request.slot, LOST)
                 continue
-            self._leave_trees(request)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             self._check_size(request)
 
@@ -130,123 +135,128 @@ class DraftEngine:
                 if drafts is not None:
                     request.decide(drafts, self.policy.branches > 0)
 
-    # Work: one forward each
+    def _is_missed(self, request: DraftRequest) -> bool:
+        """Whether the target may wait for an answer that has yet to be begun."""
+        if request.phase is not Phase.DECIDING or not self.policy.answer_depth:
+            return False
+        if request.answer is not None:
+            return False
+        if request.ahead is not None:
+            predicted = self._mailbox.is_predicted(
+                request.slot, request.stamp, request.accepted, request.tokens[-1]
+            )
+            if predicted is not False:
+                return False  # its branch is there or on its way
+            request.leave_ahead()
+        return True
 
-    def _answer(self, requests: list[DraftRequest]) -> None:
-        started = time.monotonic_ns()
-        fed, logits = self._feed([(r, r.unfed()) for r in requests], rows=lambda _: 1)
-        for request, token in zip(fed, logits.argmax(dim=-1).tolist()):
-            request.answer.append(token)
-            self._mailbox.publish_answer(request.slot, request.stamp, request.answer)
-        self._count("answer", 1, started)
+    def _next(self, rounds: list[Round], depth: int) -> Round | None:
+        """The oldest of these rounds that somebody wants more of; ended ones are forgotten."""
+        rounds[:] = [r for r in rounds if not r.empty and r.step < depth]
+        for round_ in rounds:
+            rows = [row for row in round_.rows if row is not None]
+            wait = round_.step < self.policy.answer_depth
+            if any(row.phase is not Phase.DECIDING or wait for row in rows):
+                return round_
+        return None
 
-    def _glue(self, requests: list[DraftRequest]) -> None:
-        started = time.monotonic_ns()
-        self._prefill_due = True
-        fed, logits = self._feed([(r, r.unfed()) for r in requests], rows=_frontier)
-        self._predict(fed, logits)
-        self._count("glue", 1, started)
+    # Work
 
-    def _prefill(self, requests: list[DraftRequest]) -> None:
-        """The oldest texts, as far as the chunk goes; whole ones get their outcomes predicted."""
-        started = time.monotonic_ns()
-        self._prefill_due = False
-        budget = self.policy.chunk
-        parts: list[tuple[DraftRequest, int]] = []
-        whole: set[int] = set()
+    def _plant_answers(self, requests: list[DraftRequest]) -> None:
+        """A branch for each outcome that was not predicted: the bonus is known."""
+        rows: list[DraftRequest | None] = []
+        trees, places, tips = [], [], []
         for request in requests:
-            size = unfed = request.unfed()
-            if request.phase is Phase.FEEDING and unfed <= budget:
-                whole.add(request.slot)
-            else:
-                # What is left is at least a glue (or an answer's first step): its rows of logits
-                # are wanted together.
-                size = min(budget, unfed - self.policy.k - 1)
-            if size == 0:
-                break
-            parts.append((request, size))
-            budget -= size
-        fed, logits = self._feed(parts, rows=lambda r: _frontier(r) if r.slot in whole else 0)
-        self._predict([r for r in fed if r.slot in whole], logits)
-        self._count("prefill", sum(size for _, size in parts), started)
-
-    def _branch(self, tree: TreeRound) -> None:
-        started = time.monotonic_ns()
-        attention = self.model.attention
-        layouts = [layout for _, layout in tree.members]
-        if not tree.planned:
-            attention.plan_trees(layouts)
-            tree.planned = True
-        attention.tree_step(tree.step)
-        tips = [tip for request, _ in tree.members for tip in request.tips()]
-        positions = [parent + tree.step for layout in layouts for parent in layout.parent_lens]
-        hidden = self.model.forward(torch.tensor(tips), torch.tensor(positions))
-        chosen = self.model.logits(hidden).argmax(dim=-1).tolist()
-        start = 0
-        for request, layout in tree.members:
-            column = chosen[start : start + layout.query_len]
-            start += layout.query_len
-            request.grow(column)
-            self._mailbox.extend_prediction(request.slot, request.next_stamp, column)
-        tree.step += 1
-        if tree.step == self.policy.k:
-            self._trees.remove(tree)
-        self._count("branch", 1, started)
-
-    def _feed(
-        self, parts: list[tuple[DraftRequest, int]], rows: Callable[[DraftRequest], int]
-    ) -> tuple[list[DraftRequest], torch.Tensor]:
-        """Show the model the next tokens of each request; logits of its last ``rows`` of them.
-
-        Requests there is no KV memory for are postponed and missing from the result.
-        """
-        fed, chunks, tokens = [], [], []
-        for request, size in parts:
             try:
-                chunk, chunk_tokens = request.next_chunk(size)
+                trees.append(request.plant([len(request.fed)], self.policy.k))
             except OutOfBlocks:
                 self._postpone(request)
                 continue
-            fed.append(request)
-            chunks.append(chunk)
-            tokens += chunk_tokens
-            request.fed += chunk_tokens
-        if not fed:
-            return [], _NO_ROWS
-        for tree in self._trees:
-            tree.planned = False  # the plan below replaces theirs
-        self.model.attention.plan_chunks(chunks)
-        positions = [p for chunk in chunks for p in range(chunk.context_len, chunk.kv_len)]
-        hidden = self.model.forward(torch.tensor(tokens), torch.tensor(positions))
-        ends = torch.tensor([chunk.query_len for chunk in chunks]).cumsum(0).tolist()
-        wanted = [row for end, r in zip(ends, fed) for row in range(end - rows(r), end)]
-        if not wanted:
-            return fed, _NO_ROWS
-        return fed, self.model.logits(hidden[torch.tensor(wanted, device=hidden.device)])
+            rows.append(request)
+            places.append((request.slot, int(request.stamp)))
+            tips.append(request.tokens[-1])
+        if rows:
+            program = self._catalog.answers(len(rows))
+            answer = Round(program, rows, [*trees], places, torch.tensor(tips))
+            for request in filter(None, rows):
+                request.answer = answer
+            self._answers.append(answer)
 
-    def _predict(self, requests: list[DraftRequest], logits: torch.Tensor) -> None:
-        """Publish what may come of the round and plant a branch for each; logits: [rows, vocab]."""
-        members: list[tuple[DraftRequest, Tree]] = []
-        start = 0
+    def _feed(self, request: DraftRequest) -> None:
+        """A chunk of a text, short of the tokens that a glue or an answer begins with."""
+        self._prefill_due = False
+        whole = request.phase is Phase.FEEDING and not self.policy.branches
+        kept = 0 if whole else 1 + len(request.drafts)
+        size = min(request.unfed() - kept, self.policy.chunk)
+        try:
+            chunk, tokens = request.feed(size)
+        except OutOfBlocks:
+            self._postpone(request)
+            return
+        program = self._catalog.chunk(size)
+        with self._pace.timed("prefill", size):
+            program.load([chunk], [tokens])
+            program.run()
+        if request.unfed() == 0:
+            self._await_outcome(request)
+
+    def _glue(self, requests: list[DraftRequest]) -> None:
+        """Show what is verified now, predict what may come of it and plant a branch for each."""
+        self._prefill_due = True
+        shown = []
         for request in requests:
-            frontier = logits[start : start + _frontier(request)]
-            start += len(frontier)
-            request.phase = Phase.IDLE
-            self._mailbox.set_state(request.slot, request.generation, DRAFTING)
-            if not self.policy.branches:
-                continue
-            counts = spread(self.policy.fan_out, len(request.drafts))
-            outcomes = predict(frontier, request.drafts, counts)
             try:
-                layout = request.plant(outcomes, self.policy.k)
+                shown.append((request, *request.feed(request.unfed())))
             except OutOfBlocks:
-                continue  # no room to draft ahead; the next outcome is answered when it comes
-            self._mailbox.publish_prediction(
-                request.slot, request.next_stamp, outcomes.accepted, outcomes.bonus
+                self._postpone(request)
+                continue
+            self._await_outcome(request)
+        if not shown:
+            return
+        fan_out = self._catalog.fan_out(len(shown))
+        planted = [self._plant(request, fan_out, chunk.query_len) for request, chunk, _ in shown]
+        program = self._catalog.glue(len(shown))
+        with self._pace.timed("glue"):
+            program.load(
+                [chunk for _, chunk, _ in shown],
+                [tokens for _, _, tokens in shown],
+                [prediction for _, prediction in planted],
             )
-            members.append((request, layout))
-        if members:
-            self._trees.append(TreeRound(members))
+            program.run()
+        round_ = Round(
+            self._catalog.branches(len(shown)),
+            [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
+            [tree for tree, _ in planted],
+            [(p.slot, p.stamp) if p else (-1, 0) for _, p in planted],
+            program.bonus[: len(shown) * program.branches].clone(),
+        )
+        for request in filter(None, round_.rows):
+            request.ahead = round_
+        self._rounds.append(round_)
+
+    def _plant(
+        self, request: DraftRequest, fan_out: Sequence[int], shown: int
+    ) -> tuple[Tree, Prediction] | tuple[None, None]:
+        """A tree of branches, and what they are predicted from: the last of ``shown`` tokens."""
+        counts = spread(fan_out, len(request.drafts))
+        accepted = [length for length, count in enumerate(counts) for _ in range(count)]
+        try:
+            tree = request.plant([len(request.tokens) + j for j in accepted], self.policy.k)
+        except OutOfBlocks:
+            return None, None  # no drafting ahead; the next outcome is answered when it comes
+        first = shown - len(counts)
+        return tree, Prediction(
+            request.slot,
+            int(request.next_stamp),
+            rows=[first + length for length in accepted],
+            ranks=[rank for count in counts for rank in range(count)],
+            accepted=accepted,
+            ruled_out=[-1] * first + request.drafts + [-1],
+        )
+
+    def _await_outcome(self, request: DraftRequest) -> None:
+        request.phase = Phase.IDLE
+        self._mailbox.set_state(request.slot, request.generation, DRAFTING)
 
     # Requests that cannot go on
 
@@ -268,7 +278,6 @@ class DraftEngine:
 
     def _postpone(self, request: DraftRequest) -> None:
         """It has outgrown the memory there is: it waits, and begins again from its text."""
-        self._leave_trees(request)
         request.forget_kv()
         request.admitted = False
         self._mailbox.set_state(request.slot, request.generation, PREPARING)
@@ -277,21 +286,10 @@ class DraftEngine:
         request = self._requests.pop(slot, None)
         if request is None:
             return
-        self._leave_trees(request)
         request.forget_kv()
         self._mailbox.clear(slot)
         self._mailbox.set_state(slot, request.generation, state)
 
-    def _leave_trees(self, request: DraftRequest) -> None:
-        for tree in self._trees:
-            tree.drop(request)
-        self._trees = [tree for tree in self._trees if tree.members]
-
-    def _count(self, work: str, amount: int, started_ns: int) -> None:
+    def _count(self, work: str, amount: int, microseconds: int) -> None:
         self._counters[work] += amount
-        self._counters[f"{work}_us"] += (time.monotonic_ns() - started_ns) // 1000
-
-
-def _frontier(request: DraftRequest) -> int:
-    """Positions an outcome can end at: after the text, and after each draft."""
-    return len(request.drafts) + 1
+        self._counters[f"{work}_us"] += microseconds

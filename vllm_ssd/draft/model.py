@@ -8,24 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
-from vllm_ssd.draft.attention.flashinfer import FlashInferAttention
-from vllm_ssd.draft.attention.masks import Chunk, Tree
-from vllm_ssd.draft.attention.sdpa import SDPAAttention
 from vllm_ssd.draft.spec import DraftModelSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BLOCK_SIZE = 16
-BACKENDS: dict[str, type[PagedAttention]] = {
-    "flashinfer": FlashInferAttention,
-    "sdpa": SDPAAttention,
-}
 
 
 class DraftModel:
-    """``forward`` and ``logits`` over tokens whose attention was planned on ``attention``; both
-    to be called in torch's inference mode."""
+    """``forward`` and ``logits`` over tokens whose attention is ``attention.plan``'s; both to be
+    called in torch's inference mode. num_blocks: KV blocks there is memory for."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
         from vllm.config import set_current_vllm_config
@@ -39,6 +32,7 @@ class DraftModel:
         self.embedded: int = self._config.model_config.get_vocab_size()
         with set_current_vllm_config(self._config), torch.inference_mode():
             _join_a_world_of_one(scratch)
+            _choose_kernels(self._config)
             self._model = get_model(vllm_config=self._config)
             layers = _attention_layers(self._config)
             shape = _attention_shape(layers, self._config)
@@ -50,13 +44,15 @@ class DraftModel:
                     f"the draft's KV cache of {spec.kv_cache_bytes / 2**30:.2f} GiB holds no block "
                     f"of {per_block / 2**20:.1f} MiB: raise draft_kv_cache_gib"
                 )
-            backend = BACKENDS[spec.tree_backend]
-            self.attention = backend(shape, self.num_blocks, BLOCK_SIZE)
+            backend = _backend(spec.tree_backend)
+            self.attention = backend(
+                shape, self.num_blocks, BLOCK_SIZE, self.max_len + spec.scratch
+            )
         for index, layer in enumerate(layers):
             layer.forward = _LayerAttention(self.attention, index)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens], int64 [tokens] -> final hidden states [tokens, hidden].
+        """int64 [tokens], int64 [tokens], on the device -> final hidden states [tokens, hidden].
 
         A token the draft has no embedding for stands in as 0: it costs acceptance, not truth.
         """
@@ -64,30 +60,13 @@ class DraftModel:
 
         known = torch.where(token_ids < self.embedded, token_ids, 0)
         with set_forward_context(None, self._config, num_tokens=len(token_ids)):
-            hidden: torch.Tensor = self._model(known.to(self.device), positions.to(self.device))
+            hidden: torch.Tensor = self._model(known, positions)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], cut to the tokens that the target knows."""
         logits: torch.Tensor = self._model.compute_logits(hidden)
         return logits[:, : self._vocab_size]
-
-    def warm_up(self, chunk: int, branches: int) -> None:
-        """Run every kind of forward once: what is built or chosen at first use is, then, before
-        requests come. Leaves nothing but meaningless KV in blocks that nobody owns yet."""
-        blocks = range(self.num_blocks)
-        room = min(self.num_blocks * BLOCK_SIZE, self.max_len)
-        for size in {1, min(chunk, room)}:
-            self.attention.plan_chunks([Chunk(blocks, 0, size)])
-            self._try(size)
-        for width in {1, min(branches, room - 1)} - {0}:
-            self.attention.plan_trees([Tree(blocks, 1, [1] * width, 1)])
-            self.attention.tree_step(0)
-            self._try(width)
-
-    def _try(self, size: int) -> None:
-        tokens = torch.zeros(size, dtype=torch.int64)
-        self.logits(self.forward(tokens, tokens)).argmax(dim=-1).tolist()
 
 
 class _LayerAttention:
@@ -102,7 +81,7 @@ class _LayerAttention:
     ) -> torch.Tensor:
         shape = self._attention.shape
         tokens = query.shape[0]
-        out = self._attention.attend(
+        out = self._attention.plan.attend(
             self._layer,
             query.view(tokens, shape.num_heads, shape.head_dim),
             key.view(tokens, shape.num_kv_heads, shape.head_dim),
@@ -131,6 +110,32 @@ def _join_a_world_of_one(scratch: Path) -> None:
     init_method = f"file://{scratch / 'rendezvous'}"
     init_distributed_environment(1, 0, init_method, 0, current_platform.dist_backend)
     ensure_model_parallel_initialized(1, 1)
+
+
+def _backend(name: str) -> type[PagedAttention]:
+    """Imported when it is chosen: each needs a package that the others do without."""
+    if name == "flashinfer":
+        from vllm_ssd.draft.attention.flashinfer import FlashInferAttention
+
+        return FlashInferAttention
+    if name == "triton":
+        from vllm_ssd.draft.attention.triton import TritonAttention
+
+        return TritonAttention
+    from vllm_ssd.draft.attention.sdpa import SDPAAttention
+
+    return SDPAAttention
+
+
+def _choose_kernels(config: VllmConfig) -> None:
+    """As vLLM's workers do first of all: without it, norms run as many small kernels."""
+    import vllm.ir
+    from vllm.platforms import current_platform
+
+    if hasattr(current_platform, "register_triton_kernel_overrides"):
+        current_platform.register_triton_kernel_overrides()
+    config.kernel_config.ir_op_priority.set_default()
+    vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
 
 
 def _attention_layers(config: VllmConfig) -> list[Any]:

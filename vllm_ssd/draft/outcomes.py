@@ -9,23 +9,8 @@ have been accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-
-
-@dataclass(frozen=True)
-class PredictedOutcomes:
-    """Predicted outcomes of one request's round, position by position, likeliest first."""
-
-    accepted: list[int]
-    bonus: list[int]
-
-    def __len__(self) -> int:
-        return len(self.accepted)
-
-    def __contains__(self, outcome: tuple[int, int]) -> bool:
-        return outcome in zip(self.accepted, self.bonus)
 
 
 def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
@@ -38,26 +23,28 @@ def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
     return [*counts, sum(fan_out) - sum(counts)]
 
 
-def predict(
-    logits: torch.Tensor, drafts: Sequence[int], counts: Sequence[int]
-) -> PredictedOutcomes:
-    """Choose outcomes from the draft's logits.
+def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
+    """The fan-out with its largest numbers cut until they add up to no more than ``budget``; no
+    position that had a branch loses its last."""
+    ceiling = max(fan_out)
+    while ceiling > 1 and sum(min(count, ceiling) for count in fan_out) > budget:
+        ceiling -= 1
+    return tuple(min(count, ceiling) for count in fan_out)
 
-    logits: [len(drafts) + 1, vocab], row j after accepting j drafts; changed in place.
-    counts: outcomes wanted for each row. Raises ``ValueError`` if the lengths do not fit.
+
+def choose(
+    logits: torch.Tensor, ruled_out: torch.Tensor, source: torch.Tensor, rank: torch.Tensor
+) -> torch.Tensor:
+    """Predicted bonus tokens, int64 [branches].
+
+    logits: [rows, vocab], changed in place; ruled_out: int64 [rows], the draft that follows each
+    row, or -1; source: int64 [branches], whose row; rank: int64 [branches], 0 = its likeliest
+    token. Ranks are less than ``branches``.
     """
-    rows, vocab = logits.shape
-    if rows != len(drafts) + 1 or len(counts) != rows:
-        raise ValueError(f"{rows} rows of logits for {len(drafts)} drafts and {len(counts)} counts")
-    if drafts:
-        ruled_out = torch.tensor(drafts, dtype=torch.int64, device=logits.device).unsqueeze(1)
-        logits[:-1].scatter_(1, ruled_out, float("-inf"))
-    widest = min(max(counts), vocab - 1)
-    top = logits.topk(widest, dim=-1).indices.tolist()
-    accepted: list[int] = []
-    bonus: list[int] = []
-    for length, count in enumerate(counts):
-        chosen = top[length][:count]
-        accepted += [length] * len(chosen)
-        bonus += chosen
-    return PredictedOutcomes(accepted, bonus)
+    index = ruled_out.clamp(min=0).unsqueeze(1)
+    drafted = logits.gather(1, index)
+    hidden = drafted.masked_fill(ruled_out.unsqueeze(1) >= 0, float("-inf"))
+    logits.scatter_(1, index, hidden)
+    widest = min(len(source), logits.shape[1])
+    top = logits.topk(widest, dim=-1).indices
+    return top[source, rank]

@@ -1,11 +1,13 @@
-"""The draft's reads and writes of the speculation table."""
+"""The draft's reads and writes of the speculation table, with numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.table import SpeculationTable, make_stamp
@@ -69,6 +71,16 @@ class DraftMailbox:
         drafts: list[int] = record["drafts"][:count].tolist()
         return drafts if record["drafts_stamp"] == stamp else None
 
+    def is_predicted(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> bool | None:
+        """Whether an outcome is among those predicted for its round; None if they have yet to be
+        published."""
+        record = self._prediction[slot, int(stamp) & 1]
+        if record["stamp"] != stamp:
+            return None
+        count = int(record["count"])
+        match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
+        return bool(match.any())
+
     def set_state(self, slot: int, generation: int, state: int) -> None:
         """Say what the draft does for a request: one of the states of ``table.py``."""
         self._state[slot] = make_stamp(generation, state)
@@ -93,21 +105,81 @@ class DraftMailbox:
         record["tokens"][: len(tokens), depth] = tokens
         record["depth"] = depth + 1
 
-    def publish_answer(self, slot: int, stamp: np.uint64, tokens: Sequence[int]) -> None:
-        """Answer the outcome ``stamp`` with all drafts so far; called again as they grow."""
+    def publish_answer(
+        self, slot: int, stamp: np.uint64, tokens: Sequence[int], known: int = 0
+    ) -> None:
+        """Answer the outcome ``stamp`` with the drafts that follow the ``known`` published ones."""
         record = self._answer[slot, int(stamp) & 1]
-        if record["stamp"] != stamp:
+        if not known:
             record["stamp"] = 0
-            record["depth"] = 0
-            record["tokens"][: len(tokens)] = tokens
-            record["depth"] = len(tokens)
-            record["stamp"] = stamp
-        else:
-            depth = int(record["depth"])
-            record["tokens"][depth : len(tokens)] = tokens[depth:]
-            record["depth"] = len(tokens)
+        depth = known + len(tokens)
+        record["tokens"][known:depth] = tokens
+        record["depth"] = depth
+        record["stamp"] = stamp
 
     def clear(self, slot: int) -> None:
         """Withdraw everything the draft published for a slot."""
         self._prediction[slot]["stamp"] = 0
         self._answer[slot]["stamp"] = 0
+
+
+class Publisher(Protocol):
+    """Publishes what programs computed. slots: int64 [batch], -1 = publish nothing for this row;
+    stamps: int64 [batch]; step: int64 [1], steps that ran before this one."""
+
+    def predict(
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        accepted: torch.Tensor,
+        bonus: torch.Tensor,
+    ) -> None:
+        """Predict outcomes, int64 [batch, branches] each; their branches have depth 0 yet."""
+
+    def extend(
+        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        """Add a token to each branch of the predictions, int64 [batch, branches]."""
+
+    def answer(
+        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        """Add a token, int64 [batch, 1], to the answers to the outcomes ``stamps``."""
+
+
+class HostPublisher:
+    """A ``Publisher`` that waits for the device and writes with numpy."""
+
+    def __init__(self, mailbox: DraftMailbox):
+        self._mailbox = mailbox
+
+    def predict(
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        accepted: torch.Tensor,
+        bonus: torch.Tensor,
+    ) -> None:
+        for row, slot, stamp in _real(slots, stamps):
+            self._mailbox.publish_prediction(
+                slot, stamp, accepted[row].tolist(), bonus[row].tolist()
+            )
+
+    def extend(
+        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        for row, slot, stamp in _real(slots, stamps):
+            self._mailbox.extend_prediction(slot, stamp, tokens[row].tolist())
+
+    def answer(
+        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        for row, slot, stamp in _real(slots, stamps):
+            self._mailbox.publish_answer(slot, stamp, tokens[row].tolist(), int(step))
+
+
+def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int, np.uint64]]:
+    """Row, slot and stamp of the rows that are not padding."""
+    for row, (slot, stamp) in enumerate(zip(slots.tolist(), stamps.tolist())):
+        if slot >= 0:
+            yield row, slot, np.uint64(stamp)

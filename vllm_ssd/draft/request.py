@@ -10,7 +10,7 @@ import numpy as np
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.blocks import BlockTable
-from vllm_ssd.draft.outcomes import PredictedOutcomes
+from vllm_ssd.draft.rounds import Round
 from vllm_ssd.table import make_stamp
 
 
@@ -26,9 +26,11 @@ class Phase(Enum):
 class DraftRequest:
     """``tokens``: the text, the last one being the newest bonus (or the prompt's end).
 
-    fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` or
-    ``tokens + answer`` as far as it goes. round: of the last outcome taken in, -1 before any.
-    admitted: it has KV memory; until then nothing is done for it.
+    fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` as far
+    as it goes. round: of the last outcome taken in, -1 before any; accepted: its accepted drafts.
+    ahead: the branches grown for the outcome that is awaited, or, once it is there, being matched
+    with it. answer: the branch grown for an outcome that none of them matched. admitted: it has KV
+    memory; until then nothing is done for it.
     """
 
     slot: int
@@ -36,12 +38,12 @@ class DraftRequest:
     tokens: list[int]
     table: BlockTable
     round: int = -1
+    accepted: int = 0
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
-    answer: list[int] = field(default_factory=list)
-    predicted: PredictedOutcomes | None = None
-    branches: list[list[int]] = field(default_factory=list)
+    ahead: Round | None = None
+    answer: Round | None = None
     admitted: bool = False
 
     @property
@@ -55,68 +57,71 @@ class DraftRequest:
         return make_stamp(self.generation, self.round + 1)
 
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
-        """Take in an outcome: keep the KV that still fits, remember the branch that came true."""
+        """Take in an outcome: keep the KV that still fits."""
+        self.leave_answer()
+        if self.phase is not Phase.IDLE or round_ != self.round + 1:
+            self.leave_ahead()  # grown for another outcome
         before = len(self.tokens)
         self.tokens += new_tokens
         keep = min(before, len(self.fed))
         while keep < min(len(self.fed), len(self.tokens)) and self.fed[keep] == self.tokens[keep]:
             keep += 1
         del self.fed[min(keep, len(self.tokens) - 1) :]
-        self.answer = []
-        if self.predicted is not None and round_ == self.round + 1:
-            outcome = (accepted, self.tokens[-1])
-            for index, known in enumerate(zip(self.predicted.accepted, self.predicted.bonus)):
-                if known == outcome:
-                    self.answer = list(self.branches[index])
-        self.predicted, self.branches, self.drafts = None, [], []
-        self.round = round_
+        self.drafts = []
+        self.round, self.accepted = round_, accepted
         self.phase = Phase.DECIDING
 
     def decide(self, drafts: Sequence[int], predict_ahead: bool) -> None:
         """Take in what the target verifies next. With prediction the model must see bonus and
-        drafts again in one piece, to have its opinion at each of their positions."""
+        drafts again in one piece, to have its opinion at each of their positions; without, what
+        the answer's steps have left is all that is needed."""
+        answered = self.answer is not None and self.answer.step >= len(drafts) > 0
+        self.leave_ahead()
+        self.leave_answer()
         self.drafts = list(drafts)
         if predict_ahead:
-            del self.fed[len(self.tokens) - 1 :]
             self.phase = Phase.FEEDING
         else:
+            if answered and len(self.fed) == len(self.tokens) - 1:
+                self.fed += [self.tokens[-1], *drafts[:-1]]
             self.phase = Phase.IDLE
 
     def unfed(self) -> int:
         """Tokens the model has yet to see before it can say what follows."""
-        tail = self.answer if self.phase is Phase.DECIDING else self.drafts
-        return len(self.tokens) + len(tail) - len(self.fed)
+        return len(self.tokens) + len(self.drafts) - len(self.fed)
 
-    def next_chunk(self, limit: int) -> tuple[Chunk, list[int]]:
-        """Up to ``limit`` unfed tokens, with KV reserved for them (or ``OutOfBlocks``)."""
-        tail = self.answer if self.phase is Phase.DECIDING else self.drafts
+    def feed(self, count: int) -> tuple[Chunk, list[int]]:
+        """The next ``count`` unfed tokens, with KV reserved for them (or ``OutOfBlocks``)."""
         start = len(self.fed)
-        stop = min(start + limit, len(self.tokens) + len(tail))
-        boundary = len(self.tokens)
-        chunk = self.tokens[start:stop] + tail[max(start - boundary, 0) : max(stop - boundary, 0)]
-        self.table.reserve(stop)
-        return Chunk(self.table.blocks, start, len(chunk)), chunk
+        text = self.tokens[start : start + count]
+        begin = max(start - len(self.tokens), 0)
+        tokens = text + self.drafts[begin : begin + count - len(text)]
+        self.table.reserve(start + len(tokens))
+        self.fed += tokens
+        return Chunk(self.table.blocks, start, len(tokens)), tokens
 
-    def plant(self, outcomes: PredictedOutcomes, num_steps: int) -> Tree:
-        """A branch for each predicted outcome, with KV reserved (or ``OutOfBlocks``)."""
-        parents = [len(self.tokens) + accepted for accepted in outcomes.accepted]
+    def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
+        """A tree of branches that continue so much of the text each, with KV reserved (or
+        ``OutOfBlocks``)."""
         tree = Tree(self.table.blocks, len(self.fed), parents, num_steps)
         self.table.reserve(tree.kv_len)
-        self.predicted = outcomes
-        self.branches = [[] for _ in parents]
         return tree
 
-    def tips(self) -> list[int]:
-        """What each branch is continued from: its newest token, at first the predicted bonus."""
-        assert self.predicted is not None
-        return [b[-1] if b else bonus for b, bonus in zip(self.branches, self.predicted.bonus)]
+    def leave_ahead(self) -> None:
+        """Stop growing branches for the outcome that was awaited."""
+        if self.ahead is not None:
+            self.ahead.leave(self)
+            self.ahead = None
 
-    def grow(self, tokens: Sequence[int]) -> None:
-        """One more token for every branch."""
-        for branch, token in zip(self.branches, tokens):
-            branch.append(token)
+    def leave_answer(self) -> None:
+        """Stop growing the answer."""
+        if self.answer is not None:
+            self.answer.leave(self)
+            self.answer = None
 
     def forget_kv(self) -> None:
         """Give all KV memory back; the text has to be fed again."""
+        self.leave_ahead()
+        self.leave_answer()
         self.table.trim(0)
         self.fed = []

@@ -6,9 +6,11 @@ and the speculation table.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,12 +20,19 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.messages import Add, ControlServer, Ping, Pong, Remove, Stop, endpoint
 from vllm_ssd.platform import pin_to
 
+if TYPE_CHECKING:
+    from vllm_ssd.draft.model import DraftModel
+    from vllm_ssd.draft.publish import Publisher
+    from vllm_ssd.table import SpeculationTable
+
 logger = get_logger(__name__)
 
-# While requests run, an idle server looks at the table this often; after a second without work
-# (the target is busy with others, or stuck) a little less often; without requests it sleeps.
+# While requests run, an idle server looks at the table this often on a CPU, and all the time for a
+# GPU; after a second without work (the target is busy with others, or stuck) a little less often;
+# without requests it sleeps.
 LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
+PROGRESS_S = 5.0
 
 
 class DraftServer:
@@ -47,12 +56,16 @@ class DraftServer:
         started = time.monotonic()
         if self._spec.cores:
             torch.set_num_threads(len(self._spec.cores))
-        policy = self._spec.policy
         model = DraftModel(self._spec.model, self._run_dir)
-        with torch.inference_mode():
-            model.warm_up(policy.chunk, policy.branches)
         table = SpeculationTable.open(rundir.table_path(self._run_dir))
-        self._engine = DraftEngine(model, table, policy)
+        publisher = _publisher(table, model)
+        self._engine = DraftEngine(model, table, self._spec.policy, publisher)
+        with torch.inference_mode():
+            self._engine.warm_up(_Progress())
+        # What is loaded stays; collecting it again and again would stop the loop for milliseconds.
+        gc.collect()
+        gc.freeze()
+        self._look_s = 0.0 if model.device.type == "cuda" else LOOK_S
         self._status = table.draft[0]
         self._status["pid"] = os.getpid()
         self._control = ControlServer(
@@ -91,7 +104,7 @@ class DraftServer:
             elif len(self._engine) == 0:
                 self._drain(SLEEP_S)
             else:
-                time.sleep(LOOK_S if now - last_work < 1 else LOOK_LATER_S)
+                time.sleep(self._look_s if now - last_work < 1 else LOOK_LATER_S)
         self._control.close()
         return "stopped"
 
@@ -112,3 +125,26 @@ class DraftServer:
 
     def _stop(self, message: Stop) -> None:
         self._stopped = True
+
+
+class _Progress:
+    """Logs how far a long preparation has come, now and then."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PROGRESS_S
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_S
+            logger.info("SSD: %s", text)
+
+
+def _publisher(table: SpeculationTable, model: DraftModel) -> Publisher:
+    """What is recorded as graphs must publish by itself; the rest may wait for the device."""
+    from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
+
+    if model.attention.graphs:
+        from vllm_ssd.draft.kernels import DevicePublisher
+
+        return DevicePublisher(table, model.device)
+    return HostPublisher(DraftMailbox(table))

@@ -26,12 +26,14 @@ class DraftModelSpec:
 @dataclass(frozen=True)
 class DraftPolicy:
     """fan_out: k + 1 numbers, all 0 = draft only when asked. answer_depth: drafts to prepare for
-    an outcome that was not predicted, 0 = none. chunk: tokens of new text a step may feed."""
+    an outcome that was not predicted, 0 = none. chunk: tokens of new text a step may feed.
+    max_branches: of all requests together in a step; with many requests the fan-out shrinks."""
 
     k: int
     fan_out: tuple[int, ...]
     answer_depth: int
     chunk: int
+    max_branches: int = 512
 
     @property
     def branches(self) -> int:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.messages import Add, ControlClient, Remove, endpoint
+from vllm_ssd.messages import ControlClient, endpoint
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.rundir import table_path
 from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, make_stamp
 from vllm_ssd.target.lookup import Finding, HostLookup
+from vllm_ssd.target.seats import Roster, Seat
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -54,20 +55,6 @@ class Row:
 
 
 @dataclass(eq=False)
-class Seat:
-    """A request's place in the table. length: of its text at the last publication. round: of the
-    next outcome. overdue: an outcome that was waited for in vain; until the draft has published
-    for it or a later one, it is not waited for."""
-
-    slot: int
-    generation: int
-    length: int
-    round: int = 0
-    overdue: np.uint64 | None = None
-    last_used: int = 0
-
-
-@dataclass(eq=False)
 class Lookup:
     """One row's way through a step."""
 
@@ -91,15 +78,14 @@ class SpeculationClient:
         max_len: int,
     ):
         self._table = table
-        self._control = control
         self._policy = policy
         self._max_len = max_len
         self._lookup = HostLookup(table, vocab_size)
         self._k = table.shape.k
         self._longest_gap = table.shape.tail // 2
-        self._seats: dict[str, Seat] = {}
+        self._roster = Roster(control)
+        self._seats = self._roster.seats
         self._free = list(range(table.shape.slots - 1, -1, -1))
-        self._generation = 0
         self._step = 0
         self.counters = TargetCounters(table)
 
@@ -108,17 +94,12 @@ class SpeculationClient:
         self.remove(request_id)
         if not self._free:
             self.remove(min(self._seats, key=lambda name: self._seats[name].last_used))
-        self._generation += 1
-        seat = Seat(self._free.pop(), self._generation, len(tokens), last_used=self._step)
-        self._seats[request_id] = seat
-        if not self._control.send(Add(seat.slot, seat.generation, list(tokens))):
-            seat.overdue = make_stamp(seat.generation, 0)
+        self._roster.seat(request_id, self._free.pop(), tokens).last_used = self._step
 
     def remove(self, request_id: str) -> None:
         """The request ended or was preempted."""
-        seat = self._seats.pop(request_id, None)
+        seat = self._roster.leave(request_id)
         if seat is not None:
-            self._control.send(Remove(seat.slot, seat.generation))
             self._free.append(seat.slot)
 
     def exchange(self, rows: Sequence[Row]) -> list[list[int]]:
@@ -189,7 +170,7 @@ class SpeculationClient:
             return False
         if seat.overdue is not None and self._lookup.newest(seat.slot) >= seat.overdue:
             seat.overdue = None
-        alive = time.monotonic_ns() - int(self._table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
+        alive = draft_lives(self._table)
         given_up = self._lookup.draft_state(seat.slot, seat.generation) in (GIVEN_UP, LOST)
         return seat.overdue is None and alive and not given_up
 
@@ -198,13 +179,25 @@ class SpeculationClient:
         return max(0, min(self._k, self._max_len - len(row.tokens) - 1))
 
 
-def make_client(run_dir: Path, vllm_config: VllmConfig) -> SpeculationClient:
-    """The client of a worker whose engine core has launched the draft in ``run_dir``."""
+def draft_lives(table: SpeculationTable) -> bool:
+    """Whether the draft has lately shown a sign of life."""
+    return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
+
+
+def connect(
+    run_dir: Path, vllm_config: VllmConfig
+) -> tuple[SpeculationTable, ControlClient, WaitPolicy, int, int]:
+    """A client's arguments, if the engine core has launched the draft in ``run_dir``."""
     config: Any = vllm_config.speculative_config
-    return SpeculationClient(
+    return (
         SpeculationTable.open(table_path(run_dir)),
         ControlClient(endpoint(run_dir)),
         WaitPolicy(config.on_miss, config.min_depth, config.max_wait_ms / 1000),
-        vocab_size=vllm_config.model_config.get_vocab_size(),
-        max_len=vllm_config.model_config.max_model_len,
+        vllm_config.model_config.get_vocab_size(),
+        vllm_config.model_config.max_model_len,
     )
+
+
+def make_client(run_dir: Path, vllm_config: VllmConfig) -> SpeculationClient:
+    """The client of a worker that looks up on the host."""
+    return SpeculationClient(*connect(run_dir, vllm_config))

@@ -1,29 +1,134 @@
-"""Model Runner V2: a speculator that looks the drafts up on the host.
+"""Model Runner V2: a speculator, thin, and the two ways it has to look drafts up.
 
-Each step it waits for the sampled counts to reach the CPU, exchanges with the draft, and sends the
-drafts back to the device. (A lookup on the device, without that wait, takes its place next.)
+On GPUs a kernel does it and vLLM's scheduling stays ahead. Where the GPU cannot reach the table,
+the host does it: each step then waits for the sampled counts to reach the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from vllm_ssd.target.client import Row, make_client
+from vllm_ssd.log import get_logger
+from vllm_ssd.target.client import Row, SpeculationClient, connect
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
 
+    from vllm_ssd.target.device import DeviceClient
+
+logger = get_logger(__name__)
+
 # Requests that vLLM makes up to warm its kernels; the draft need not hear of them.
 _WARM_UP = ("_warmup_", "_v2_mixed_warmup")
+
+
+class Lookups(Protocol):
+    """A client of the draft, as this runner uses it. Slots are vLLM's."""
+
+    def add(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+        """A request takes a slot; ``tokens`` is its text so far."""
+
+    def remove(self, request_id: str) -> None:
+        """The request left its slot."""
+
+    def look_up(self, batch: InputBatch, num_sampled: torch.Tensor, drafts: torch.Tensor) -> None:
+        """Write int64 [num_reqs, k] ``drafts``; rows with fewer repeat their newest token."""
+
+
+class HostLookups:
+    """Looks up with numpy. ``rows``: the largest batch."""
+
+    def __init__(
+        self, client: SpeculationClient, states: RequestState, rows: int, device: torch.device
+    ):
+        self._client = client
+        self._states = states
+        # num_sampled and length of each row, on their way to the host
+        self._counts = torch.zeros(2, rows, dtype=torch.int32, device=device)
+        self._pinned = device.type != "cpu"
+        self._counts_host = torch.zeros(2, rows, dtype=torch.int32, pin_memory=self._pinned)
+        self._arrived = torch.Event(device.type)
+
+    def add(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+        self._client.add(request_id, tokens)
+
+    def remove(self, request_id: str) -> None:
+        self._client.remove(request_id)
+
+    def look_up(self, batch: InputBatch, num_sampled: torch.Tensor, drafts: torch.Tensor) -> None:
+        count = batch.num_reqs
+        self._counts[0, :count] = num_sampled
+        self._counts[1, :count] = self._states.total_len.gpu[batch.idx_mapping]
+        self._counts_host.copy_(self._counts, non_blocking=True)
+        self._arrived.record()
+        self._arrived.synchronize()
+        sampled, lengths = self._counts_host.numpy()
+        texts = host_texts(self._states)
+        found = torch.zeros(drafts.shape, dtype=torch.int64, pin_memory=self._pinned)
+        rows, places = [], []
+        for place, (request_id, slot) in enumerate(zip(batch.req_ids, batch.idx_mapping_np)):
+            text = texts[slot, : lengths[place]]
+            found[place] = int(text[-1])
+            if sampled[place] and not request_id.startswith(_WARM_UP):
+                rows.append(Row(request_id, text, int(sampled[place])))
+                places.append(place)
+        for place, tokens in zip(places, self._client.exchange(rows)):
+            found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        drafts.copy_(found, non_blocking=True)
+
+
+class DeviceLookups:
+    """Looks up with a kernel."""
+
+    def __init__(self, client: DeviceClient, states: RequestState):
+        self._states = states
+        self._client = client
+        self.add, self.remove = client.add, client.remove
+
+    def look_up(self, batch: InputBatch, num_sampled: torch.Tensor, drafts: torch.Tensor) -> None:
+        lengths, texts = self._states.total_len.gpu, self._states.all_token_ids.gpu
+        self._client.exchange(num_sampled, batch.idx_mapping, lengths, texts, drafts)
+
+
+def host_texts(states: RequestState) -> NDArray[np.int32]:
+    """int32 [max_num_reqs, max_model_len]: vLLM keeps texts where the host can read them."""
+    tokens = states.all_token_ids
+    buffer = getattr(tokens, "_uva_buf", None)
+    return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()
+
+
+def make_lookups(vllm_config: VllmConfig, device: torch.device, states: RequestState) -> Lookups:
+    """With a kernel if the device can reach the table, else on the host."""
+    config: Any = vllm_config.speculative_config
+    parts = connect(Path(config.run_dir), vllm_config)
+    if device.type != "cpu":
+        from vllm_ssd.pages import register
+        from vllm_ssd.target.device import DeviceClient, measure_look_ns
+
+        try:
+            register(parts[0], device)
+        except OSError as error:
+            logger.warning(
+                "The GPU cannot reach the speculation table (%s): drafts are looked up on the "
+                "host, and vLLM cannot schedule ahead",
+                error,
+            )
+        else:
+            look_ns = measure_look_ns(parts[0], device)
+            client = DeviceClient(*parts, device, lambda: host_texts(states), look_ns)
+            return DeviceLookups(client, states)
+    rows = vllm_config.scheduler_config.max_num_seqs
+    return HostLookups(SpeculationClient(*parts), states, rows, device)
 
 
 class SSDSpeculator(BaseSpeculator):
@@ -34,21 +139,13 @@ class SSDSpeculator(BaseSpeculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState):
         config: Any = vllm_config.speculative_config
-        self._k: int = config.k
-        self._states = req_states
         self._tp_group = get_tp_group()
         rows = vllm_config.scheduler_config.max_num_seqs
-        pinned = {"pin_memory": device.type != "cpu"}
-        self._drafts = torch.zeros(rows, self._k, dtype=torch.int64, device=device)
-        self._drafts_host = torch.zeros(rows, self._k, dtype=torch.int64, **pinned)
-        # num_sampled and length of each row, on their way to the host
-        self._counts = torch.zeros(2, rows, dtype=torch.int32, device=device)
-        self._counts_host = torch.zeros(2, rows, dtype=torch.int32, **pinned)
-        self._arrived = torch.Event(device.type)
-        self._client = None
+        self._drafts = torch.zeros(rows, config.k, dtype=torch.int64, device=device)
+        self._lookups: Lookups | None = None
         if self._tp_group.is_first_rank:
-            self._client = make_client(Path(config.run_dir), vllm_config)
-            self._follow(req_states)
+            self._lookups = make_lookups(vllm_config, device, req_states)
+            _follow(req_states, self._lookups)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The draft model is elsewhere: there is nothing to capture."""
@@ -71,59 +168,30 @@ class SSDSpeculator(BaseSpeculator):
     ) -> torch.Tensor:
         """int64 [num_reqs, k], in batch order. V2 verifies k tokens of every request, so rows with
         fewer drafts repeat their newest token; the draft is told of the real ones only."""
-        count = input_batch.num_reqs
-        drafts = self._drafts[:count]
+        drafts = self._drafts[: input_batch.num_reqs]
         if dummy_run:
             return drafts.zero_()
-        if self._client is not None:
-            lengths = self._states.total_len.gpu[input_batch.idx_mapping]
-            self._counts[0, :count] = num_sampled
-            self._counts[1, :count] = lengths
-            self._counts_host.copy_(self._counts, non_blocking=True)
-            self._arrived.record()
-            self._arrived.synchronize()
-            self._look_up(input_batch)
-            drafts.copy_(self._drafts_host[:count], non_blocking=True)
+        if self._lookups is not None:
+            self._lookups.look_up(input_batch, num_sampled, drafts)
         if self._tp_group.world_size > 1:
             self._tp_group.broadcast(drafts, src=0)
         return drafts
 
-    def _look_up(self, batch: InputBatch) -> None:
-        assert self._client is not None
-        texts = self._texts()
-        sampled, lengths = self._counts_host.numpy()
-        rows, places = [], []
-        for place, (request_id, slot) in enumerate(zip(batch.req_ids, batch.idx_mapping_np)):
-            text = texts[slot, : lengths[place]]
-            self._drafts_host[place] = int(text[-1])
-            if sampled[place] and not request_id.startswith(_WARM_UP):
-                rows.append(Row(request_id, text, int(sampled[place])))
-                places.append(place)
-        for place, found in zip(places, self._client.exchange(rows)):
-            self._drafts_host[place, : len(found)] = torch.tensor(found, dtype=torch.int64)
 
-    def _texts(self) -> np.ndarray:
-        """int32 [max_num_reqs, max_model_len]: vLLM keeps texts where the host can read them."""
-        tokens = self._states.all_token_ids
-        buffer = getattr(tokens, "_uva_buf", None)
-        return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()
+def _follow(states: RequestState, lookups: Lookups) -> None:
+    """Hear of requests that come and go: V2 tells its request states and nobody else."""
+    add_request: Callable[..., Any] = states.add_request
+    remove_request: Callable[..., Any] = states.remove_request
 
-    def _follow(self, states: RequestState) -> None:
-        """Hear of requests that come and go: V2 tells its request states and nobody else."""
-        client = self._client
-        assert client is not None
-        add_request: Callable[..., Any] = states.add_request
-        remove_request: Callable[..., Any] = states.remove_request
+    def add(req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any) -> Any:
+        result = add_request(req_id, *args, all_token_ids=all_token_ids, **kwargs)
+        if not req_id.startswith(_WARM_UP):
+            lookups.add(req_id, states.req_id_to_index[req_id], all_token_ids)
+        return result
 
-        def add(req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any) -> Any:
-            result = add_request(req_id, *args, all_token_ids=all_token_ids, **kwargs)
-            if not req_id.startswith(_WARM_UP):
-                client.add(req_id, all_token_ids)
-            return result
+    def remove(req_id: str) -> Any:
+        lookups.remove(req_id)
+        return remove_request(req_id)
 
-        def remove(req_id: str) -> Any:
-            client.remove(req_id)
-            return remove_request(req_id)
-
-        states.add_request = add
-        states.remove_request = remove
+    states.add_request = add
+    states.remove_request = remove

@@ -1,8 +1,10 @@
 """What the draft's attention must do: paged KV, causal chunks, and trees of branches.
 
-A backend is planned once for a batch (``plan_chunks``, or ``plan_trees`` and then ``tree_step``
-for each step); the model's layers then call ``attend``. Logical KV indices are turned into slots
-here, the same way for every backend.
+A *plan* serves batches of one shape: so many requests, each with so many queries. It is loaded with
+where everything is, and the model's layers then call ``attend``. What a plan computes with stays in
+the same memory, so that a CUDA graph recorded over it can be replayed after another load.
+
+Batches smaller than their plan are padded: what padding writes goes to a block nobody owns.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
+from vllm_ssd.draft.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -34,30 +39,63 @@ class AttentionShape:
 
 
 class PagedAttention(ABC):
-    """Owns the KV memory: per layer, keys and values of shape [num_blocks, block_size, H_kv, D]."""
+    """Owns the KV memory: per layer, keys and values of shape [num_blocks + 1, block_size, H_kv,
+    D], the last block being the one that padding writes to. max_len: the longest KV of a request.
+    """
 
-    def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int):
+    graphs = False
+    """Whether CUDA graphs may be recorded over the plans."""
+
+    def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
         self.shape = shape
         self.block_size = block_size
-        size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+        self.max_len = max_len
+        self.padding_block = num_blocks
+        size = (num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim)
         layers = range(shape.num_layers)
         self.keys = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in layers]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
-        flat = (-1, shape.num_kv_heads, shape.head_dim)
-        self.flat_keys = [keys.view(flat) for keys in self.keys]
-        self.flat_values = [values.view(flat) for values in self.values]
+        self._one = torch.ones(1, dtype=torch.float32, device=shape.device)
+        self.plan: Plan  # the one that the layers follow
 
     @abstractmethod
-    def plan_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Prepare for tokens of ``chunks``, flattened in order; causal within each request."""
+    def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
+        """For up to ``batch`` chunks of up to ``queries`` tokens, causal within each request."""
 
     @abstractmethod
-    def plan_trees(self, trees: Sequence[Tree]) -> None:
-        """Prepare for all steps of ``trees``: one token a branch a step, flattened in order."""
+    def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
+        """For up to ``batch`` trees of ``branches`` branches that take ``steps`` steps."""
 
-    @abstractmethod
-    def tree_step(self, step: int) -> None:
-        """Prepare step 0.. of the planned trees; steps run in order."""
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Put keys and values, [tokens, H_kv, D], into int64 [tokens] slots of a layer."""
+        keys, values = self.keys[layer], self.values[layer]
+        if key.is_cuda:
+            from vllm._custom_ops import reshape_and_cache_flash
+
+            reshape_and_cache_flash(key, value, keys, values, slots, "auto", self._one, self._one)
+        else:
+            keys.view(-1, *key.shape[1:]).index_copy_(0, slots, key)
+            values.view(-1, *value.shape[1:]).index_copy_(0, slots, value)
+
+    def slots_of(self, blocks: Sequence[int], index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots of a request's ascending KV indices, int64 [n]."""
+        first = int(index[0]) // self.block_size
+        table = np.asarray(blocks[first : int(index[-1]) // self.block_size + 1], dtype=np.int64)
+        return table[index // self.block_size - first] * self.block_size + index % self.block_size
+
+
+class Plan(ABC):
+    """attention: whose KV it is about. batch, queries: its shape. slots: int64 [batch * queries],
+    where the tokens' keys and values go."""
+
+    slots: torch.Tensor
+
+    def __init__(self, attention: PagedAttention, batch: int, queries: int):
+        self.attention = attention
+        self.batch = batch
+        self.queries = queries
 
     @abstractmethod
     def attend(
@@ -65,31 +103,76 @@ class PagedAttention(ABC):
     ) -> torch.Tensor:
         """Write the tokens' keys and values, then attend.
 
-        query: [tokens, H, D]; key, value: [tokens, H_kv, D]; returns [tokens, H, D].
+        query: [batch * queries, H, D]; key, value: [.., H_kv, D]; returns the query's shape.
         """
 
-    def write(
-        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        """Put keys and values, [tokens, H_kv, D], into int64 [tokens] slots of a layer."""
-        self.flat_keys[layer].index_copy_(0, slots, key)
-        self.flat_values[layer].index_copy_(0, slots, value)
 
-    def chunk_slots(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """int64 [tokens]: where the chunks' keys and values go."""
-        parts = [self.slots_of(c.blocks, c.context_len, c.kv_len) for c in chunks]
-        return torch.cat(parts).to(self.shape.device)
+class ChunkPlan(Plan):
+    """``load``, then the model's forward. positions: int64 [batch * queries]."""
 
-    def tree_slots(self, trees: Sequence[Tree], step: int) -> torch.Tensor:
-        """int64 [tokens]: where the keys and values of one step of the trees go."""
-        parts = []
-        for tree in trees:
-            start = tree.linear_len + step * tree.query_len
-            parts.append(self.slots_of(tree.blocks, start, start + tree.query_len))
-        return torch.cat(parts).to(self.shape.device)
+    def __init__(self, attention: PagedAttention, batch: int, queries: int):
+        super().__init__(attention, batch, queries)
+        shape = (batch, queries)
+        self.inputs = Inputs(
+            attention.shape.device, {"slots": shape, "positions": shape, "contexts": (batch,)}
+        )
+        self.slots = self.inputs.device["slots"].view(-1)
+        self.positions = self.inputs.device["positions"].view(-1)
 
-    def slots_of(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
-        """int64 [stop - start], on the CPU: slots of a request's KV indices ``start..stop-1``."""
-        index = torch.arange(start, stop)
-        table = torch.tensor(list(blocks), dtype=torch.int64)
-        return table[index // self.block_size] * self.block_size + index % self.block_size
+    def load(self, chunks: Sequence[Chunk]) -> None:
+        """Take in where the chunks' KV is; tokens beyond a chunk's end are padding."""
+        host, attention = self.inputs.host, self.attention
+        host["slots"][:] = attention.padding_block * attention.block_size
+        host["positions"][:] = 0
+        host["contexts"][:] = 0
+        for row, chunk in enumerate(chunks):
+            index = np.arange(chunk.context_len, chunk.kv_len)
+            host["slots"][row, : chunk.query_len] = attention.slots_of(chunk.blocks, index)
+            host["positions"][row, : chunk.query_len] = index
+            host["contexts"][row] = chunk.context_len
+        self.inputs.send()
+
+
+class TreePlan(Plan):
+    """``load`` once; then, for every step, ``prepare`` and the model's forward.
+
+    positions: int64 [batch * branches], of the step that was prepared.
+    """
+
+    def __init__(self, attention: PagedAttention, batch: int, branches: int, steps: int):
+        super().__init__(attention, batch, branches)
+        device = attention.shape.device
+        self.steps = steps
+        self.inputs = Inputs(
+            device,
+            {
+                "step_slots": (steps, batch, branches),
+                "parents": (batch, branches),
+                "linear": (batch,),
+                "kv_len": (batch,),
+            },
+        )
+        self.slots = torch.zeros(batch * branches, dtype=torch.int64, device=device)
+        self.positions = torch.zeros_like(self.slots)
+
+    def load(self, trees: Sequence[Tree | None]) -> None:
+        """Take in where the trees' KV is. None: a row of padding."""
+        host, attention = self.inputs.host, self.attention
+        host["step_slots"][:] = attention.padding_block * attention.block_size
+        host["parents"][:], host["linear"][:], host["kv_len"][:] = 1, 1, 1
+        for row, tree in enumerate(trees):
+            if tree is None:
+                continue
+            index = np.arange(tree.linear_len, tree.kv_len)
+            slots = attention.slots_of(tree.blocks, index)
+            host["step_slots"][:, row] = slots.reshape(self.steps, self.queries)
+            host["parents"][row] = tree.parent_lens
+            host["linear"][row], host["kv_len"][row] = tree.linear_len, tree.kv_len
+        self.inputs.send()
+
+    def prepare(self, step: torch.Tensor) -> None:
+        """Set slots, positions and masks for step int64 [1] on the device."""
+        inputs = self.inputs.device
+        slots = inputs["step_slots"].view(self.steps, -1)
+        torch.index_select(slots, 0, step, out=self.slots.unsqueeze(0))
+        torch.add(inputs["parents"].view(-1), step, out=self.positions)

@@ -1,110 +1,170 @@
 """FlashInfer's paged prefill, causal and with custom masks. CUDA and ROCm, 16-bit types.
 
-Only what both vendors' builds have is used: the fa2 kernels, the NHD layout, no split or uniform
-query options. Two wrappers, since one that ever had a mask keeps using one.
+Only what both vendors' builds have is used: the fa2 kernels and the NHD layout. A wrapper that
+ever had a mask keeps using one, so every plan has a wrapper of its own.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
-from vllm_ssd.draft.attention.masks import Chunk, Tree, tree_mask
+from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttention, TreePlan
+from vllm_ssd.draft.attention.masks import Chunk, Tree
 
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128, 256)
-WORKSPACE_BYTES, WORKSPACE_BYTES_ROCM = 128 * 2**20, 512 * 2**20
+WORKSPACE_BYTES, WORKSPACE_BYTES_ROCM = 256 * 2**20, 512 * 2**20
+
+_NO_SPLIT = 256  # queries
 
 
 class FlashInferAttention(PagedAttention):
-    """Planned once for all steps of a tree: every step has the KV length of the last one, and its
-    own mask says which entries exist yet."""
+    """Attention is planned once for all steps of a tree: every step has the KV length of the last
+    one, and its mask, made on the device, says which entries exist yet."""
 
-    def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int):
-        super().__init__(shape, num_blocks, block_size)
+    graphs = True
+
+    def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
+        super().__init__(shape, num_blocks, block_size, max_len)
+        size = WORKSPACE_BYTES_ROCM if torch.version.hip else WORKSPACE_BYTES
+        # Shared by all wrappers: they run on one stream.
+        self.workspace = torch.empty(size, dtype=torch.uint8, device=shape.device)
+
+    def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
+        return _FlashInferChunks(self, batch, queries)
+
+    def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
+        return _FlashInferTrees(self, batch, branches, steps)
+
+
+class _Wrapper:
+    """One FlashInfer wrapper, for batches of one shape. masks: packed bits, uint8 [batch, bytes],
+    or None for causal attention."""
+
+    def __init__(
+        self, attention: FlashInferAttention, batch: int, queries: int, masks: torch.Tensor | None
+    ):
         # Importing FlashInfer touches the device on ROCm, hence not at the top.
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        size = WORKSPACE_BYTES_ROCM if torch.version.hip else WORKSPACE_BYTES
-        # Shared: both run on one stream.
-        workspace = torch.empty(size, dtype=torch.uint8, device=shape.device)
-        self._causal = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
-        self._tree = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+        self._attention = attention
+        self._causal = masks is None
+        self._most_pages = -(-(attention.max_len + queries) // attention.block_size)
+
+        def buffer(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=attention.shape.device)
+
+        buffers = {
+            "qo_indptr_buf": buffer(batch + 1),
+            "paged_kv_indptr_buf": buffer(batch + 1),
+            "paged_kv_indices_buf": buffer(batch * self._most_pages),
+            "paged_kv_last_page_len_buf": buffer(batch),
+        }
+        if masks is not None:
+            starts = torch.arange(batch + 1, dtype=torch.int32) * masks.shape[1]
+            buffers["custom_mask_buf"] = masks.view(-1)
+            # In bytes, as the kernel reads them; a plan that is given a mask sets them in bits.
+            buffers["mask_indptr_buf"] = starts.to(attention.shape.device)
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            attention.workspace, "NHD", use_cuda_graph=True, backend="fa2", **buffers
+        )
+        self._queries = torch.arange(batch + 1, dtype=torch.int32) * queries
+        known = inspect.signature(self._wrapper.plan).parameters
+        # Not on ROCm: exact tile sizes, and no splitting of KV where queries alone fill the GPU.
+        hints = {"uniform_q_len": queries, "disable_split_kv": queries >= _NO_SPLIT}
+        self._hints = {name: value for name, value in hints.items() if name in known}
         self._planned = torch.cuda.Event()
 
-    def plan_chunks(self, chunks: Sequence[Chunk]) -> None:
-        self._plan(self._causal, chunks, causal=True)
-        self._write_slots = self.chunk_slots(chunks)
-
-    def plan_trees(self, trees: Sequence[Tree]) -> None:
-        steps = trees[0].num_steps
-        packed = [_packed_masks(tree) for tree in trees]
-        starts = np.cumsum([0, *(masks.shape[1] for masks in packed)])
-        # A plan with a packed mask gets the offsets of the masks in bits where the kernel reads
-        # bytes, so the buffers are set here; step 0 stands in until then.
-        every_step = torch.from_numpy(np.concatenate(packed, axis=1)).to(self.shape.device)
-        self._plan(self._tree, trees, packed_custom_mask=every_step[0])
-        self._tree._mask_indptr_buf = torch.tensor(
-            starts, dtype=torch.int32, device=self.shape.device
+    def plan(self, rows: Sequence[tuple[Sequence[int], int]]) -> None:
+        """rows: blocks and KV length of each request of the batch."""
+        # The wrapper's one pinned buffer may still be on its way to the device from the last plan.
+        self._planned.synchronize()
+        attention, shape = self._attention, self._attention.shape
+        size = attention.block_size
+        counts = np.array([0, *(-(-length // size) for _, length in rows)], dtype=np.int32)
+        ends = counts.cumsum(dtype=np.int32)
+        pages = np.full(ends[-1], attention.padding_block, dtype=np.int32)
+        for (blocks, _), start, count in zip(rows, ends, counts[1:]):
+            owned = blocks[:count]
+            pages[start : start + len(owned)] = owned
+        last = np.array([(length - 1) % size + 1 for _, length in rows], dtype=np.int32)
+        # On the CPU except for the pages: what is on the device would be copied back.
+        self._wrapper.plan(
+            self._queries,
+            torch.from_numpy(ends),
+            torch.from_numpy(pages).pin_memory().to(shape.device, non_blocking=True),
+            torch.from_numpy(last),
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            size,
+            causal=self._causal,
+            sm_scale=shape.scale,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+            **self._hints,
         )
-        self._step_masks = every_step
-        self._step_slots = torch.stack([self.tree_slots(trees, step) for step in range(steps)])
+        # One ROCm release leaves on the device what the launch reads on the host.
+        if isinstance(self._wrapper._plan_info, torch.Tensor):
+            self._wrapper._plan_info = self._wrapper._plan_info.cpu()
+        self._planned.record()
 
-    def tree_step(self, step: int) -> None:
-        self._run = self._tree
-        self._tree._custom_mask_buf = self._step_masks[step]
-        self._write_slots = self._step_slots[step]
+    def run(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        kv = (self._attention.keys[layer], self._attention.values[layer])
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        result: torch.Tensor = self._wrapper.run(query, kv, out=out, enable_pdl=False)
+        return result
+
+
+class _FlashInferChunks(ChunkPlan):
+    def __init__(self, attention: FlashInferAttention, batch: int, queries: int):
+        super().__init__(attention, batch, queries)
+        self._wrapper = _Wrapper(attention, batch, queries, None)
+
+    def load(self, chunks: Sequence[Chunk]) -> None:
+        super().load(chunks)
+        # Causal attention counts from the end: KV of padding must be there, if only to be ignored.
+        rows: list[Any] = [([], self.queries)] * self.batch
+        for row, chunk in enumerate(chunks):
+            rows[row] = (chunk.blocks, chunk.context_len + self.queries)
+        self._wrapper.plan(rows)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self.write(layer, self._write_slots, key, value)
-        out = torch.empty_like(query)
-        kv = (self.keys[layer], self.values[layer])
-        result: torch.Tensor = self._run.run(query.contiguous(), kv, out=out, enable_pdl=False)
-        return result
-
-    def _plan(self, wrapper: Any, items: Sequence[Chunk | Tree], **mask: Any) -> None:
-        # The wrapper's one pinned buffer may still be on its way to the device from the last plan.
-        self._planned.synchronize()
-        pages = [-(-item.kv_len // self.block_size) for item in items]
-        indices = [page for item, count in zip(items, pages) for page in item.blocks[:count]]
-        # On the CPU, as far as the kernels allow: tensors on the device would be copied back.
-        wrapper.plan(
-            _offsets([item.query_len for item in items]),
-            _offsets(pages),
-            torch.tensor(indices, dtype=torch.int32, device=self.shape.device),
-            torch.tensor(
-                [(item.kv_len - 1) % self.block_size + 1 for item in items], dtype=torch.int32
-            ),
-            self.shape.num_heads,
-            self.shape.num_kv_heads,
-            self.shape.head_dim,
-            self.block_size,
-            sm_scale=self.shape.scale,
-            q_data_type=self.shape.dtype,
-            kv_data_type=self.shape.dtype,
-            **mask,
-        )
-        # One ROCm release leaves on the device what the launch reads on the host.
-        if isinstance(wrapper._plan_info, torch.Tensor):
-            wrapper._plan_info = wrapper._plan_info.cpu()
-        self._planned.record()
-        self._run = wrapper
+        self.attention.write(layer, self.slots, key, value)
+        return self._wrapper.run(layer, query)
 
 
-def _offsets(lengths: Sequence[int]) -> torch.Tensor:
-    """int32 [n + 1]: where each of n parts starts, and the end."""
-    return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
+class _FlashInferTrees(TreePlan):
+    def __init__(self, attention: FlashInferAttention, batch: int, branches: int, steps: int):
+        super().__init__(attention, batch, branches, steps)
+        size = -(-branches * attention.max_len // 8)
+        device = attention.shape.device
+        self._masks = torch.zeros(batch, size, dtype=torch.uint8, device=device)
+        self._wrapper = _Wrapper(attention, batch, branches, self._masks)
 
+    def load(self, trees: Sequence[Tree | None]) -> None:
+        super().load(trees)
+        rows: list[Any] = [
+            ([], 1) if tree is None else (tree.blocks, tree.kv_len) for tree in trees
+        ]
+        self._wrapper.plan(rows + [([], 1)] * (self.batch - len(rows)))
 
-def _packed_masks(tree: Tree) -> np.ndarray:
-    """uint8 [steps, bytes]: each step's mask, rows one after the other, lowest bit first."""
-    cpu = torch.device("cpu")
-    masks = [tree_mask(tree, step, tree.kv_len, cpu) for step in range(tree.num_steps)]
-    bits = torch.stack(masks).view(tree.num_steps, -1).numpy()
-    return np.packbits(bits, axis=1, bitorder="little")
+    def prepare(self, step: torch.Tensor) -> None:
+        from vllm_ssd.draft.attention.kernels import pack_tree_masks
+
+        super().prepare(step)
+        inputs = self.inputs.device
+        pack_tree_masks(self._masks, inputs["linear"], inputs["parents"], inputs["kv_len"], step)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        self.attention.write(layer, self.slots, key, value)
+        return self._wrapper.run(layer, query)

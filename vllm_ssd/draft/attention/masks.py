@@ -52,22 +52,24 @@ class Tree:
         return self.linear_len + self.num_steps * len(self.parent_lens)
 
 
-def causal_mask(chunk: Chunk, width: int, device: torch.device) -> torch.Tensor:
-    """bool [query_len, width]: entry i of the chunk sees entries 0..context_len + i."""
-    columns = torch.arange(width, device=device)
-    rows = torch.arange(chunk.query_len, device=device).unsqueeze(1)
-    return columns <= chunk.context_len + rows
+def causal_mask(contexts: torch.Tensor, queries: int, width: int) -> torch.Tensor:
+    """int64 [batch] -> bool [batch, queries, width]: query i sees entries 0..context + i."""
+    columns = torch.arange(width, device=contexts.device)
+    rows = torch.arange(queries, device=contexts.device).unsqueeze(1)
+    return columns <= contexts.view(-1, 1, 1) + rows
 
 
-def tree_mask(tree: Tree, step: int, width: int, device: torch.device) -> torch.Tensor:
-    """bool [branches, width] at ``step``: the parent's text, then the branch's own entries.
+def tree_mask(
+    linear: torch.Tensor, parents: torch.Tensor, step: torch.Tensor, width: int
+) -> torch.Tensor:
+    """Linear lengths int64 [batch], parents int64 [batch, branches], step int64 [1] -> bool
+    [batch, branches, width]: the parent's text, then the branch's own entries.
 
     Entries of steps that have not run yet are hidden, whatever memory they hold.
     """
-    branches = tree.query_len
-    columns = torch.arange(width, device=device)
-    parents = torch.tensor(list(tree.parent_lens), device=device).unsqueeze(1)
-    own = torch.arange(branches, device=device).unsqueeze(1)
-    offset = columns - tree.linear_len
+    branches = parents.shape[1]
+    columns = torch.arange(width, device=parents.device)
+    own = torch.arange(branches, device=parents.device).unsqueeze(1)
+    offset = columns - linear.view(-1, 1, 1)
     in_tree = (offset >= 0) & (offset < (step + 1) * branches)
-    return (columns < parents) | (in_tree & (offset % branches == own))
+    return (columns < parents.unsqueeze(2)) | (in_tree & (offset % branches == own))

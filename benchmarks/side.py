@@ -1,0 +1,89 @@
+"""One engine under load, in a process of its own: python -m benchmarks.side FD < side.json
+
+So an engine's memory is back before the next one starts, and its environment is its own. What is
+measured goes as lines of JSON to the file descriptor FD, and what vLLM prints to stdout.
+"""
+
+import os
+import sys
+from typing import Any, TextIO
+
+import msgspec
+
+from benchmarks.counters import Counting, counting
+from benchmarks.load import ClosedLoop
+from benchmarks.prompts import make_prompts
+from benchmarks.records import Event, Measurement, Progress, Side
+
+WARM_UP_TOKENS = 32
+
+
+def main() -> None:
+    """Entry point: one side from stdin, events to FD."""
+    side = msgspec.json.decode(sys.stdin.buffer.read(), type=Side)
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
+        _run(side, events)
+
+
+def _run(side: Side, events: TextIO) -> None:
+    from vllm import LLM
+
+    llm = LLM(**side.engine)
+    try:
+        _tell(events, Progress("engine is up"))
+        counters = counting(llm, side.kind)
+        for batch in side.load.batch_sizes:
+            _tell(events, _measure(llm, side, batch, counters))
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _tell(events: TextIO, event: Event) -> None:
+    events.write(msgspec.json.encode(event).decode() + "\n")
+
+
+def _measure(llm: Any, side: Side, batch: int, counters: Counting) -> Measurement:
+    """Put the engine under load at one batch size, after a warm-up at the same: what is compiled
+    or captured at first use may depend on it. Raises RuntimeError if the batch is never full."""
+    load = side.load
+    count = load.requests_at(batch)
+    prompts = make_prompts(llm.get_tokenizer(), count + 2 * batch, load.prompt_tokens)
+    warm_up = ClosedLoop(
+        llm.llm_engine, batch, _greedy(min(load.tokens, WARM_UP_TOKENS)), counters.read
+    )
+    warm_up.run(prompts[count:], f"warm-up-{batch}")
+    loop = ClosedLoop(llm.llm_engine, batch, _greedy(load.tokens), counters.read)
+    window = loop.run(prompts[:count], f"batch-{batch}")
+    if window.before is None or window.after is None or not window.steps:
+        raise RuntimeError(
+            f"{batch} requests of {load.tokens} tokens never all decoded in one step: ask for "
+            "more tokens"
+        )
+    return Measurement(
+        batch=batch,
+        seconds=window.seconds,
+        tokens=window.tokens,
+        rounds=window.rounds,
+        round_tokens=window.round_tokens,
+        steps=window.steps,
+        step_seconds=window.step_seconds,
+        speculation=counters.between(window.before, window.after),
+        texts=window.texts,
+    )
+
+
+def _greedy(tokens: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0,
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+if __name__ == "__main__":  # vLLM's processes import this file again
+    main()

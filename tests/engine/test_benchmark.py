@@ -1,0 +1,34 @@
+"""The benchmark's command line runs every side that a CPU has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SIDES = ["ar", "draft_model k=3", "sd k=3", "ssd k=3 f=1"]
+
+
+def test_quick(target, tmp_path):
+    """The target is a checkpoint and the draft a stand-in without weights, so that the draft's
+    process, too, must have found the load format."""
+    saved = tmp_path / "table.json"
+    command = [sys.executable, "-m", "benchmarks.offline", "--quick", "--json", str(saved)]
+    command += ["--models", str(Path(target).parent), "--logs", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    rows = json.loads(saved.read_text())["rows"]
+    assert [row["side"] for row in rows] == SIDES
+    assert [row["text"] for row in rows] == [None, *["identical"] * 3]
+    plain, *speculating = rows
+    assert plain["tokens_per_round"] == 1
+    for row in speculating:
+        assert row["tokens_per_round"] > 1.5 and len(row["acceptance"]) == 3, row
+    for row in rows[2:]:
+        assert abs(row["hit"] + row["miss"] + row["late"] - 1) < 1e-9, row
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert [line.split(" | ")[1] for line in table[2:]] == SIDES
+    assert "stand-in" in done.stdout

@@ -1,0 +1,46 @@
+"""The device lookup on a GPU: the cases of ``lookup_cases.py``, and what only a GPU has."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from tests.lookup_agreement import host_and_device_agree
+from tests.lookup_cases import CASES, SHAPE
+from vllm_ssd.pages import memory_of, register
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.target.device import measure_look_ns
+
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture
+def shared_memory():
+    """Pages of a file on a disk cannot be registered with a GPU."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_case(case, shared_memory):
+    case(shared_memory, GPU)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_host_and_device_agree(seed, shared_memory):
+    host_and_device_agree(shared_memory, GPU, seed)
+
+
+def test_pages_are_the_gpus_as_long_as_there_is_a_table(shared_memory):
+    table = SpeculationTable.create(shared_memory / "t", SHAPE)
+    register(table, GPU)
+    assert memory_of(table, np.int64).is_pinned()
+    with pytest.raises(OSError, match="cudaHostRegister"):
+        register(table, GPU)  # twice
+    assert torch.ones(3, device=GPU).sum().item() == 3, "a refusal leaves nothing behind"
+    assert measure_look_ns(table, GPU) > 0

@@ -1,0 +1,133 @@
+"""Host and device lookup side by side, each with a table of its own and the same random draft."""
+
+import random
+
+import numpy as np
+
+from tests.lookup_cases import MAX_LEN, SHAPE, VOCAB, K, Sent, Target, beat
+from vllm_ssd.draft.publish import DraftMailbox
+from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
+from vllm_ssd.target.client import UNSEEN, Row, SpeculationClient, WaitPolicy
+
+
+class Chaos:
+    """A draft that is right, wrong, late, silent or broken, alike in several tables."""
+
+    def __init__(self, chance, tables):
+        self.chance = chance
+        self.tables = tables
+        self.mailboxes = [DraftMailbox(table) for table in tables]
+
+    def _tokens(self, count):
+        return [self.chance.randrange(VOCAB) for _ in range(count)]
+
+    def act(self, slot, generation, round_, accepted, bonus):
+        """Do something about the round whose outcome will be ``(accepted, bonus)``."""
+        chance = self.chance
+        other = (generation + chance.choice([-1, 0, 1]), max(0, round_ + chance.choice([-2, 0, 2])))
+        stamp = make_stamp(*(other if chance.random() < 0.2 else (generation, round_)))
+        if chance.random() < 0.7:
+            self._predict(slot, stamp, accepted, bonus)
+        if chance.random() < 0.4:
+            reply = self._tokens(chance.randint(0, K))
+            for mailbox in self.mailboxes:
+                mailbox.publish_answer(slot, stamp, reply)
+        if chance.random() < 0.3:
+            said = (generation + chance.choice([0, 0, 1]), chance.choice([DRAFTING, GIVEN_UP]))
+            for mailbox in self.mailboxes:
+                mailbox.set_state(slot, *said)
+        elif chance.random() < 0.3:
+            for mailbox in self.mailboxes:
+                mailbox.set_state(slot, generation, PREPARING)
+        if chance.random() < 0.2:
+            self._damage(slot, round_ & 1)
+
+    def _predict(self, slot, stamp, accepted, bonus):
+        chance = self.chance
+        outcomes = [(chance.randint(0, K), chance.randrange(VOCAB)) for _ in range(SHAPE.branches)]
+        if chance.random() < 0.8:
+            outcomes[chance.randrange(SHAPE.branches)] = (accepted, bonus)
+        if chance.random() < 0.2:
+            outcomes[-1] = (accepted, bonus)  # twice: the first one counts
+        outcomes = outcomes[: chance.randint(1, SHAPE.branches)]
+        columns = [self._tokens(len(outcomes)) for _ in range(chance.randint(0, K))]
+        for mailbox in self.mailboxes:
+            mailbox.publish_prediction(slot, stamp, *zip(*outcomes))
+            for column in columns:
+                mailbox.extend_prediction(slot, stamp, column)
+
+    def _damage(self, slot, parity):
+        number = self.chance.choice([-1, -(2**31), 2**31 - 1, VOCAB, 0, K, K + 1])
+        record = self.chance.choice(["prediction", "answer"])
+        field = self.chance.choice(["depth", "tokens", "stamp"])
+        if record == "prediction" and self.chance.random() < 0.3:
+            field = "count"
+        place = self.chance.randrange(K)
+        for table in self.tables:
+            damaged = table.slots[slot][record][parity : parity + 1][field]
+            damaged.flat[place if field == "tokens" else 0] = (
+                np.uint64(number % 2**64) if field == "stamp" else number
+            )
+
+
+def host_and_device_agree(folder, device, seed):
+    """Whatever the draft does: drafts, every byte of the slots, and the counters."""
+    chance = random.Random(seed)
+    wait = chance.random() < 0.7
+    rules = {"on_miss": "wait" if wait else "skip", "min_depth": chance.randint(1, K)}
+    target = Target(folder / "device", device, **rules)
+    table = SpeculationTable.create(folder / "host", SHAPE)
+    policy = WaitPolicy(rules["on_miss"], rules["min_depth"], 1e-3)
+    host_sent = Sent()
+    host = SpeculationClient(table, host_sent, policy, VOCAB, MAX_LEN)
+    chaos = Chaos(chance, [target.table, table])
+
+    def join(slot):
+        text = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 60))]
+        host_sent.full = target.sent.full = chance.random() < 0.1
+        target.add(f"r{slot}", slot, text)
+        host.add(f"r{slot}", text)
+        assert host._seats[f"r{slot}"].slot == slot
+
+    for slot in range(SHAPE.slots):
+        join(slot)
+    for _ in range(24):
+        life = 1000 if chance.random() < 0.8 else -1000
+        for each in (target.table, table):
+            beat(each, life)
+        rows = []
+        for slot in chance.sample(range(SHAPE.slots), chance.randint(1, SHAPE.slots)):
+            if target.lengths[slot] >= MAX_LEN - K:
+                target.client.remove(f"r{slot}")
+                host.remove(f"r{slot}")
+                join(slot)
+            sampled = chance.choice([0, 1, 1, 2, K, K + 1])
+            gap = chance.choice([0, 0, 0, 0, 1, 9]) if sampled else 0
+            gap = min(gap, MAX_LEN - target.lengths[slot] - sampled)
+            new = [chance.randrange(VOCAB) for _ in range(sampled + gap)]
+            seat = host._seats[f"r{slot}"]
+            if sampled:
+                accepted = UNSEEN if gap and chance.random() < 0.5 else sampled - 1
+                chaos.act(slot, seat.generation, seat.round, accepted, new[-1])
+            target.write(slot, new)
+            rows.append((slot, sampled))
+        found = iter(
+            host.exchange(
+                [
+                    Row(f"r{slot}", target.texts[slot, : target.lengths[slot]], sampled)
+                    for slot, sampled in rows
+                    if sampled
+                ]
+            )
+        )
+        expected = []
+        for slot, sampled in rows:
+            tokens = next(found) if sampled else []
+            newest = int(target.texts[slot, target.lengths[slot] - 1])
+            expected.append(tokens + [newest] * (K - len(tokens)))
+        assert target.step(rows) == expected
+        assert target.table.slots.tobytes() == table.slots.tobytes()
+        for name in table.target.dtype.names:
+            if name not in ("started_s", "wait_us"):
+                assert target.counted(name) == table.target[name][0].tolist(), name
+    assert host_sent == target.sent

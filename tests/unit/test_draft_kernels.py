@@ -1,0 +1,72 @@
+"""The draft's GPU kernels in Triton's interpreter, against what runs on the host.
+
+The interpreter is chosen for a whole process, before Triton is imported. So this file, collected
+by any other, runs itself again in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import numpy as np
+    import torch
+
+    from tests.attention_cases import Pair, prompts_and_trees
+    from vllm_ssd.draft.attention import triton as triton_attention
+    from vllm_ssd.draft.attention.kernels import pack_tree_masks
+    from vllm_ssd.draft.attention.masks import tree_mask
+    from vllm_ssd.draft.attention.triton import TritonAttention
+    from vllm_ssd.draft.kernels import DevicePublisher
+    from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
+    from vllm_ssd.table import SpeculationTable, TableShape
+
+    @pytest.mark.parametrize("group, contexts", [(1, [33]), (3, [1, 70])])
+    def test_tree_attention(group, contexts, monkeypatch):
+        monkeypatch.setattr(triton_attention, "_ENOUGH_PROGRAMS", 24)  # each takes long here
+        pair = Pair(TritonAttention, group, 16, contexts, 5, torch.float32, torch.device("cpu"))
+        prompts_and_trees(pair)
+
+    def test_publishing_leaves_the_same_bytes(tmp_path):
+        shape = TableShape(slots=4, k=3, branches=5, tail=16)
+        ours, theirs = (SpeculationTable.create(tmp_path / name, shape) for name in "ab")
+        publishers = DevicePublisher(ours, None), HostPublisher(DraftMailbox(theirs))
+        slots = torch.tensor([2, -1, 0])  # the second row is padding
+        for generation in (5, 6):
+            stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation])
+            accepted, bonus = torch.randint(0, 4, (3, 5)), torch.randint(0, 100, (3, 5))
+            for publisher in publishers:
+                publisher.predict(slots, stamps, accepted, bonus)
+            for step in range(shape.k):
+                columns, answers = torch.randint(0, 100, (3, 5)), torch.randint(0, 100, (3, 1))
+                for publisher in publishers:
+                    publisher.extend(slots, stamps, columns, torch.tensor([step]))
+                    publisher.answer(slots, stamps, answers, torch.tensor([step]))
+                assert ours.slots.tobytes() == theirs.slots.tobytes()
+
+    def test_packed_masks():
+        linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))
+        lengths = linear + 3 * 5  # no multiples of 8
+        for step in range(3):
+            packed = torch.full((2, 40), 255, dtype=torch.uint8)
+            at = torch.tensor([step])
+            pack_tree_masks(packed, linear, parents, lengths, at)
+            for row, length in enumerate(lengths.tolist()):
+                (mask,) = tree_mask(linear[row : row + 1], parents[row : row + 1], at, length)
+                bits = np.packbits(mask.numpy().reshape(-1), bitorder="little")
+                assert packed[row, : len(bits)].tolist() == bits.tolist()
+
+else:
+
+    def test_the_draft_kernels_in_the_interpreter():
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr

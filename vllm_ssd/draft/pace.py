@@ -1,0 +1,49 @@
+"""How far the draft runs ahead of its device, and how long its work takes there."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Work in flight: enough to keep the device busy, so little that a new outcome waits for no more
+# than one piece of it.
+IN_FLIGHT = 2
+
+
+class Pace:
+    """``count(kind, amount, microseconds)`` is told of every piece of work when it is done."""
+
+    def __init__(self, device: torch.device, count: Callable[[str, int, int], None]):
+        self._on_gpu = device.type == "cuda"
+        self._count = count
+        self._running: deque[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._spare: list[torch.cuda.Event] = []
+
+    def ready(self) -> bool:
+        """Whether more work may be started."""
+        while self._running and self._running[0][3].query():
+            kind, amount, start, end = self._running.popleft()
+            self._count(kind, amount, int(start.elapsed_time(end) * 1000))
+            self._spare += (start, end)
+        return len(self._running) < IN_FLIGHT
+
+    @contextmanager
+    def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
+        """Around the start of a piece of work."""
+        if self._on_gpu:
+            start, end = self._event(), self._event()
+            start.record()
+            yield
+            end.record()
+            self._running.append((kind, amount, start, end))
+        else:
+            started = time.monotonic_ns()
+            yield
+            self._count(kind, amount, (time.monotonic_ns() - started) // 1000)
+
+    def _event(self) -> torch.cuda.Event:
+        return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
