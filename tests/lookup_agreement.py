@@ -73,8 +73,8 @@ class Chaos:
 def host_and_device_agree(folder, device, seed):
     """Whatever the draft does: drafts, every byte of the slots, and the counters."""
     chance = random.Random(seed)
-    wait = chance.random() < 0.7
-    rules = {"on_miss": "wait" if wait else "skip", "min_depth": chance.randint(1, K)}
+    on_miss = chance.choice(["auto", "wait", "skip"])
+    rules = {"on_miss": on_miss, "min_depth": chance.randint(1, K)}
     target = Target(folder / "device", device, **rules)
     table = SpeculationTable.create(folder / "host", SHAPE)
     policy = WaitPolicy(rules["on_miss"], rules["min_depth"], 1e-3)
@@ -117,7 +117,8 @@ def host_and_device_agree(folder, device, seed):
                     Row(f"r{slot}", target.texts[slot, : target.lengths[slot]], sampled)
                     for slot, sampled in rows
                     if sampled
-                ]
+                ],
+                len(rows),
             )
         )
         expected = []

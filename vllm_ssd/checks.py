@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
 from vllm.transformers_utils.repo_utils import file_or_path_exists
 
+from vllm_ssd.placement import named_gpus, place_draft
 from vllm_ssd.platform import available_cores, parse_cores
 
 if TYPE_CHECKING:
@@ -206,11 +207,14 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
 
 
 def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:
-    """Refuse a draft device that is not there or is the target's. ``platform`` is vLLM's."""
+    """Refuse a draft device that is not there. ``platform`` is vLLM's."""
     if platform.is_cpu():
         _check_cores(config.draft_device)
-    elif parallel.distributed_executor_backend != "ray":  # Ray itself places both
-        _check_gpu(config.draft_device, parallel, platform)
+    elif not parallel.use_ray:
+        for engine in range(config.engines):  # none where this host only serves the API
+            place_draft(config, parallel, platform, engine)
+    elif config.draft_device is not None:
+        named_gpus(config)  # the rest is known on the engine's node
 
 
 def _check_cores(device: int | str | None) -> None:
@@ -230,49 +234,3 @@ def _check_cores(device: int | str | None) -> None:
 
 def _listed(numbers: set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
-
-
-def target_gpus(parallel: ParallelConfig, platform: Any) -> set[int]:
-    """The target's GPUs as indices among the visible ones, where Ray does not place it."""
-    if parallel.assigned_physical_gpu_ids is None:
-        return set(range(max(parallel.data_parallel_size_local, 1) * parallel.world_size))
-    return {
-        index
-        for index in range(platform.device_count())
-        if platform.visible_device_id_to_physical_device_id(index)
-        in parallel.assigned_physical_gpu_ids
-    }
-
-
-def _check_gpu(device: int | str | None, parallel: ParallelConfig, platform: Any) -> None:
-    visible = platform.device_count()
-    used = target_gpus(parallel, platform)
-    if device is None:
-        engines = max(parallel.data_parallel_size_local, 1)  # each has a draft of its own
-        if visible < len(used) + engines:
-            raise ValueError(
-                f"the target uses {len(used)} of {visible} visible GPUs and its draft needs "
-                f"{engines} more: make more visible or lower --tensor-parallel-size"
-            )
-    elif str(device).isdecimal():
-        if int(device) >= visible:
-            raise ValueError(
-                f"draft_device {device} does not exist: choose from 0 to {visible - 1}, the "
-                "visible GPUs"
-            )
-        if int(device) in used:
-            raise _used_by_target(device)
-    elif not str(device).startswith(("GPU-", "MIG-")):
-        raise ValueError(
-            f"draft_device must be the index or the UUID of a visible GPU, not {device!r}"
-        )
-    elif platform.is_cuda() and any(
-        platform.get_device_uuid(index).startswith(str(device)) for index in used
-    ):
-        raise _used_by_target(device)
-
-
-def _used_by_target(device: int | str) -> ValueError:
-    return ValueError(
-        f"draft_device {device} is a GPU of the target: choose one that the target does not use"
-    )

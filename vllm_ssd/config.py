@@ -30,10 +30,9 @@ TreeBackend = Literal["auto", "triton", "flashinfer", "sdpa"]
 _ON_GPUS: tuple[Literal["triton", "flashinfer"], ...] = ("triton", "flashinfer")
 FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
 DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
-# A core list such as "2-3,6", the index of a visible GPU, or its UUID.
-DeviceName = Annotated[
-    str, Field(strict=True, pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*|(GPU|MIG)-[0-9A-Za-z/-]+)$")
-]
+# A core list such as "2-3,6"; the index of a visible GPU or its UUID, or several of them.
+_NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
+DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}(,{_NAME})*$")]
 
 
 def _default_tree_backend() -> TreeBackend:
@@ -76,14 +75,17 @@ class SSDConfig(SpeculativeConfig):
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
     )
-    """Where the draft runs. None: a device the target does not use."""
+    """Where the draft runs. None: a device the target does not use. With data parallelism, several
+    GPUs separated by commas are for one engine of this host each, and a single one is for all."""
     tree_backend: TreeBackend = Field(
         default_factory=_default_tree_backend,
         description='"auto", "triton", "flashinfer" or "sdpa"',
     )
     """The draft's attention. Not given: the environment variable SSD_TREE_DECODE_BACKEND, or
     "auto"."""
-    on_miss: Literal["wait", "skip"] = Field(default="wait", description='"wait" or "skip"')
+    on_miss: Literal["auto", "wait", "skip"] = Field(
+        default="auto", description='"auto", "wait" or "skip"'
+    )
     """What the target does when its outcome was not predicted, or too few tokens of the branch
     are ready: wait for the draft, or verify what there is."""
     min_depth: int = Field(  # type: ignore[assignment]
@@ -113,6 +115,8 @@ class SSDConfig(SpeculativeConfig):
     """How long start-up waits for the draft."""
     run_dir: str = ""
     """Where the processes of one engine meet; set when the draft is launched."""
+    engines: int = 1
+    """Engines on this host, each with a draft of its own; set when the config is made."""
 
     draft_tensor_parallel_size: Literal[1] | None = Field(
         default=1, description="1, as the draft runs on one device"
@@ -213,7 +217,7 @@ class SSDConfig(SpeculativeConfig):
         if self.max_branches == 0 and self.on_miss == "skip":
             raise ValueError(
                 'f=0 predicts nothing and on_miss="skip" waits for nothing, so that there would '
-                'never be a draft: write on_miss="wait" or an f above 0'
+                "never be a draft: leave on_miss out or write an f above 0"
             )
         if self.max_branches > MAX_BRANCHES:
             raise ValueError(

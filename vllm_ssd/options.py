@@ -14,9 +14,10 @@ from vllm.config.utils import get_field
 
 from vllm_ssd.checks import first_sentence
 from vllm_ssd.config import SSDConfig
+from vllm_ssd.placement import local_engines
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-_INTERNAL = {"draft_model", "run_dir"}
+_INTERNAL = {"draft_model", "run_dir", "engines"}
 OPTIONS = (
     "model",
     *(
@@ -54,6 +55,7 @@ def make_ssd_config(
     try:
         return SSDConfig(
             **meant,
+            engines=local_engines(target_parallel_config),
             target_model_config=target_model_config,
             target_parallel_config=target_parallel_config,
         )

@@ -1,9 +1,9 @@
-"""Which device the draft gets: on a CPU machine, which cores; elsewhere, which GPU."""
+"""Which cores of a CPU machine the draft gets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,7 +35,8 @@ def split_cores(
 
     draft_device: cores the user chose for the draft. bind: the user's thread binding of the
     target, one list a rank separated by ``|``, or None. By default the draft, which is small,
-    takes a quarter of the cores, at least one, and the target the rest.
+    takes a quarter of the cores, at least one, and the target the rest; less than a quarter where
+    some worker would have to share a core.
     """
     if bind is not None:
         taken = {core for part in bind.split("|") for core in parse_cores(part)}
@@ -45,7 +46,8 @@ def split_cores(
     if draft_device is not None:
         draft = parse_cores(draft_device)
     else:
-        draft = list(available[-max(1, len(available) // 4) :])
+        spare = min(len(available) // 4, len(available) - ranks)
+        draft = list(available[-max(1, spare) :])
     left = [core for core in available if core not in draft]
     shared = not left
     left = left or list(available)
@@ -66,28 +68,3 @@ def pin_to(cores: Sequence[int]) -> None:
     """Run this process, and threads it starts from now on, on these cores only."""
     os.sched_setaffinity(0, cores)
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
-
-
-def draft_gpu(
-    device: int | str | None, visible: int, used: Collection[int], engine: int
-) -> int | str:
-    """The index among the visible GPUs, or the UUID, of the draft of this host's n-th engine.
-
-    By default the first GPUs that no target uses, one an engine. ``LookupError`` if there is none.
-    """
-    if device is not None:
-        return int(device) if str(device).isdecimal() else device
-    free = [index for index in range(visible) if index not in used]
-    return free[engine]
-
-
-def gpu_environment(device: int | str, rocm: bool) -> dict[str, str]:
-    """Environment of a process that is to see this GPU only, whatever Ray would choose for it."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = [name.strip() for name in listed.split(",") if name.strip()]
-    name = names[device] if isinstance(device, int) and names else str(device)
-    environment = {"CUDA_VISIBLE_DEVICES": name, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-    if rocm:  # vLLM refuses to start where the two differ
-        environment["HIP_VISIBLE_DEVICES"] = name
-        environment["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] = "1"
-    return environment

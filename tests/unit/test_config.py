@@ -17,7 +17,7 @@ from vllm.config import ModelConfig, ParallelConfig
 from vllm.config.utils import replace
 
 from vllm_ssd import checks
-from vllm_ssd.checks import check_device, check_draft, check_vocabulary, target_gpus
+from vllm_ssd.checks import check_device, check_draft, check_vocabulary
 from vllm_ssd.config import SSDConfig
 from vllm_ssd.options import OPTIONS, make_ssd_config
 
@@ -100,7 +100,7 @@ def test_defaults(make, draft):
     assert config.fan_out == (3,) * 8
     assert config.max_branches == 24
     assert config.model == config.draft_model == draft
-    assert (config.on_miss, config.min_depth, config.max_wait_ms) == ("wait", 7, 2000.0)
+    assert (config.on_miss, config.min_depth, config.max_wait_ms) == ("auto", 7, 2000.0)
     assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: True)) == "sdpa"
 
 
@@ -149,7 +149,7 @@ def test_a_short_draft_does_not_shorten_the_target(make):
 
 
 def test_drafts_that_never_come_are_refused(make):
-    with pytest.raises(ValueError, match='write on_miss="wait" or an f above 0'):
+    with pytest.raises(ValueError, match="leave on_miss out or write an f above 0"):
         make(f=0, on_miss="skip")
     assert make(f=0).max_branches == 0
 
@@ -188,8 +188,19 @@ def test_copies_are_complete(make, draft, copied):
     assert twin.draft_model_config.model == draft
 
 
+def test_engines_are_counted_before_vllm_forgets_them(make, target, draft):
+    """The engine core of a dense model is told that it is the only one."""
+    assert make().engines == 1
+    parallel = ParallelConfig(data_parallel_size=2, data_parallel_size_local=2)
+    config = make_ssd_config({"model": draft}, target, parallel)
+    parallel.data_parallel_rank_local = 1
+    parallel.reconfigure_for_independent_dp_rank()
+    assert parallel.data_parallel_size_local == 1
+    assert pickle.loads(pickle.dumps(config)).engines == 2
+
+
 def test_repr_is_short(make, draft):
-    assert repr(make()) == f"SSDConfig(draft={draft!r}, k=7, f=3, on_miss='wait')"
+    assert repr(make()) == f"SSDConfig(draft={draft!r}, k=7, f=3, on_miss='auto')"
 
 
 # What is refused
@@ -223,7 +234,7 @@ def test_too_many_branches(refusal):
 @pytest.mark.parametrize(
     "option, value, expected",
     [
-        ("on_miss", "hope", '"wait" or "skip"'),
+        ("on_miss", "hope", '"auto", "wait" or "skip"'),
         ("min_depth", 0, "from 1 to k"),
         ("min_depth", 8, "from 1 to k, which is 7"),
         ("min_depth", 1.0, "a whole number"),
@@ -238,6 +249,7 @@ def test_too_many_branches(refusal):
         ("draft_device", 1.5, "the index or UUID of a visible GPU"),
         ("draft_device", -1, "the index or UUID of a visible GPU"),
         ("draft_device", "one", '"2-3,6"'),
+        ("draft_device", "4,", '"2-3,6"'),
         ("draft_tensor_parallel_size", 2, "1, as the draft runs on one device"),
         ("draft_sample_method", "probabilistic", '"greedy"'),
         ("rejection_sample_method", "block", '"standard" or "synthetic"'),
@@ -300,7 +312,9 @@ def test_unknown_option(refusal, option, meant):
     assert ", ".join(OPTIONS) in said
 
 
-@pytest.mark.parametrize("option", ["run_dir", "draft_model", "target_model_config", "xyzzy"])
+@pytest.mark.parametrize(
+    "option", ["run_dir", "draft_model", "engines", "target_model_config", "xyzzy"]
+)
 def test_internal_fields_are_no_options(refusal, option):
     assert f"no option {option!r}" in refusal(**{option: "x"})
 
@@ -480,64 +494,6 @@ def test_vocabularies_are_checked_for_every_config(refusal, tmp_path):
 # Devices
 
 
-def gpus(count: int) -> SimpleNamespace:
-    """A platform with so many visible GPUs."""
-    return SimpleNamespace(
-        is_cpu=lambda: False,
-        is_cuda=lambda: True,
-        device_count=lambda: count,
-        get_device_uuid=lambda index: f"GPU-0000{index}",
-        visible_device_id_to_physical_device_id=lambda index: index + 4,
-    )
-
-
-def parallel(tp: int, dp: int = 1, backend: str = "mp", ids: list[int] | None = None):
-    return SimpleNamespace(
-        world_size=tp,
-        data_parallel_size_local=dp,
-        distributed_executor_backend=backend,
-        assigned_physical_gpu_ids=ids,
-    )
-
-
-@pytest.mark.parametrize(
-    "device, target, count",
-    [
-        (None, parallel(2), 3),
-        (None, parallel(1, dp=2), 4),
-        (None, parallel(2, backend="ray"), 2),
-        (2, parallel(2), 3),
-        ("0", parallel(1, ids=[5]), 2),
-        ("GPU-00002", parallel(2), 3),
-    ],
-)
-def test_gpus_that_are_free(device, target, count):
-    check_device(SSDConfig(draft_device=device), target, gpus(count))
-
-
-@pytest.mark.parametrize(
-    "device, target, count, expected",
-    [
-        (None, parallel(2), 2, "uses 2 of 2 visible GPUs and its draft needs 1 more"),
-        (None, parallel(1, dp=2), 3, "uses 2 of 3 visible GPUs and its draft needs 2 more"),
-        (3, parallel(2), 3, "does not exist: choose from 0 to 2"),
-        (1, parallel(2), 3, "is a GPU of the target"),
-        ("1", parallel(1, ids=[5]), 2, "is a GPU of the target"),
-        ("GPU-00001", parallel(2), 3, "is a GPU of the target"),
-        ("0-1", parallel(1), 2, "must be the index or the UUID"),
-    ],
-)
-def test_gpus_that_are_not(device, target, count, expected):
-    with pytest.raises(ValueError, match=expected) as error:
-        check_device(SSDConfig(draft_device=device), target, gpus(count))
-    one_sentence(error)
-
-
-def test_target_gpus_among_the_visible_ones():
-    assert target_gpus(parallel(2, dp=2), gpus(8)) == {0, 1, 2, 3}
-    assert target_gpus(parallel(2, ids=[4, 7]), gpus(4)) == {0, 3}
-
-
 @pytest.mark.parametrize(
     "device, expected",
     [
@@ -551,7 +507,7 @@ def test_target_gpus_among_the_visible_ones():
 def test_cores(device, expected, monkeypatch):
     monkeypatch.setattr(checks, "available_cores", lambda: [0, 2, 3])
     cpu = SimpleNamespace(is_cpu=lambda: True)
-    check_device(SSDConfig(draft_device="0,2-3"), parallel(1), cpu)
+    check_device(SSDConfig(draft_device="0,2-3"), ParallelConfig(), cpu)
     with pytest.raises(ValueError, match=expected) as error:
-        check_device(SSDConfig(draft_device=device), parallel(1), cpu)
+        check_device(SSDConfig(draft_device=device), ParallelConfig(), cpu)
     assert one_sentence(error).startswith("draft_device ")

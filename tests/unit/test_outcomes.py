@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_ssd.draft.outcomes import choose, shrink, spread
+from vllm_ssd.draft.outcomes import allocate, choose, shrink, spread
 
 VOCAB = 50
 fan_outs = st.lists(st.integers(0, 5), min_size=2, max_size=9)
@@ -29,6 +29,15 @@ def test_shrink_takes_from_the_largest(fan_out, budget):
     assert not cut or (len(set(cut)) == 1 and cut[0] == max(smaller))
     if sum(fan_out) <= budget:
         assert smaller == tuple(fan_out)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.integers(0, 80))
+def test_allocate_gives_more_to_the_likelier(chances, budget):
+    counts = allocate(budget, chances)
+    assert sum(counts) == max(budget, len(chances)) and min(counts) >= 1
+    for chance, count in zip(chances, counts):
+        for other, fewer in zip(chances, counts):
+            assert chance <= other or count >= fewer
 
 
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=6), st.integers(0, 2**31), st.data())

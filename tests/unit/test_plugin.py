@@ -172,6 +172,14 @@ def test_unsupported_combinations(refusal, args, what, fix):
     assert fix in said
 
 
+def test_external_launcher(refusal, monkeypatch):
+    """Every rank would be an engine core with a draft of its own."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # as vLLM itself would set it
+    said = refusal(distributed_executor_backend="external_launcher")
+    assert "does not support the external launcher yet" in said
+    assert "--distributed-executor-backend" in said
+
+
 def test_pooling_targets(refusal):
     assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
 

@@ -18,6 +18,7 @@ import torch
 
 from vllm_ssd.draft.attention.masks import Tree
 from vllm_ssd.draft.blocks import BlockPool, OutOfBlocks
+from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.catalog import Catalog
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.outcomes import spread
@@ -45,7 +46,8 @@ class DraftEngine:
         self.pool = BlockPool(model.num_blocks, BLOCK_SIZE)
         self._mailbox = DraftMailbox(table)
         self._counters = table.draft[0]
-        self._catalog = Catalog(model, publisher, policy, table.shape.slots)
+        self._budget = BranchBudget(policy)
+        self._catalog = Catalog(model, publisher, policy, self._budget, table.shape.slots)
         self._pace = Pace(model.device, self._count)
         self._requests: dict[int, DraftRequest] = {}
         self._rounds: list[Round] = []
@@ -125,6 +127,7 @@ class DraftEngine:
             if not outcome.new_tokens:  # too far behind: the target has to send the text again
                 self._drop(request.slot, LOST)
                 continue
+            self._budget.outcome(request, outcome.accepted)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             self._check_size(request)
 
@@ -213,9 +216,10 @@ class DraftEngine:
             self._await_outcome(request)
         if not shown:
             return
-        fan_out = self._catalog.fan_out(len(shown))
+        batch = self._catalog.batch(len(shown))
+        fan_out = self._budget.fan_out(batch)
         planted = [self._plant(request, fan_out, chunk.query_len) for request, chunk, _ in shown]
-        program = self._catalog.glue(len(shown))
+        program = self._catalog.glue(batch, sum(fan_out))
         with self._pace.timed("glue"):
             program.load(
                 [chunk for _, chunk, _ in shown],
@@ -224,7 +228,7 @@ class DraftEngine:
             )
             program.run()
         round_ = Round(
-            self._catalog.branches(len(shown)),
+            self._catalog.branches(batch, program.branches),
             [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
             [tree for tree, _ in planted],
             [(p.slot, p.stamp) if p else (-1, 0) for _, p in planted],

@@ -30,6 +30,7 @@ from vllm_ssd.messages import ControlClient, Stop, endpoint
 SPEC_FILE = "draft.json"
 POLL_S = 0.2
 STOP_S = 3.0
+OTHER_RAY = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum, nearly; nothing goes through it
 
 
@@ -75,22 +76,20 @@ class Keeper:
         import ray
 
         spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=ServerSpec)
-        if not os.environ.get("RAY_ADDRESS"):
-            ray.init(
-                address="local",
-                num_cpus=1,
-                num_gpus=0,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(self._run_dir / "ray"),
-                _node_ip_address="127.0.0.1",
-                logging_level=logging.WARNING,
-            )
-        else:
-            ray.init(logging_level=logging.WARNING)
-        actor = ray.remote(DraftServer).options(
-            num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": spec.environment}
+        # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
+        # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
+        os.environ.update(spec.environment)
+        ray.init(
+            address="local",
+            num_cpus=1,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(self._run_dir / "ray"),
+            _node_ip_address="127.0.0.1",
+            logging_level=logging.WARNING,
         )
+        actor = ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
         self._server = actor.remote(spec)
         return self._server.load.remote()
 
@@ -135,6 +134,10 @@ def main(run_dir: str, channel_fd: str) -> None:
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The target may be a job of another Ray. The draft's is its own and on this machine, where the
+    # speculation table is: it must neither join that cluster nor repeat the job's setup.
+    for name in OTHER_RAY:
+        os.environ.pop(name, None)
     # SIGTERM is an order to put things away too: leave through run's finally.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd))).run()

@@ -51,6 +51,11 @@ class DraftModel:
         for index, layer in enumerate(layers):
             layer.forward = _LayerAttention(self.attention, index)
 
+    @property
+    def room(self) -> int:
+        """The longest text there is memory for."""
+        return min(self.num_blocks * BLOCK_SIZE, self.max_len)
+
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens], on the device -> final hidden states [tokens, hidden].
 

@@ -20,6 +20,8 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.outcomes import choose
 from vllm_ssd.draft.publish import Publisher
 
+_MEASURED_RUNS = 4
+
 
 class Recording:
     """Something to compute, from a CUDA graph once it is recorded."""
@@ -36,6 +38,17 @@ class Recording:
         with torch.cuda.graph(graph, pool=pool):
             self._compute()
         self._graph = graph
+
+    def measure_us(self) -> float:
+        """What a run takes of what is loaded."""
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for number in range(1 + _MEASURED_RUNS):
+            if number == 1:
+                before.record()
+            self()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) * 1000 / _MEASURED_RUNS
 
     def __call__(self) -> None:
         if self._graph is None:
@@ -108,9 +121,12 @@ class Feed:
         self._inputs.send()
         self._plan.load(chunks)
 
-    def load_padding(self) -> None:
-        """Nothing but padding, to try the program with."""
-        self.load((), ())
+    def try_out(self, context: int) -> None:
+        """Load requests with so many tokens of KV, in anybody's blocks, that publish nothing and
+        leave nothing behind but meaningless KV."""
+        blocks = range(self._model.num_blocks)
+        chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
+        self.load([chunk] * self.batch, ())
 
     def _compute(self) -> None:
         inputs = self._inputs.device
@@ -168,9 +184,13 @@ class Grow:
         self._plan.load(trees)
         self.tips[: len(tips)].copy_(tips)
 
-    def load_padding(self) -> None:
-        """Nothing but padding, to try the program with."""
-        self.load((), (), 0, self.tips)
+    def try_out(self, context: int) -> None:
+        """Load requests with so many tokens of KV, in anybody's blocks, that publish nothing and
+        leave nothing behind but meaningless KV."""
+        blocks = range(self._model.num_blocks)
+        tree = Tree(blocks, context, [context] * self.branches, self._plan.steps)
+        trees = [tree if tree.kv_len <= self._model.room else None]
+        self.load(trees * self.batch, (), 0, self.tips)
 
     def _compute(self) -> None:
         inputs = self._inputs.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -28,6 +29,7 @@ class DraftRequest:
 
     fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` as far
     as it goes. round: of the last outcome taken in, -1 before any; accepted: its accepted drafts.
+    decided_ns: when the target's decision on its drafts was seen.
     ahead: the branches grown for the outcome that is awaited, or, once it is there, being matched
     with it. answer: the branch grown for an outcome that none of them matched. admitted: it has KV
     memory; until then nothing is done for it.
@@ -39,6 +41,7 @@ class DraftRequest:
     table: BlockTable
     round: int = -1
     accepted: int = 0
+    decided_ns: int = 0
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
@@ -79,6 +82,7 @@ class DraftRequest:
         self.leave_ahead()
         self.leave_answer()
         self.drafts = list(drafts)
+        self.decided_ns = time.monotonic_ns()
         if predict_ahead:
             self.phase = Phase.FEEDING
         else:

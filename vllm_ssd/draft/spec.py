@@ -27,13 +27,15 @@ class DraftModelSpec:
 class DraftPolicy:
     """fan_out: k + 1 numbers, all 0 = draft only when asked. answer_depth: drafts to prepare for
     an outcome that was not predicted, 0 = none. chunk: tokens of new text a step may feed.
-    max_branches: of all requests together in a step; with many requests the fan-out shrinks."""
+    max_branches: of all requests together in a step; with many requests the fan-out shrinks.
+    adaptive: fan_out says how many branches there are, not at which lengths."""
 
     k: int
     fan_out: tuple[int, ...]
     answer_depth: int
     chunk: int
     max_branches: int = 512
+    adaptive: bool = False
 
     @property
     def branches(self) -> int:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vllm_ssd.messages import ControlClient, endpoint
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.rundir import table_path
-from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, make_stamp
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, make_stamp
 from vllm_ssd.target.lookup import Finding, HostLookup
 from vllm_ssd.target.seats import Roster, Seat
 
@@ -37,11 +37,19 @@ HEARTBEAT_LIMIT_NS = 5_000_000_000
 @dataclass(frozen=True)
 class WaitPolicy:
     """on_miss: ``wait`` for the draft up to ``max_wait_s`` a round until ``min_depth`` drafts are
-    there, or ``skip``: take what is there."""
+    there, or ``skip``: take what is there; ``auto``: wait, but in a batch only for branches.
 
-    on_miss: Literal["wait", "skip"]
+    An answer comes to one request and holds up all: at a batch of n it gains an n-th of what it
+    does alone and costs the same. Branches that are late are late for all requests alike.
+    """
+
+    on_miss: Literal["auto", "wait", "skip"]
     min_depth: int
     max_wait_s: float
+
+    def answers_in(self, batch: int) -> bool:
+        """Whether outcomes that were not predicted are waited for in a batch of this size."""
+        return self.on_miss == "wait" or (self.on_miss == "auto" and batch == 1)
 
 
 @dataclass(frozen=True)
@@ -102,13 +110,14 @@ class SpeculationClient:
         if seat is not None:
             self._free.append(seat.slot)
 
-    def exchange(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Drafts for every row, 0..k of them, in order."""
+    def exchange(self, rows: Sequence[Row], batch: int | None = None) -> list[list[int]]:
+        """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, if
+        there are others than these."""
         self._step += 1
         lookups = [self._publish(row) for row in rows]
         first = [lookup.finding for lookup in lookups]
-        if self._policy.on_miss == "wait":
-            self._wait(lookups)
+        if self._policy.on_miss != "skip":
+            self._wait(lookups, self._policy.answers_in(len(rows) if batch is None else batch))
         drafts = []
         for lookup, before in zip(lookups, first):
             found = lookup.finding.tokens[: self._room(lookup.row)]
@@ -146,9 +155,9 @@ class SpeculationClient:
         self.add(row.request_id, row.tokens[: len(row.tokens) - row.num_new].tolist())
         return self._seats[row.request_id]
 
-    def _wait(self, lookups: Sequence[Lookup]) -> None:
+    def _wait(self, lookups: Sequence[Lookup], answers: bool) -> None:
         """Look again and again at the rows with too few drafts, until all have enough."""
-        waiting = [lookup for lookup in lookups if self._worth_waiting(lookup)]
+        waiting = [lookup for lookup in lookups if self._worth_waiting(lookup, answers)]
         if not waiting:
             return
         started = time.monotonic()
@@ -159,20 +168,22 @@ class SpeculationClient:
                 lookup.finding = self._lookup.find(
                     lookup.seat.slot, lookup.stamp, lookup.accepted, lookup.bonus
                 )
-            waiting = [lookup for lookup in waiting if self._worth_waiting(lookup)]
+            waiting = [lookup for lookup in waiting if self._worth_waiting(lookup, answers)]
         for lookup in waiting:
             lookup.seat.overdue = lookup.stamp
         self.counters.waited(time.monotonic() - started, len(waiting))
 
-    def _worth_waiting(self, lookup: Lookup) -> bool:
-        seat = lookup.seat
-        if len(lookup.finding.tokens) >= min(self._policy.min_depth, self._room(lookup.row)):
+    def _worth_waiting(self, lookup: Lookup, answers: bool) -> bool:
+        seat, finding = lookup.seat, lookup.finding
+        if len(finding.tokens) >= min(self._policy.min_depth, self._room(lookup.row)):
             return False
         if seat.overdue is not None and self._lookup.newest(seat.slot) >= seat.overdue:
             seat.overdue = None
-        alive = draft_lives(self._table)
-        given_up = self._lookup.draft_state(seat.slot, seat.generation) in (GIVEN_UP, LOST)
-        return seat.overdue is None and alive and not given_up
+        state = self._lookup.draft_state(seat.slot, seat.generation)
+        hopeless = state in (GIVEN_UP, LOST)
+        if not answers:
+            hopeless |= state != DRAFTING or (finding.published and not finding.predicted)
+        return seat.overdue is None and draft_lives(self._table) and not hopeless
 
     def _room(self, row: Row) -> int:
         """Drafts that still fit the target's longest text."""

@@ -69,7 +69,7 @@ class DeviceClient:
         self._rules = (policy.min_depth, max_len, vocab_size, Layout.of(table))
         self._look_ns = look_ns
         self._look_limit = 0
-        if policy.on_miss == "wait":
+        if policy.on_miss != "skip":
             self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
         slots = table.shape.slots
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
@@ -131,6 +131,7 @@ class DeviceClient:
             self._waits,
             drafts,
             self._look_limit if draft_lives(self._table) else 0,
+            int(self._policy.answers_in(len(drafts))),
             self._look_ns,
             self._turn,
             *self._rules,

@@ -19,8 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.table import GIVEN_UP, LOST
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST
 
+_DRAFTING = tl.constexpr(DRAFTING)
 _GIVEN_UP = tl.constexpr(GIVEN_UP)
 _LOST = tl.constexpr(LOST)
 _TAIL_LANES = tl.constexpr(32)  # a step's tokens, k + 1, rarely need more than one turn
@@ -39,11 +40,14 @@ def _heads(stamps, prediction, answer):
 
 
 @triton.jit
-def _gave_up(stamps, slot_base, generation, AT: tl.constexpr):
-    """Whether the draft says of this generation that it will publish nothing more."""
+def _hopeless(stamps, slot_base, generation, answers, AT: tl.constexpr):
+    """Whether the draft says of this generation that it will publish nothing more, or, where
+    answers are not waited for, does not say that it drafts."""
     state = tl.load(stamps + (slot_base + AT.state) // 2, volatile=True, cache_modifier=".cv")
+    ours = (state >> 32) & 0xFFFFFFFF == generation
     what = state & 0xFFFFFFFF
-    return ((state >> 32) & 0xFFFFFFFF == generation) & ((what == _GIVEN_UP) | (what == _LOST))
+    gave_up = ours & ((what == _GIVEN_UP) | (what == _LOST))
+    return gave_up | ((answers == 0) & ((ours & (what == _DRAFTING)) == 0))
 
 
 @triton.jit
@@ -178,7 +182,7 @@ def _find(
 
 
 @triton.jit(
-    do_not_specialize=["look_limit", "look_ns", "turn"],
+    do_not_specialize=["look_limit", "answers", "look_ns", "turn"],
     do_not_specialize_on_alignment=["num_sampled", "slots", "drafts"],
 )
 def look_up_kernel(
@@ -194,6 +198,7 @@ def look_up_kernel(
     waits,  # int64 [2]: the most looks of a row in this step at ``turn``, in the last one beside it
     drafts,  # int64 [rows, k], written: what is missing at the end repeats the newest token
     look_limit,  # looks at the table before a wait ends; 0: do not wait
+    answers,  # 1: wait for outcomes that were not predicted, too
     look_ns,  # what a look takes, ns
     turn,  # 0, 1, 0, 1, ..
     MIN_DEPTH: tl.constexpr,
@@ -244,17 +249,20 @@ def look_up_kernel(
         may_wait = (overdue == 0) & (look_limit > 0)
         looks = 0
         heads = tl.zeros([4], tl.int64)  # so that the first look of a wait finds what came since
-        waiting = short & may_wait & (_gave_up(stamps, slot_base, generation, AT) == 0)
+        missed = published & (predicted == 0) & (answers == 0)
+        hopeless = _hopeless(stamps, slot_base, generation, answers, AT)
+        waiting = short & may_wait & (hopeless == 0) & (missed == 0)
         while waiting & (looks < look_limit):
             now = _heads(stamps, prediction, answer)
-            gave_up = _gave_up(stamps, slot_base, generation, AT)
+            hopeless = _hopeless(stamps, slot_base, generation, answers, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
-                _, _, tokens, depth = _find(
+                published, predicted, tokens, depth = _find(
                     words, stamps, prediction, answer, stamp, accepted, bonus, VOCAB, AT
                 )
+                missed = published & (predicted == 0) & (answers == 0)
             heads = now
             looks += 1
-            waiting = (depth < enough) & (gave_up == 0)
+            waiting = (depth < enough) & (hopeless == 0) & (missed == 0)
         overdue = tl.where(waiting, stamp, overdue)
 
         depth = tl.minimum(depth, room)
@@ -282,7 +290,7 @@ def look_kernel(stamps, looks, found, AT: tl.constexpr):
     heads = _heads(stamps, slot_base + AT.prediction, slot_base + AT.answer)
     for _ in range(looks):
         now = _heads(stamps, slot_base + AT.prediction, slot_base + AT.answer)
-        gave_up = _gave_up(stamps, slot_base, 0, AT)
-        changes += tl.max((now != heads).to(tl.int32)) + gave_up.to(tl.int32)
+        hopeless = _hopeless(stamps, slot_base, 0, 0, AT)
+        changes += tl.max((now != heads).to(tl.int32)) + hopeless.to(tl.int32)
         heads = now
     tl.store(found, changes)

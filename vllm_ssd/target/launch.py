@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_ssd import rundir
-from vllm_ssd.checks import target_gpus
 from vllm_ssd.draft.keeper import SPEC_FILE
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, ServerSpec
 from vllm_ssd.log import get_logger
-from vllm_ssd.platform import available_cores, draft_gpu, gpu_environment, split_cores
+from vllm_ssd.placement import (
+    engine_index,
+    gpu_environment,
+    place_draft,
+    place_target_by_ray,
+    reserve_gpu_by_ray,
+)
+from vllm_ssd.platform import available_cores, split_cores
 from vllm_ssd.table import SpeculationTable, TableShape
 
 if TYPE_CHECKING:
@@ -40,10 +46,14 @@ class DraftLauncher:
         self._channel: socket.socket | None = None
         self._lock = -1
         self._stopping = False
+        self._ready = False
+        self._may_share_gpu = False
+        self._reserved: Any = None  # the draft's GPU, where vLLM's Ray gives them out
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Make the table and set the draft server off; returns before it is up."""
+        """Make the table and set the draft server off; returns before it is up, unless it may
+        share a GPU with the target."""
         rundir.sweep()
         self._run_dir, self._lock = rundir.create()
         self._config.run_dir = str(self._run_dir)
@@ -76,9 +86,16 @@ class DraftLauncher:
             )
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
+        if self._may_share_gpu:
+            # A worker looks at the free memory when it starts and again when it has run once, and
+            # counts as the target's own what has gone in between: the draft must have taken all
+            # of its memory before the first look. Elsewhere both load at the same time.
+            self.wait_ready()
 
     def wait_ready(self) -> None:
         """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails."""
+        if self._ready:
+            return
         timeout_s = self._config.start_timeout_s
         try:
             kind, text = self._words.get(timeout=timeout_s)
@@ -87,6 +104,7 @@ class DraftLauncher:
         if kind != "ready":
             self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
+        self._ready = True
         logger.info("SSD: %s", text)
 
     def begin_stop(self) -> None:
@@ -106,6 +124,7 @@ class DraftLauncher:
             rundir.remove(self._run_dir)
             os.close(self._lock)
             self._lock = -1
+        self._reserved = None
 
     def _listen(self) -> None:
         """Pass on the keeper's words until it ends."""
@@ -126,8 +145,9 @@ class DraftLauncher:
         return DraftPolicy(
             k=config.k,
             fan_out=config.fan_out,
-            answer_depth=config.min_depth if config.on_miss == "wait" else 0,
+            answer_depth=config.min_depth if config.on_miss != "skip" else 0,
             chunk=config.draft_max_num_batched_tokens,
+            adaptive=isinstance(config.f, int) and config.f > 0,
         )
 
     def _model_spec(self, policy: DraftPolicy) -> DraftModelSpec:
@@ -162,25 +182,58 @@ class DraftLauncher:
         )
 
     def _device(self) -> tuple[list[int], dict[str, str]]:
-        """The draft's cores, on a CPU machine, and its process's environment. On a CPU machine the
-        target's workers are bound to the other cores."""
+        """The draft's cores, on a CPU machine, and its process's environment."""
         from vllm.platforms import current_platform
 
+        if current_platform.is_cpu():
+            cores = self._cores()
+            return cores, {"OMP_NUM_THREADS": str(len(cores))}
+        return [], gpu_environment(self._gpu(current_platform), current_platform.is_rocm())
+
+    def _gpu(self, platform: Any) -> int | str:
+        """The draft's GPU, chosen without a look at CUDA: workers may be forked later on."""
         config, parallel = self._config, self._vllm_config.parallel_config
-        if not current_platform.is_cpu():
-            used = target_gpus(parallel, current_platform)
-            engine = parallel.data_parallel_rank_local or 0
-            gpu = draft_gpu(config.draft_device, current_platform.device_count(), used, engine)
-            return [], gpu_environment(gpu, current_platform.is_rocm())
+        if parallel.use_ray:
+            place_target_by_ray(parallel)
+            if config.draft_device is None:
+                self._reserved, name = reserve_gpu_by_ray(platform)
+                return name
+            logger.warning(
+                "SSD: Ray does not know that the draft runs on draft_device %s and may give this "
+                "GPU to the target too, which is for development only: leave draft_device out to "
+                "let Ray choose a GPU for the draft alone",
+                config.draft_device,
+            )
+        engine = engine_index(parallel)
+        place = place_draft(config, parallel, platform, engine)
+        self._may_share_gpu = place.with_target or parallel.use_ray
+        if place.with_target:
+            logger.warning(
+                "SSD: draft_device %s is a GPU of the target: both share its time and its memory, "
+                "which is for development only, and --gpu-memory-utilization must leave room for "
+                "the draft's weights and its %g GiB of KV cache (draft_kv_cache_gib)",
+                place.device,
+                config.draft_kv_cache_gib,
+            )
+        if place.with_drafts and engine == 0:
+            logger.warning(
+                "SSD: the drafts of several engines share one GPU, its time and its memory: name "
+                'one for each in draft_device, as in "4,5"'
+            )
+        return place.device
+
+    def _cores(self) -> list[int]:
+        """The draft's cores. The target's workers are bound to the others."""
         bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
+        device = self._config.draft_device
         split = split_cores(
             available_cores(),
-            parallel.world_size,
-            None if config.draft_device is None else str(config.draft_device),
+            self._vllm_config.parallel_config.world_size,
+            None if device is None else str(device),
             None if bind in ("auto", "nobind") else bind,
         )
         if split.target is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = split.target
         if split.shared:
             logger.warning("SSD: too few cores: target and draft share some, and will be slow")
-        return split.draft, {"OMP_NUM_THREADS": str(len(split.draft))}
+        return split.draft

@@ -59,7 +59,7 @@ class SSDProposer:
                 rows.append(Row(self._runner.input_batch.req_ids[index], text, len(sampled)))
                 places.append(index)
         drafts = [[] for _ in sampled_token_ids]
-        for index, found in zip(places, self._client.exchange(rows)):
+        for index, found in zip(places, self._client.exchange(rows, len(drafts))):
             drafts[index] = found
         if self._tp_group.world_size > 1:
             self._tp_group.broadcast_object(drafts, src=0)

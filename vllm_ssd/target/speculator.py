@@ -82,7 +82,7 @@ class HostLookups:
             if sampled[place] and not request_id.startswith(_WARM_UP):
                 rows.append(Row(request_id, text, int(sampled[place])))
                 places.append(place)
-        for place, tokens in zip(places, self._client.exchange(rows)):
+        for place, tokens in zip(places, self._client.exchange(rows, count)):
             found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         drafts.copy_(found, non_blocking=True)
 

@@ -1,0 +1,64 @@
+"""How many branches a round gets, and at which accepted lengths.
+
+More branches miss less often and take longer. With many requests a round gets fewer of them, down
+to what is done before the target has verified; both times are measured. Where they go follows the
+lengths that were accepted lately.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from vllm_ssd.draft.outcomes import allocate, shrink
+from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.draft.spec import DraftPolicy
+
+# Weights of the newest observation.
+_ACCEPTED, _WINDOW = 0.01, 0.1
+# Of the window, what a round may take.
+_SHARE = 0.95
+
+
+class BranchBudget:
+    """cost_us: what a whole round takes, by requests and branches a request; filled by whoever has
+    measured it. Without, rounds are as large as the policy allows."""
+
+    def __init__(self, policy: DraftPolicy):
+        self._policy = policy
+        self.cost_us: dict[tuple[int, int], float] = {}
+        lengths = policy.k + 1
+        self._accepted = np.full(lengths, 1 / lengths)
+        self._window_us = 0.0
+
+    def sizes(self, requests: int) -> list[int]:
+        """Branches a request may get when there are so many, most first; one choice at least."""
+        fan_out = self._policy.fan_out
+        most = min(sum(fan_out), self._policy.max_branches // requests)
+        least = sum(count > 0 for count in fan_out)
+        return sorted({max(least, most * part // 3) for part in (1, 2, 3)}, reverse=True)
+
+    def fan_out(self, requests: int) -> tuple[int, ...]:
+        """Branches for each accepted length 0..k in a round of so many requests."""
+        sizes = self.sizes(requests)
+        limit = self._window_us * _SHARE
+        fitting = [s for s in sizes if self.cost_us.get((requests, s), 0.0) <= limit]
+        size = sizes[0] if not limit else max(fitting, default=sizes[-1])
+        if self._policy.adaptive:
+            return allocate(size, self._accepted.tolist())
+        return shrink(self._policy.fan_out, size)
+
+    def outcome(self, request: DraftRequest, accepted: int) -> None:
+        """A request's verification is over, with so many drafts accepted; not taken in yet."""
+        if len(request.drafts) < self._policy.k or not 0 <= accepted <= self._policy.k:
+            return
+        self._accepted *= 1 - _ACCEPTED
+        self._accepted[accepted] += _ACCEPTED
+        took = (time.monotonic_ns() - request.decided_ns) / 1000
+        if self._window_us:
+            # A step that did more than verify (a prompt, a pause) says little about the next.
+            took = min(took, 2 * self._window_us)
+            self._window_us += _WINDOW * (took - self._window_us)
+        else:
+            self._window_us = took
