@@ -6,6 +6,7 @@ measured goes as lines of JSON to the file descriptor FD, and what vLLM prints t
 
 import os
 import sys
+import traceback
 from typing import Any, TextIO
 
 import msgspec
@@ -22,7 +23,16 @@ def main() -> None:
     """Entry point: one side from stdin, events to FD."""
     side = msgspec.json.decode(sys.stdin.buffer.read(), type=Side)
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
-        _run(side, events)
+        try:
+            _run(side, events)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The engine is down. What libraries do at an orderly end can take minutes on GPU machines.
+    os._exit(status)
 
 
 def _run(side: Side, events: TextIO) -> None:

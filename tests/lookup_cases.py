@@ -14,7 +14,7 @@ from tests.lookup_drafts import answer_slowly, publish_at_random
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.pages import register
-from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table import GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.target.client import UNSEEN, WaitPolicy
 from vllm_ssd.target.device import DeviceClient
 
@@ -127,7 +127,8 @@ def a_draft_without_heartbeat_is_not_waited_for(folder, device):
 
 
 def requests_that_will_get_nothing_are_not_waited_for(folder, device):
-    """Given up by the draft; never sent to it; at the end of their text."""
+    """Given up by the draft; never sent to it; at the end of their text; or gone, as the draft
+    knows before a GPU that has a step of them to run."""
     target = Target(folder / "t", device, max_wait_s=ENDLESS_S)
     beat(target.table, seconds_ahead=1000)
     target.add("given up", 0, [1, 2])
@@ -139,6 +140,9 @@ def requests_that_will_get_nothing_are_not_waited_for(folder, device):
     for slot in range(3):
         target.write(slot, [3])
     assert target.step([(0, 1), (1, 1), (2, 1)]) == [[3] * K] * 3
+    DraftMailbox(target.table).set_state(0, 5, PREPARING)
+    target.write(0, [4])
+    assert target.step([(0, 1)]) == [[4] * K]
     assert target.counted("timeouts") == 0
 
 

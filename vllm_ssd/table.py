@@ -29,7 +29,8 @@ VERSION = 1
 NO_STAMP = np.uint64(0)
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
-# it drafts; it never will (text too long); it fell too far behind and needs the text again.
+# it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
+# text again.
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 
 

@@ -135,12 +135,13 @@ def test_skip_takes_what_is_there(table, clock):
     assert table.target[0]["late"] == 1
 
 
-def test_a_request_the_draft_gave_up_is_not_waited_for(table, clock):
+@pytest.mark.parametrize("later, state", [(0, GIVEN_UP), (1, DRAFTING)])
+def test_a_request_the_draft_gave_up_or_forgot_is_not_waited_for(table, clock, later, state):
     client, _ = make(table)
     client.add("a", [0] * 5)
     beat(table, clock)
     seat = client._seats["a"]
-    DraftMailbox(table).set_state(seat.slot, seat.generation, GIVEN_UP)
+    DraftMailbox(table).set_state(seat.slot, seat.generation + later, state)
     assert client.exchange([row("a", 6)]) == [[]]
     assert clock.slept == 0
 

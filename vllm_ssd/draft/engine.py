@@ -70,10 +70,11 @@ class DraftEngine:
         self._check_size(request)
 
     def remove(self, slot: int, generation: int) -> None:
-        """Forget a request, unless its slot has been given on already."""
+        """Forget a request, unless its slot has been given on already. A GPU may still have a step
+        of it to run, which need not wait."""
         request = self._requests.get(slot)
         if request is not None and request.generation == generation:
-            self._drop(slot)
+            self._drop(slot, GIVEN_UP)
 
     def step(self) -> bool:
         """One piece of work, if the device can take one; False if there is none."""

@@ -41,12 +41,13 @@ def _heads(stamps, prediction, answer):
 
 @triton.jit
 def _hopeless(stamps, slot_base, generation, answers, AT: tl.constexpr):
-    """Whether the draft says of this generation that it will publish nothing more, or, where
-    answers are not waited for, does not say that it drafts."""
+    """Whether the draft says of this generation that it will publish nothing more, or has gone on
+    to a later one, or, where answers are not waited for, does not say that it drafts."""
     state = tl.load(stamps + (slot_base + AT.state) // 2, volatile=True, cache_modifier=".cv")
-    ours = (state >> 32) & 0xFFFFFFFF == generation
+    owner = (state >> 32) & 0xFFFFFFFF
+    ours = owner == generation
     what = state & 0xFFFFFFFF
-    gave_up = ours & ((what == _GIVEN_UP) | (what == _LOST))
+    gave_up = (ours & ((what == _GIVEN_UP) | (what == _LOST))) | (owner > generation)
     return gave_up | ((answers == 0) & ((ours & (what == _DRAFTING)) == 0))
 
 

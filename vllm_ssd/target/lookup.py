@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_ssd.table import PREPARING, SpeculationTable, split_stamp
+from vllm_ssd.table import GIVEN_UP, PREPARING, SpeculationTable, split_stamp
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,6 @@ class HostLookup:
     def draft_state(self, slot: int, generation: int) -> int:
         """What the draft says of this request: one of the states of ``table.py``."""
         owner, state = split_stamp(self._state[slot])
+        if owner > generation:
+            return GIVEN_UP  # the slot is another's by now
         return state if owner == generation else PREPARING
