@@ -5,6 +5,7 @@ done; a GPU is kept a piece or two ahead, and publishes by itself. So an outcome
 than that, and branches of a round that is over are dropped at once. In order of urgency:
 
     answer   one more draft for requests whose outcome was not predicted (the target may wait)
+    late     one more token for branches of which one has come true (the target may wait)
     glue     show the model the bonus and the drafts being verified; predict the outcomes
     branch   one more token for every branch of every predicted outcome
     prefill  a chunk of a new text; also due after every glue, so that a busy draft admits them
@@ -29,6 +30,9 @@ from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.rounds import Round
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, split_stamp
+
+# So long after the last piece of work the target may still be deciding because of it.
+SETTLE_S = 200e-6
 
 
 class DraftEngine:
@@ -80,8 +84,8 @@ class DraftEngine:
         """One piece of work, if the device can take one; False if there is none."""
         if not self._pace.ready():
             return True
-        self._take_outcomes()
-        self._take_decisions()
+        while self._take_outcomes() + self._take_decisions():
+            pass  # a step's requests are published one by one, and belong together
         self._counters["live"] = len(self._requests)
         self._counters["free_blocks"] = self.pool.num_free
         live = [r for r in self._requests.values() if r.admitted or self._admit(r)]
@@ -94,19 +98,20 @@ class DraftEngine:
         prefill = [r for r in feeding if r.unfed() > glue_size]
         if answers:
             self._plant_answers(answers[: self._catalog.max_batch])
-        answering = self._next(self._answers, self.policy.answer_depth)
-        if answering is not None:
-            with self._pace.timed("answer"):
-                answering.grow()
+        if (round_ := self._next(self._answers, self.policy.answer_depth)) is not None:
+            self._grow(round_, "answer")
+        elif (round_ := self._next(self._rounds, self.policy.k, late=True)) is not None:
+            self._grow(round_, "branch")
         elif behind:
             self._feed(behind[0])
         elif prefill and self._prefill_due:
             self._feed(prefill[0])
+        elif glue and self._pace.idle_s() < SETTLE_S and any(r.awaited for r in live):
+            pass  # their decision is about to come: one glue for all
         elif glue:
             self._glue(glue[: self._catalog.max_batch])
         elif (round_ := self._next(self._rounds, self.policy.k)) is not None:
-            with self._pace.timed("branch"):
-                round_.grow()
+            self._grow(round_, "branch")
         elif prefill:
             self._feed(prefill[0])
         else:
@@ -115,7 +120,9 @@ class DraftEngine:
 
     # What the target published
 
-    def _take_outcomes(self) -> None:
+    def _take_outcomes(self) -> int:
+        """How many there were."""
+        taken = 0
         newest = self._mailbox.newest_stamps()
         for request in list(self._requests.values()):
             stamp = newest[request.slot]
@@ -131,19 +138,24 @@ class DraftEngine:
             self._budget.outcome(request, outcome.accepted)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             self._check_size(request)
+            taken += 1
+        return taken
 
-    def _take_decisions(self) -> None:
+    def _take_decisions(self) -> int:
+        """How many there were."""
+        taken = 0
         for request in self._requests.values():
             if request.phase is Phase.DECIDING:
                 drafts = self._mailbox.read_drafts(request.slot, request.stamp)
                 if drafts is not None:
                     request.decide(drafts, self.policy.branches > 0)
+                    taken += 1
+        return taken
 
     def _is_missed(self, request: DraftRequest) -> bool:
         """Whether the target may wait for an answer that has yet to be begun."""
-        if request.phase is not Phase.DECIDING or not self.policy.answer_depth:
-            return False
-        if request.answer is not None:
+        deciding = request.phase is Phase.DECIDING and request.answer is None
+        if not deciding or not self.policy.answer_depth:
             return False
         if request.ahead is not None:
             predicted = self._mailbox.is_predicted(
@@ -154,17 +166,22 @@ class DraftEngine:
             request.leave_ahead()
         return True
 
-    def _next(self, rounds: list[Round], depth: int) -> Round | None:
-        """The oldest of these rounds that somebody wants more of; ended ones are forgotten."""
+    def _next(self, rounds: list[Round], depth: int, late: bool = False) -> Round | None:
+        """The oldest of these rounds that somebody wants more of, or, if ``late``, that the target
+        may wait for; ended ones are forgotten."""
         rounds[:] = [r for r in rounds if not r.empty and r.step < depth]
         for round_ in rounds:
-            rows = [row for row in round_.rows if row is not None]
-            wait = round_.step < self.policy.answer_depth
-            if any(row.phase is not Phase.DECIDING or wait for row in rows):
+            deciding = {row.phase is Phase.DECIDING for row in round_.rows if row is not None}
+            awaited = True in deciding and round_.step < self.policy.answer_depth
+            if awaited or (False in deciding and not late):
                 return round_
         return None
 
     # Work
+
+    def _grow(self, round_: Round, work: str) -> None:
+        with self._pace.timed(work):
+            round_.grow()
 
     def _plant_answers(self, requests: list[DraftRequest]) -> None:
         """A branch for each outcome that was not predicted: the bonus is known."""

@@ -22,6 +22,7 @@ class Pace:
         self._count = count
         self._running: deque[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._spare: list[torch.cuda.Event] = []
+        self._done = 0.0
 
     def ready(self) -> bool:
         """Whether more work may be started."""
@@ -29,7 +30,12 @@ class Pace:
             kind, amount, start, end = self._running.popleft()
             self._count(kind, amount, int(start.elapsed_time(end) * 1000))
             self._spare += (start, end)
+            self._done = time.monotonic()
         return len(self._running) < IN_FLIGHT
+
+    def idle_s(self) -> float:
+        """How long no work has been running, as far as ``ready`` has seen."""
+        return 0.0 if self._running else time.monotonic() - self._done
 
     @contextmanager
     def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
@@ -44,6 +50,7 @@ class Pace:
             started = time.monotonic_ns()
             yield
             self._count(kind, amount, (time.monotonic_ns() - started) // 1000)
+            self._done = time.monotonic()
 
     def _event(self) -> torch.cuda.Event:
         return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)

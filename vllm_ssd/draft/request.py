@@ -59,6 +59,11 @@ class DraftRequest:
         """Of the outcome that is predicted now."""
         return make_stamp(self.generation, self.round + 1)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the target may be waiting for what is grown for this request."""
+        return self.phase is Phase.DECIDING and (self.ahead or self.answer) is not None
+
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
         """Take in an outcome: keep the KV that still fits."""
         self.leave_answer()
