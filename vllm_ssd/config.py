@@ -105,10 +105,11 @@ class SSDConfig(SpeculativeConfig):
     )
     """Prompt tokens the draft reads at once, between two rounds. Not given: 64 on CPUs, 512
     elsewhere."""
-    draft_kv_cache_gib: float = Field(
-        default=1.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    draft_kv_cache_gib: float | None = Field(
+        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """Memory for the draft's own KV cache."""
+    """Memory for the draft's own KV cache, at most. Not given: 1 on CPUs and on a GPU shared with
+    the target; on a GPU of its own what all requests need at their longest, if there is room."""
     start_timeout_s: float = Field(
         default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )

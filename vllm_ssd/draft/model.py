@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BLOCK_SIZE = 16
+_KV_SHARE = 0.8  # of the memory left by the weights; graphs and forwards need some too
 
 
 class DraftModel:
@@ -38,10 +39,13 @@ class DraftModel:
             shape = _attention_shape(layers, self._config)
             per_block = shape.bytes_per_token() * BLOCK_SIZE
             per_request = -(-(self.max_len + spec.scratch) // BLOCK_SIZE)
-            self.num_blocks = min(spec.kv_cache_bytes // per_block, spec.max_requests * per_request)
+            memory = spec.kv_cache_bytes
+            if memory is None:
+                memory = int(_KV_SHARE * torch.cuda.mem_get_info()[0])
+            self.num_blocks = min(memory // per_block, spec.max_requests * per_request)
             if self.num_blocks < 1:
                 raise ValueError(
-                    f"the draft's KV cache of {spec.kv_cache_bytes / 2**30:.2f} GiB holds no block "
+                    f"the draft's KV cache of {memory / 2**30:.2f} GiB holds no block "
                     f"of {per_block / 2**20:.1f} MiB: raise draft_kv_cache_gib"
                 )
             backend = _backend(spec.tree_backend)

@@ -11,14 +11,14 @@ class DraftModelSpec:
     """What to load, in terms of vLLM's engine arguments.
 
     vocab_size: the target's; tokens beyond it are never proposed. kv_cache_bytes: the most memory
-    for the draft's KV cache; less if ``max_requests`` requests, each of the draft's longest text
-    and ``scratch`` entries beyond it, cannot use so much.
+    for the draft's KV cache, None = most of the device's; less if ``max_requests`` requests, each
+    of the draft's longest text and ``scratch`` entries beyond it, cannot use so much.
     """
 
     engine_args: dict[str, Any]
     tree_backend: str
     vocab_size: int
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None
     max_requests: int
     scratch: int
 

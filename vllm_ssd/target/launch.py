@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+_SHARED_KV_CACHE_GIB = 1.0  # where not all memory is the draft's
 STOP_S = 15.0  # the keeper's own steps take less
 
 
@@ -71,7 +72,8 @@ class DraftLauncher:
                 "free some, or in a container raise --shm-size"
             ) from error
         policy = self._policy()
-        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *self._device())
+        device = self._device()
+        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *device)
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.draft.keeper"]
@@ -172,11 +174,14 @@ class DraftLauncher:
             "max_num_seqs": self._vllm_config.scheduler_config.max_num_seqs,
         }
         scheduler = self._vllm_config.scheduler_config
+        memory = config.draft_kv_cache_gib
+        if memory is None and (current_platform.is_cpu() or self._may_share_gpu):
+            memory = _SHARED_KV_CACHE_GIB
         return DraftModelSpec(
             engine_args=engine_args,
             tree_backend=config.resolve_tree_backend(current_platform),
             vocab_size=self._vllm_config.model_config.get_vocab_size(),
-            kv_cache_bytes=int(config.draft_kv_cache_gib * 2**30),
+            kv_cache_bytes=None if memory is None else int(memory * 2**30),
             max_requests=scheduler.max_num_seqs,
             scratch=policy.scratch,
         )
@@ -213,7 +218,7 @@ class DraftLauncher:
                 "which is for development only, and --gpu-memory-utilization must leave room for "
                 "the draft's weights and its %g GiB of KV cache (draft_kv_cache_gib)",
                 place.device,
-                config.draft_kv_cache_gib,
+                config.draft_kv_cache_gib or _SHARED_KV_CACHE_GIB,
             )
         if place.with_drafts and engine == 0:
             logger.warning(
