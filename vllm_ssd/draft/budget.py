@@ -2,7 +2,7 @@
 
 More branches miss less often and take longer. With many requests a round gets fewer of them, down
 to what is done before the target has verified; both times are measured. Where they go follows the
-lengths that were accepted lately.
+outcomes of late: at which length, and how likely the draft thought their bonus.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import time
 import numpy as np
 
 from vllm_ssd.draft.outcomes import allocate, shrink
+from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
 # Weights of the newest observation.
-_ACCEPTED, _WINDOW = 0.01, 0.1
+_OUTCOME, _WINDOW = 0.005, 0.1
 # Of the window, what a round may take.
 _SHARE = 0.95
 
@@ -28,8 +29,12 @@ class BranchBudget:
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
         self.cost_us: dict[tuple[int, int], float] = {}
-        lengths = policy.k + 1
-        self._accepted = np.full(lengths, 1 / lengths)
+        # Chance of an outcome, by length and rank of the bonus. To begin with lengths are alike,
+        # and the bonus is not among the F likeliest with a chance of 1 / (F + 1): the power law of
+        # arXiv 2603.03251 with r = 1.
+        rank = np.arange(sum(policy.fan_out) + 1)
+        self._by_rank = 1 / ((rank + 1) * (rank + 2))
+        self._chances = np.tile(self._by_rank / (policy.k + 1), (policy.k + 1, 1))
         self._window_us = 0.0
 
     def sizes(self, requests: int) -> list[int]:
@@ -46,15 +51,16 @@ class BranchBudget:
         fitting = [s for s in sizes if self.cost_us.get((requests, s), 0.0) <= limit]
         size = sizes[0] if not limit else max(fitting, default=sizes[-1])
         if self._policy.adaptive:
-            return allocate(size, self._accepted.tolist())
+            return allocate(size, self._chances.tolist())
         return shrink(self._policy.fan_out, size)
 
-    def outcome(self, request: DraftRequest, accepted: int) -> None:
-        """A request's verification is over, with so many drafts accepted; not taken in yet."""
+    def outcome(self, request: DraftRequest, accepted: int, branch: int | None) -> None:
+        """A request's verification is over, with so many drafts accepted; not taken in yet.
+        branch: the one that came true, -1 if none has, None if that is not known."""
         if len(request.drafts) < self._policy.k or not 0 <= accepted <= self._policy.k:
             return
-        self._accepted *= 1 - _ACCEPTED
-        self._accepted[accepted] += _ACCEPTED
+        if branch is not None and request.predicted is not None:
+            self._count(request.predicted, accepted, branch)
         took = (time.monotonic_ns() - request.decided_ns) / 1000
         if self._window_us:
             # A step that did more than verify (a prompt, a pause) says little about the next.
@@ -62,3 +68,13 @@ class BranchBudget:
             self._window_us += _WINDOW * (took - self._window_us)
         else:
             self._window_us = took
+
+    def _count(self, predicted: Prediction, accepted: int, branch: int) -> None:
+        self._chances *= 1 - _OUTCOME
+        row = self._chances[accepted]
+        if branch >= 0:
+            row[predicted.ranks[branch]] += _OUTCOME
+        else:  # some rank beyond those predicted
+            beyond = list(predicted.accepted).count(accepted)
+            tail = self._by_rank[beyond:]
+            row[beyond:] += _OUTCOME * tail / tail.sum()

@@ -135,7 +135,8 @@ class DraftEngine:
             if not outcome.new_tokens:  # too far behind: the target has to send the text again
                 self._drop(request.slot, LOST)
                 continue
-            self._budget.outcome(request, outcome.accepted)
+            branch = self._mailbox.branch_of(request.slot, stamp, outcome.accepted, outcome.bonus)
+            self._budget.outcome(request, outcome.accepted, branch)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             self._check_size(request)
             taken += 1
@@ -158,10 +159,10 @@ class DraftEngine:
         if not deciding or not self.policy.answer_depth:
             return False
         if request.ahead is not None:
-            predicted = self._mailbox.is_predicted(
+            branch = self._mailbox.branch_of(
                 request.slot, request.stamp, request.accepted, request.tokens[-1]
             )
-            if predicted is not False:
+            if branch != -1:
                 return False  # its branch is there or on its way
             request.leave_ahead()
         return True
@@ -252,8 +253,9 @@ class DraftEngine:
             [(p.slot, p.stamp) if p else (-1, 0) for _, p in planted],
             program.bonus[: len(shown) * program.branches].clone(),
         )
-        for request in filter(None, round_.rows):
-            request.ahead = round_
+        for (request, *_), (_, prediction) in zip(shown, planted):
+            request.predicted = prediction
+            request.ahead = round_ if prediction else None
         self._rounds.append(round_)
 
     def _plant(

@@ -32,15 +32,14 @@ def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
     return tuple(min(count, ceiling) for count in fan_out)
 
 
-def allocate(budget: int, chances: Sequence[float]) -> tuple[int, ...]:
+def allocate(budget: int, chances: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """The fan-out of ``budget`` branches that misses least, one at least for each accepted length.
 
-    chances: of each length. That a bonus is not among the F likeliest is taken to have a chance
-    of 1 / F (the power law of arXiv 2603.03251 with r = 1), so the F-th branch gains 1 / F(F+1).
+    chances: for each length and rank, of an outcome there whose bonus is of this rank.
     """
     counts = [1] * len(chances)
     for _ in range(budget - len(counts)):
-        gains = [chance / (count * (count + 1)) for chance, count in zip(chances, counts)]
+        gains = [row[count] for row, count in zip(chances, counts)]
         counts[gains.index(max(gains))] += 1
     return tuple(counts)
 

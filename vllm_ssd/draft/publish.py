@@ -71,15 +71,15 @@ class DraftMailbox:
         drafts: list[int] = record["drafts"][:count].tolist()
         return drafts if record["drafts_stamp"] == stamp else None
 
-    def is_predicted(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> bool | None:
-        """Whether an outcome is among those predicted for its round; None if they have yet to be
-        published."""
+    def branch_of(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> int | None:
+        """Which of the branches predicted for a round this outcome has made true, -1 for none of
+        them; None if they have yet to be published."""
         record = self._prediction[slot, int(stamp) & 1]
         if record["stamp"] != stamp:
             return None
         count = int(record["count"])
         match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
-        return bool(match.any())
+        return int(match.argmax()) if match.any() else -1
 
     def set_state(self, slot: int, generation: int, state: int) -> None:
         """Say what the draft does for a request: one of the states of ``table.py``."""

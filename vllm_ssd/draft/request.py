@@ -11,6 +11,7 @@ import numpy as np
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.blocks import BlockTable
+from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.rounds import Round
 from vllm_ssd.table import make_stamp
 
@@ -31,8 +32,8 @@ class DraftRequest:
     as it goes. round: of the last outcome taken in, -1 before any; accepted: its accepted drafts.
     decided_ns: when the target's decision on its drafts was seen.
     ahead: the branches grown for the outcome that is awaited, or, once it is there, being matched
-    with it. answer: the branch grown for an outcome that none of them matched. admitted: it has KV
-    memory; until then nothing is done for it.
+    with it; predicted: what they are. answer: the branch grown for an outcome that none of them
+    matched. admitted: it has KV memory; until then nothing is done for it.
     """
 
     slot: int
@@ -46,6 +47,7 @@ class DraftRequest:
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
     ahead: Round | None = None
+    predicted: Prediction | None = None
     answer: Round | None = None
     admitted: bool = False
 
