@@ -15,21 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
-from vllm_ssd.draft.attention.masks import Tree
 from vllm_ssd.draft.blocks import BlockPool, OutOfBlocks
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.catalog import Catalog
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
-from vllm_ssd.draft.outcomes import spread
 from vllm_ssd.draft.pace import Pace
-from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.publish import DraftMailbox, Publisher
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.rounds import Round
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, split_stamp
+from vllm_ssd.draft.work import Work
+from vllm_ssd.table import GIVEN_UP, LOST, PREPARING, SpeculationTable, split_stamp
 
 # So long after the last piece of work the target may still be deciding because of it.
 SETTLE_S = 200e-6
@@ -53,6 +49,9 @@ class DraftEngine:
         self._budget = BranchBudget(policy)
         self._catalog = Catalog(model, publisher, policy, self._budget, table.shape.slots)
         self._pace = Pace(model.device, self._count)
+        self._work = Work(
+            self._catalog, self._budget, self._mailbox, self._pace, policy, self._postpone
+        )
         self._requests: dict[int, DraftRequest] = {}
         self._rounds: list[Round] = []
         self._answers: list[Round] = []
@@ -97,23 +96,25 @@ class DraftEngine:
         glue = [r for r in feeding if r.unfed() <= glue_size]
         prefill = [r for r in feeding if r.unfed() > glue_size]
         if answers:
-            self._plant_answers(answers[: self._catalog.max_batch])
+            self._answers += self._work.answer(answers)
         if (round_ := self._next(self._answers, self.policy.answer_depth)) is not None:
-            self._grow(round_, "answer")
+            self._work.grow(round_, "answer")
         elif (round_ := self._next(self._rounds, self.policy.k, late=True)) is not None:
-            self._grow(round_, "branch")
+            self._work.grow(round_, "branch")
         elif behind:
-            self._feed(behind[0])
+            self._work.feed(behind[0])
         elif prefill and self._prefill_due:
-            self._feed(prefill[0])
+            self._prefill_due = False
+            self._work.feed(prefill[0])
         elif glue and self._pace.idle_s() < SETTLE_S and any(r.awaited for r in live):
             pass  # their decision is about to come: one glue for all
         elif glue:
-            self._glue(glue[: self._catalog.max_batch])
+            self._prefill_due = True
+            self._rounds += self._work.glue(glue)
         elif (round_ := self._next(self._rounds, self.policy.k)) is not None:
-            self._grow(round_, "branch")
+            self._work.grow(round_, "branch")
         elif prefill:
-            self._feed(prefill[0])
+            self._work.feed(prefill[0])
         else:
             return False
         return True
@@ -177,110 +178,6 @@ class DraftEngine:
             if awaited or (False in deciding and not late):
                 return round_
         return None
-
-    # Work
-
-    def _grow(self, round_: Round, work: str) -> None:
-        with self._pace.timed(work):
-            round_.grow()
-
-    def _plant_answers(self, requests: list[DraftRequest]) -> None:
-        """A branch for each outcome that was not predicted: the bonus is known."""
-        rows: list[DraftRequest | None] = []
-        trees, places, tips = [], [], []
-        for request in requests:
-            try:
-                trees.append(request.plant([len(request.fed)], self.policy.k))
-            except OutOfBlocks:
-                self._postpone(request)
-                continue
-            rows.append(request)
-            places.append((request.slot, int(request.stamp)))
-            tips.append(request.tokens[-1])
-        if rows:
-            program = self._catalog.answers(len(rows))
-            answer = Round(program, rows, [*trees], places, torch.tensor(tips))
-            for request in filter(None, rows):
-                request.answer = answer
-            self._answers.append(answer)
-
-    def _feed(self, request: DraftRequest) -> None:
-        """A chunk of a text, short of the tokens that a glue or an answer begins with."""
-        self._prefill_due = False
-        whole = request.phase is Phase.FEEDING and not self.policy.branches
-        kept = 0 if whole else 1 + len(request.drafts)
-        size = min(request.unfed() - kept, self.policy.chunk)
-        try:
-            chunk, tokens = request.feed(size)
-        except OutOfBlocks:
-            self._postpone(request)
-            return
-        program = self._catalog.chunk(size)
-        with self._pace.timed("prefill", size):
-            program.load([chunk], [tokens])
-            program.run()
-        if request.unfed() == 0:
-            self._await_outcome(request)
-
-    def _glue(self, requests: list[DraftRequest]) -> None:
-        """Show what is verified now, predict what may come of it and plant a branch for each."""
-        self._prefill_due = True
-        shown = []
-        for request in requests:
-            try:
-                shown.append((request, *request.feed(request.unfed())))
-            except OutOfBlocks:
-                self._postpone(request)
-                continue
-            self._await_outcome(request)
-        if not shown:
-            return
-        batch = self._catalog.batch(len(shown))
-        fan_out = self._budget.fan_out(batch)
-        planted = [self._plant(request, fan_out, chunk.query_len) for request, chunk, _ in shown]
-        program = self._catalog.glue(batch, sum(fan_out))
-        with self._pace.timed("glue"):
-            program.load(
-                [chunk for _, chunk, _ in shown],
-                [tokens for _, _, tokens in shown],
-                [prediction for _, prediction in planted],
-            )
-            program.run()
-        round_ = Round(
-            self._catalog.branches(batch, program.branches),
-            [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
-            [tree for tree, _ in planted],
-            [(p.slot, p.stamp) if p else (-1, 0) for _, p in planted],
-            program.bonus[: len(shown) * program.branches].clone(),
-        )
-        for (request, *_), (_, prediction) in zip(shown, planted):
-            request.predicted = prediction
-            request.ahead = round_ if prediction else None
-        self._rounds.append(round_)
-
-    def _plant(
-        self, request: DraftRequest, fan_out: Sequence[int], shown: int
-    ) -> tuple[Tree, Prediction] | tuple[None, None]:
-        """A tree of branches, and what they are predicted from: the last of ``shown`` tokens."""
-        counts = spread(fan_out, len(request.drafts))
-        accepted = [length for length, count in enumerate(counts) for _ in range(count)]
-        try:
-            tree = request.plant([len(request.tokens) + j for j in accepted], self.policy.k)
-        except OutOfBlocks:
-            return None, None  # no drafting ahead; the next outcome is answered when it comes
-        first = shown - len(counts)
-        return tree, Prediction(
-            request.slot,
-            int(request.next_stamp),
-            rows=[first + length for length in accepted],
-            ranks=[rank for count in counts for rank in range(count)],
-            accepted=accepted,
-            ruled_out=[-1] * first + request.drafts + [-1],
-        )
-
-    def _await_outcome(self, request: DraftRequest) -> None:
-        request.phase = Phase.IDLE
-        self._mailbox.set_state(request.slot, request.generation, DRAFTING)
 
     # Requests that cannot go on
 
