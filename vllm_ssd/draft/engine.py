@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from vllm_ssd.draft.attention.masks import Tree
@@ -23,6 +24,7 @@ from vllm_ssd.draft.catalog import Catalog
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.outcomes import spread
 from vllm_ssd.draft.pace import Pace
+from vllm_ssd.draft.place import Place
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.publish import DraftMailbox, Publisher
 from vllm_ssd.draft.request import DraftRequest, Phase
@@ -61,10 +63,14 @@ class DraftEngine:
         """Build, choose and record now what would otherwise be at first use."""
         self._catalog.warm_up(progress)
 
-    def add(self, slot: int, generation: int, tokens: Sequence[int]) -> None:
+    def add(
+        self, slot: int, generation: int, tokens: Sequence[int], temperature: float = 0.0
+    ) -> None:
         """Draft for a request from now on; whoever had the slot before is gone."""
         self._drop(slot)
-        request = DraftRequest(slot, generation, list(tokens), self.pool.table())
+        request = DraftRequest(slot, generation, list(tokens), self.pool.table(), temperature)
+        if self.policy.top_m:
+            request.dice = np.random.default_rng((self.policy.seed, generation))
         self._requests[slot] = request
         self._mailbox.set_state(slot, generation, PREPARING)
         self._check_size(request)
@@ -177,7 +183,7 @@ class DraftEngine:
                 self._postpone(request)
                 continue
             rows.append(request)
-            places.append((request.slot, int(request.stamp)))
+            places.append(request.place(int(request.stamp), 1, self.policy.k))
             tips.append(request.tokens[-1])
         if rows:
             program = self._catalog.answers(len(rows))
@@ -232,7 +238,10 @@ class DraftEngine:
             self._catalog.branches(batch, program.branches),
             [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
             [tree for tree, _ in planted],
-            [(p.slot, p.stamp) if p else (-1, 0) for _, p in planted],
+            [
+                r.place(p.stamp, program.branches, self.policy.k) if p else Place()
+                for (r, *_), (_, p) in zip(shown, planted)
+            ],
             program.bonus[: len(shown) * program.branches].clone(),
         )
         for request in filter(None, round_.rows):
