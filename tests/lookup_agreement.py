@@ -3,9 +3,11 @@
 import random
 
 import numpy as np
+import torch
 
-from tests.lookup_cases import MAX_LEN, SHAPE, VOCAB, K, Sent, Target, beat
+from tests.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Sent, Target, beat
 from vllm_ssd.draft.publish import DraftMailbox
+from vllm_ssd.proposals import certain, pack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
 from vllm_ssd.target.client import UNSEEN, Row, SpeculationClient, WaitPolicy
 
@@ -16,10 +18,18 @@ class Chaos:
     def __init__(self, chance, tables):
         self.chance = chance
         self.tables = tables
+        self.top_m = tables[0].shape.top_m
         self.mailboxes = [DraftMailbox(table) for table in tables]
 
     def _tokens(self, count):
         return [self.chance.randrange(VOCAB) for _ in range(count)]
+
+    def _entries(self, count):
+        if not self.top_m:
+            return None
+        tokens = [self._tokens(self.top_m) for _ in range(count)]
+        shares = [[self.chance.random() for _ in range(self.top_m)] for _ in range(count)]
+        return pack(torch.tensor(tokens), torch.tensor(shares)).numpy()
 
     def act(self, slot, generation, round_, accepted, bonus):
         """Do something about the round whose outcome will be ``(accepted, bonus)``."""
@@ -30,8 +40,9 @@ class Chaos:
             self._predict(slot, stamp, accepted, bonus)
         if chance.random() < 0.4:
             reply = self._tokens(chance.randint(0, K))
+            entries = self._entries(len(reply)) if reply else None
             for mailbox in self.mailboxes:
-                mailbox.publish_answer(slot, stamp, reply)
+                mailbox.publish_answer(slot, stamp, reply, entries=entries)
         if chance.random() < 0.3:
             said = (generation + chance.choice([0, 0, 1]), chance.choice([DRAFTING, GIVEN_UP]))
             for mailbox in self.mailboxes:
@@ -50,33 +61,38 @@ class Chaos:
         if chance.random() < 0.2:
             outcomes[-1] = (accepted, bonus)  # twice: the first one counts
         outcomes = outcomes[: chance.randint(1, SHAPE.branches)]
-        columns = [self._tokens(len(outcomes)) for _ in range(chance.randint(0, K))]
+        count = len(outcomes)
+        columns = [(self._tokens(count), self._entries(count)) for _ in range(chance.randint(0, K))]
         for mailbox in self.mailboxes:
             mailbox.publish_prediction(slot, stamp, *zip(*outcomes))
-            for column in columns:
-                mailbox.extend_prediction(slot, stamp, column)
+            for tokens, entries in columns:
+                mailbox.extend_prediction(slot, stamp, tokens, entries)
 
     def _damage(self, slot, parity):
         number = self.chance.choice([-1, -(2**31), 2**31 - 1, VOCAB, 0, K, K + 1])
         record = self.chance.choice(["prediction", "answer"])
-        field = self.chance.choice(["depth", "tokens", "stamp"])
+        field = self.chance.choice(["depth", "tokens", "stamp", *["proposals"] * bool(self.top_m)])
+        if field == "proposals":
+            number = self.chance.choice([-1, VOCAB, 0x7FC00000 << 32, 0x40000000 << 32, 5])
         if record == "prediction" and self.chance.random() < 0.3:
             field = "count"
         place = self.chance.randrange(K)
         for table in self.tables:
             damaged = table.slots[slot][record][parity : parity + 1][field]
-            damaged.flat[place if field == "tokens" else 0] = (
+            damaged.flat[place if field in ("tokens", "proposals") else 0] = (
                 np.uint64(number % 2**64) if field == "stamp" else number
             )
 
 
 def host_and_device_agree(folder, device, seed):
-    """Whatever the draft does: drafts, every byte of the slots, and the counters."""
+    """Whatever the draft does: drafts, what they were sampled from, every byte of the slots, and
+    the counters."""
     chance = random.Random(seed)
+    shape = SAMPLED if seed % 2 else SHAPE
     on_miss = chance.choice(["auto", "wait", "skip"])
     rules = {"on_miss": on_miss, "min_depth": chance.randint(1, K)}
-    target = Target(folder / "device", device, **rules)
-    table = SpeculationTable.create(folder / "host", SHAPE)
+    target = Target(folder / "device", device, shape=shape, **rules)
+    table = SpeculationTable.create(folder / "host", shape)
     policy = WaitPolicy(rules["on_miss"], rules["min_depth"], 1e-3)
     host_sent = Sent()
     host = SpeculationClient(table, host_sent, policy, VOCAB, MAX_LEN)
@@ -111,6 +127,8 @@ def host_and_device_agree(folder, device, seed):
                 chaos.act(slot, seat.generation, seat.round, accepted, new[-1])
             target.write(slot, new)
             rows.append((slot, sampled))
+        newest = [int(target.texts[slot, target.lengths[slot] - 1]) for slot, _ in rows]
+        entries = certain(torch.tensor([[token] * K for token in newest]), shape.top_m).clone()
         found = iter(
             host.exchange(
                 [
@@ -119,14 +137,19 @@ def host_and_device_agree(folder, device, seed):
                     if sampled
                 ],
                 len(rows),
+                [of_row.numpy() for of_row, (_, sampled) in zip(entries, rows) if sampled],
             )
         )
         expected = []
-        for slot, sampled in rows:
+        for token, (_, sampled) in zip(newest, rows):
             tokens = next(found) if sampled else []
-            newest = int(target.texts[slot, target.lengths[slot] - 1])
-            expected.append(tokens + [newest] * (K - len(tokens)))
-        assert target.step(rows) == expected
+            expected.append(tokens + [token] * (K - len(tokens)))
+        if shape.top_m:
+            drafts, on_device = target.sampled_step(rows)
+            assert drafts == expected
+            assert torch.equal(on_device, entries)
+        else:
+            assert target.step(rows) == expected
         assert target.table.slots.tobytes() == table.slots.tobytes()
         for name in table.target.dtype.names:
             if name not in ("started_s", "wait_us"):

@@ -6,6 +6,7 @@ TRITON_INTERPRET says.
 
 import multiprocessing
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from vllm_ssd.target.device import DeviceClient
 
 K, MAX_LEN, VOCAB = 4, 90, 1000
 SHAPE = TableShape(slots=3, k=K, branches=6, tail=32)
+TOP_M = 3
+SAMPLED = replace(SHAPE, top_m=TOP_M)  # with what drafts were sampled from
 LOOK_NS = 100_000
 ENDLESS_S = 3600.0  # for waits that end by themselves
 
@@ -38,8 +41,8 @@ class Sent(list):
 class Target:
     """A device client and what vLLM keeps for it: ``texts`` by slot, the newest tokens last."""
 
-    def __init__(self, path, device, on_miss="wait", min_depth=K, max_wait_s=1e-3):
-        self.table = SpeculationTable.create(path, SHAPE)
+    def __init__(self, path, device, on_miss="wait", min_depth=K, max_wait_s=1e-3, shape=SHAPE):
+        self.table = SpeculationTable.create(path, shape)
         if device.type != "cpu":
             register(self.table, device)
         self.device = device
@@ -60,7 +63,7 @@ class Target:
         self.lengths[slot] = start + len(tokens)
         self.texts[slot, start : self.lengths[slot]] = tokens
 
-    def launch(self, rows):
+    def launch(self, rows, entries=None):
         """Enqueue a step: ``rows`` are pairs of slot and num_sampled, in batch order."""
         slots, sampled = zip(*rows)
         drafts = torch.full((len(rows), K), -7, dtype=torch.int64, device=self.device)
@@ -70,12 +73,18 @@ class Target:
             torch.tensor(self.lengths, dtype=torch.int32, device=self.device),
             torch.from_numpy(self.texts).to(self.device, copy=True),
             drafts,
+            entries,
         )
         return drafts
 
     def step(self, rows):
         """The rows' drafts, with what fills them up to k."""
         return self.launch(rows).tolist()
+
+    def sampled_step(self, rows):
+        """The same, and what they were sampled from: int64 [rows, k, top_m]."""
+        entries = torch.full((len(rows), K, TOP_M), -7, dtype=torch.int64, device=self.device)
+        return self.launch(rows, entries).tolist(), entries.cpu()
 
     def confirmed(self, slot, generation, round_):
         """The drafts the target says it will verify."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TREE_BACKEND_VARIABLE = "SSD_TREE_DECODE_BACKEND"
 MAX_FAN_OUT = 64
 MAX_BRANCHES = 512
+MAX_TOP_M, DEFAULT_TOP_M = 128, 32
 
 TreeBackend = Literal["auto", "triton", "flashinfer", "sdpa"]
 _ON_GPUS: tuple[Literal["triton", "flashinfer"], ...] = ("triton", "flashinfer")
@@ -123,10 +124,25 @@ class SSDConfig(SpeculativeConfig):
         default=1, description="1, as the draft runs on one device"
     )
     """The draft runs on one device."""
-    draft_sample_method: Literal["greedy"] = Field(
-        default="greedy", description='"greedy" in this version'
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        default="greedy", description='"greedy" or "probabilistic"'
     )
-    """How drafts are sampled."""
+    """How drafts are sampled: the likeliest tokens, or at the request's temperature from the
+    draft's distribution, which is then reported. The target's text is exact either way."""
+    draft_top_m: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=MAX_TOP_M,
+        description=f"a whole number from 1 to {MAX_TOP_M}",
+    )
+    """If "probabilistic": the likeliest tokens that drafts are sampled from, and that are reported
+    with their probabilities. Not given: 32."""
+    saguaro: float = Field(
+        default=1.0, strict=True, gt=0, le=1, description="a number above 0, at most 1"
+    )
+    """If "probabilistic": what the draft's probabilities of the predicted bonus tokens are
+    multiplied by. Below 1, fewer drafts are accepted and more outcomes predicted."""
     rejection_sample_method: Literal["standard", "synthetic"] = Field(
         default="standard", description='"standard" or "synthetic" in this version'
     )
@@ -141,6 +157,7 @@ class SSDConfig(SpeculativeConfig):
             )
         self.num_speculative_tokens = self.k
         self._check_fan_out()
+        self._check_sampling()
         if self.min_depth is None:
             self.min_depth = self.k
         if self.min_depth > self.k:
@@ -170,6 +187,13 @@ class SSDConfig(SpeculativeConfig):
         """The branches of one round. A request's first round has one position only, the end of
         its prompt, and spends all of them there."""
         return sum(self.fan_out)
+
+    @property
+    def top_m(self) -> int:
+        """Entries of the distribution that comes with every draft; 0 = none does."""
+        if self.draft_sample_method == "greedy":
+            return 0
+        return min(self.draft_top_m or DEFAULT_TOP_M, self.target_model_config.get_vocab_size())
 
     def resolve_tree_backend(self, platform: Platform) -> Literal["triton", "flashinfer", "sdpa"]:
         """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
@@ -224,6 +248,22 @@ class SSDConfig(SpeculativeConfig):
             raise ValueError(
                 f"k={self.k} and f={self.f} make {self.max_branches} branches a round, and the "
                 f"most is {MAX_BRANCHES}: lower f or k"
+            )
+
+    def _check_sampling(self) -> None:
+        if self.draft_sample_method == "greedy":
+            if self.draft_top_m is not None or self.saguaro != 1:
+                name = "saguaro" if self.draft_top_m is None else "draft_top_m"
+                raise ValueError(
+                    f"{name} is about drafts that are sampled: write draft_sample_method "
+                    f'"probabilistic" as well, or leave {name} out'
+                )
+            return
+        most = max(self.fan_out[: self.k])
+        if self.saguaro != 1 and not 0 < most < (self.draft_top_m or DEFAULT_TOP_M):
+            raise ValueError(
+                f"saguaro moves probability from the predicted bonus tokens to the others of "
+                f"draft_top_m, so f must be above 0 and less than that: it is {self.f}"
             )
 
     def _add_draft(self) -> None:

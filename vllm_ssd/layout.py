@@ -46,9 +46,11 @@ class Layout:
     branch_accepted: int
     branch_bonus: int
     branch_tokens: int
+    branch_proposals: int
     answer: int
     answer_size: int
     answer_tokens: int
+    answer_proposals: int
     # the draft's records begin alike, so that one load shows whether anything is new
     stamp: int
     depth: int
@@ -57,6 +59,8 @@ class Layout:
     token_lanes: int
     branches: int
     branch_lanes: int
+    top_m: int  # 0: there are no proposals, and their offsets mean nothing
+    entry_lanes: int
     rounds: int
     hits: int
     misses: int
@@ -96,9 +100,11 @@ class Layout:
             branch_accepted=_offset(prediction, "accepted"),
             branch_bonus=_offset(prediction, "bonus"),
             branch_tokens=_offset(prediction, "tokens"),
+            branch_proposals=_offset(prediction, "proposals") if shape.top_m else 0,
             answer=_offset(slot, "answer"),
             answer_size=answer.itemsize // 4,
             answer_tokens=_offset(answer, "tokens"),
+            answer_proposals=_offset(answer, "proposals") if shape.top_m else 0,
             stamp=_offset(prediction, "stamp"),
             depth=_offset(prediction, "depth"),
             answer_depth=_offset(answer, "depth"),
@@ -106,6 +112,8 @@ class Layout:
             token_lanes=_power_of_2(shape.k),
             branches=shape.branches,
             branch_lanes=_power_of_2(shape.branches),
+            top_m=shape.top_m,
+            entry_lanes=_power_of_2(max(shape.top_m, 1)),
             rounds=_offset(counters, "rounds") // 2,
             hits=_offset(counters, "hits") // 2,
             misses=_offset(counters, "misses") // 2,

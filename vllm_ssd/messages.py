@@ -15,11 +15,13 @@ import zmq
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    """A request takes a slot: ``tokens`` is its whole text so far."""
+    """A request takes a slot: ``tokens`` is its whole text so far; ``temperature`` is that of its
+    sampling, 0 = greedy."""
 
     slot: int
     generation: int
     tokens: list[int]
+    temperature: float = 0.0
 
 
 class Remove(msgspec.Struct, tag=True, frozen=True):

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 1
+VERSION = 2
 NO_STAMP = np.uint64(0)
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
@@ -50,16 +50,18 @@ class TableShape:
 
     slots: requests that can be drafted for at once. k: drafts a round. branches: predicted
     outcomes a slot can hold. tail: how many of the newest tokens of a text the target keeps in
-    the slot; a draft that falls behind by more needs the text sent again.
+    the slot; a draft that falls behind by more needs the text sent again. top_m: entries of the
+    distribution that comes with every draft (``proposals.py``); 0 = none, drafts are certain.
     """
 
     slots: int
     k: int
     branches: int
     tail: int = 512
+    top_m: int = 0
 
     def header_dtype(self) -> np.dtype:
-        sizes = ("version", "slots", "k", "branches", "tail")
+        sizes = ("version", "slots", "k", "branches", "tail", "top_m")
         return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
 
     def target_dtype(self) -> np.dtype:
@@ -96,11 +98,18 @@ class TableShape:
                 ("accepted", "i4", (self.branches,)),
                 ("bonus", "i4", (self.branches,)),
                 ("tokens", "i4", (self.branches, self.k)),
+                *self._proposals(self.branches, self.k),
             ],
             align=True,
         )
         answer = np.dtype(
-            [("stamp", "u8"), ("depth", "i4"), ("tokens", "i4", (self.k,))], align=True
+            [
+                ("stamp", "u8"),
+                ("depth", "i4"),
+                ("tokens", "i4", (self.k,)),
+                *self._proposals(self.k),
+            ],
+            align=True,
         )
         return np.dtype(
             [
@@ -112,6 +121,10 @@ class TableShape:
             ],
             align=True,
         )
+
+    def _proposals(self, *drafts: int) -> list[tuple[str, str, tuple[int, ...]]]:
+        """The field beside so many drafts that says what they were sampled from."""
+        return [("proposals", "i8", (*drafts, self.top_m))] if self.top_m else []
 
 
 class SpeculationTable:
@@ -165,6 +178,7 @@ class SpeculationTable:
         header = table.header
         header["version"], header["slots"], header["k"] = VERSION, shape.slots, shape.k
         header["branches"], header["tail"] = shape.branches, shape.tail
+        header["top_m"] = shape.top_m
         header["magic"] = MAGIC  # last: a reader sees a complete header or none
         return table
 
@@ -184,9 +198,8 @@ class SpeculationTable:
         header = np.frombuffer(pages, dtype=header_dtype, count=1)[0]
         if header["magic"] != MAGIC or header["version"] != VERSION:
             raise ValueError(f"{path} is not a speculation table of version {VERSION}")
-        shape = TableShape(
-            int(header["slots"]), int(header["k"]), int(header["branches"]), int(header["tail"])
-        )
+        sizes = ("slots", "k", "branches", "tail", "top_m")
+        shape = TableShape(*(int(header[name]) for name in sizes))
         if len(pages) < cls.size_of(shape):
             raise ValueError(f"{path} is truncated")
         return cls(path, shape, pages, writable)

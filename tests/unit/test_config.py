@@ -251,7 +251,10 @@ def test_too_many_branches(refusal):
         ("draft_device", "one", '"2-3,6"'),
         ("draft_device", "4,", '"2-3,6"'),
         ("draft_tensor_parallel_size", 2, "1, as the draft runs on one device"),
-        ("draft_sample_method", "probabilistic", '"greedy"'),
+        ("draft_sample_method", "gumbel", '"greedy" or "probabilistic"'),
+        ("draft_top_m", 0, "a whole number from 1 to 128"),
+        ("saguaro", 0, "a number above 0, at most 1"),
+        ("saguaro", 1.5, "a number above 0, at most 1"),
         ("rejection_sample_method", "block", '"standard" or "synthetic"'),
     ],
 )

@@ -101,7 +101,7 @@ class Loop:
     def send(self, message):
         """Stands in for the control socket."""
         if isinstance(message, Add):
-            self.engine.add(message.slot, message.generation, message.tokens)
+            self.engine.add(message.slot, message.generation, message.tokens, message.temperature)
         elif isinstance(message, Remove):
             self.engine.remove(message.slot, message.generation)
         return True

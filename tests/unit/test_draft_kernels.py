@@ -31,21 +31,26 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         pair = Pair(TritonAttention, group, 16, contexts, 5, torch.float32, torch.device("cpu"))
         prompts_and_trees(pair)
 
-    def test_publishing_leaves_the_same_bytes(tmp_path):
-        shape = TableShape(slots=4, k=3, branches=5, tail=16)
+    @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])
+    def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):
+        shape = TableShape(slots=4, k=3, branches=branches, tail=16, top_m=top_m)
         ours, theirs = (SpeculationTable.create(tmp_path / name, shape) for name in "ab")
         publishers = DevicePublisher(ours, None), HostPublisher(DraftMailbox(theirs))
         slots = torch.tensor([2, -1, 0])  # the second row is padding
         for generation in (5, 6):
             stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation])
-            accepted, bonus = torch.randint(0, 4, (3, 5)), torch.randint(0, 100, (3, 5))
+            each = 3, branches
+            accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
             for publisher in publishers:
                 publisher.predict(slots, stamps, accepted, bonus)
             for step in range(shape.k):
-                columns, answers = torch.randint(0, 100, (3, 5)), torch.randint(0, 100, (3, 1))
+                at = torch.tensor([step])
+                columns, answers = torch.randint(0, 100, each), torch.randint(0, 100, (3, 1))
+                of_columns = torch.randint(0, 2**62, (*each, top_m)) if top_m else None
+                of_answers = torch.randint(0, 2**62, (3, 1, top_m)) if top_m else None
                 for publisher in publishers:
-                    publisher.extend(slots, stamps, columns, torch.tensor([step]))
-                    publisher.answer(slots, stamps, answers, torch.tensor([step]))
+                    publisher.extend(slots, stamps, columns, at, of_columns)
+                    publisher.answer(slots, stamps, answers, at, of_answers)
                 assert ours.slots.tobytes() == theirs.slots.tobytes()
 
     def test_packed_masks():

@@ -1,5 +1,6 @@
 """Counters, their rates, and how they are shown."""
 
+import numpy as np
 import pytest
 
 from vllm_ssd import cli, metrics
@@ -13,12 +14,16 @@ def table(tmp_path):
     return SpeculationTable.create(tmp_path / "t", TableShape(slots=1, k=2, branches=2))
 
 
+def found(published, predicted, tokens):
+    return Finding(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
+
+
 def test_rates_of_a_few_rounds(table):
     counters = TargetCounters(table)
-    counters.lookup(Finding(True, True, [1, 2]), 2, 2)
-    counters.lookup(Finding(True, False, []), 2, 0)
-    counters.lookup(Finding(True, True, [1]), 2, 1)
-    counters.lookup(Finding(False, False, []), 2, 0)
+    counters.lookup(found(True, True, [1, 2]), 2, 2)
+    counters.lookup(found(True, False, []), 2, 0)
+    counters.lookup(found(True, True, [1]), 2, 1)
+    counters.lookup(found(False, False, []), 2, 0)
     for accepted in (2, 0, 1):
         counters.verified(accepted)
     counters.waited(0.004, 1)
@@ -53,7 +58,7 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     for second in range(40):
         now[0] += 1.0
         if second < 25:
-            counters.lookup(Finding(True, True, [1, 2]), 2, 2)
+            counters.lookup(found(True, True, [1, 2]), 2, 2)
         counters.log()
     assert [line.split(",")[0] for line in lines] == [
         "SSD metrics: Rounds: 10",
@@ -69,7 +74,7 @@ def test_stats_without_engines(monkeypatch, capsys):
 
 
 def test_stats_reports_an_engine(table):
-    TargetCounters(table).lookup(Finding(True, True, [1, 2]), 2, 2)
+    TargetCounters(table).lookup(found(True, True, [1, 2]), 2, 2)
     report = "\n".join(cli.report(table.path, table))
     assert "k=2, 2 branches, 1 slots" in report
     assert "Hit rate: 100.0%" in report and "has not started yet" in report

@@ -111,6 +111,6 @@ class Catalog:
         key = (batch, branches, answers)
         if key not in self._grows:
             self._grows[key] = Grow(
-                self._model, self._publisher, batch, branches, self._policy.k, answers
+                self._model, self._publisher, batch, branches, self._policy, answers
             )
         return self._grows[key]

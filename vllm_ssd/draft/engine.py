@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from vllm_ssd.draft.blocks import BlockPool, OutOfBlocks
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.catalog import Catalog
@@ -64,10 +66,14 @@ class DraftEngine:
         """Build, choose and record now what would otherwise be at first use."""
         self._catalog.warm_up(progress)
 
-    def add(self, slot: int, generation: int, tokens: Sequence[int]) -> None:
+    def add(
+        self, slot: int, generation: int, tokens: Sequence[int], temperature: float = 0.0
+    ) -> None:
         """Draft for a request from now on; whoever had the slot before is gone."""
         self._drop(slot)
-        request = DraftRequest(slot, generation, list(tokens), self.pool.table())
+        request = DraftRequest(slot, generation, list(tokens), self.pool.table(), temperature)
+        if self.policy.top_m:
+            request.dice = np.random.default_rng((self.policy.seed, generation))
         self._requests[slot] = request
         self._mailbox.set_state(slot, generation, PREPARING)
         self._check_size(request)

@@ -1,4 +1,4 @@
-"""Named integers for a forward, sent to the device in one copy."""
+"""Named numbers for a forward, sent to the device in one copy."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ from numpy.typing import NDArray
 
 
 class Inputs:
-    """int64 arrays of fixed shapes: ``host[name]`` to fill, ``device[name]`` to compute with.
+    """Arrays of fixed shapes: ``host[name]`` to fill, ``device[name]`` to compute with.
 
-    The device tensors stay where they are, so that CUDA graphs can read them. ``fields``: name ->
-    shape.
+    The device tensors stay where they are, so that CUDA graphs can read them. ``integers``: name ->
+    shape of int64; ``reals``: of float64.
     """
 
-    def __init__(self, device: torch.device, fields: Mapping[str, Sequence[int]]):
+    def __init__(
+        self,
+        device: torch.device,
+        integers: Mapping[str, Sequence[int]],
+        reals: Mapping[str, Sequence[int]] | None = None,
+    ):
+        reals = reals or {}
+        fields = {**integers, **reals}
         sizes = [int(np.prod(shape)) for shape in fields.values()]
         self._flat = np.zeros(sum(sizes), dtype=np.int64)
         on_host = torch.from_numpy(self._flat)
         # On a CPU there is nothing to send: both sides share their memory.
         self._sent = on_host if device.type == "cpu" else on_host.to(device)
-        self.host: dict[str, NDArray[np.int64]] = {}
+        self.host: dict[str, NDArray] = {}
         self.device: dict[str, torch.Tensor] = {}
         start = 0
         for (name, shape), size in zip(fields.items(), sizes):
             self.host[name] = self._flat[start : start + size].reshape(shape)
             self.device[name] = self._sent[start : start + size].view(*shape)
+            if name in reals:
+                self.host[name] = self.host[name].view(np.float64)
+                self.device[name] = self.device[name].view(torch.float64)
             start += size
 
     def send(self) -> None:

@@ -19,6 +19,8 @@ from vllm_ssd.layout import Layout
 from vllm_ssd.pages import memory_of, register
 from vllm_ssd.table import SpeculationTable
 
+_BRANCH_LANES = tl.constexpr(8)  # branches whose entries are copied at once
+
 
 @triton.jit
 def _predict_kernel(
@@ -45,7 +47,15 @@ def _predict_kernel(
 
 @triton.jit
 def _extend_kernel(
-    words, slots, stamp_of, tokens, step_at, BRANCHES: tl.constexpr, AT: tl.constexpr
+    words,
+    stamps,
+    slots,
+    stamp_of,
+    tokens,
+    entries,
+    step_at,
+    BRANCHES: tl.constexpr,
+    AT: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -57,12 +67,22 @@ def _extend_kernel(
         real = lane < BRANCHES
         new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
         tl.store(words + record + AT.branch_tokens + lane * AT.k + step, new, mask=real)
+        if AT.top_m > 0:
+            rank = tl.arange(0, AT.entry_lanes)
+            proposals = stamps + (record + AT.branch_proposals) // 2
+            for first in range(0, BRANCHES, _BRANCH_LANES):
+                branch = first + tl.arange(0, _BRANCH_LANES)
+                whole = (branch < BRANCHES)[:, None] & (rank < AT.top_m)[None, :]
+                source = (row * BRANCHES + branch)[:, None] * AT.top_m + rank[None, :]
+                place = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
+                some = tl.load(entries + source, mask=whole, other=0)
+                tl.store(proposals + place, some, mask=whole)
         tl.debug_barrier()
         tl.atomic_xchg(words + record + AT.depth, step + 1, sem="release", scope="sys")
 
 
 @triton.jit
-def _answer_kernel(words, stamps, slots, stamp_of, tokens, step_at, AT: tl.constexpr):
+def _answer_kernel(words, stamps, slots, stamp_of, tokens, entries, step_at, AT: tl.constexpr):
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     step = tl.load(step_at).to(tl.int32)
@@ -72,6 +92,12 @@ def _answer_kernel(words, stamps, slots, stamp_of, tokens, step_at, AT: tl.const
         if step == 0:
             tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         tl.store(words + record + AT.answer_tokens + step, tl.load(tokens + row).to(tl.int32))
+        if AT.top_m > 0:
+            rank = tl.arange(0, AT.entry_lanes)
+            whole = rank < AT.top_m
+            of_token = tl.load(entries + row * AT.top_m + rank, mask=whole, other=0)
+            proposals = stamps + (record + AT.answer_proposals) // 2
+            tl.store(proposals + step * AT.top_m + rank, of_token, mask=whole)
         tl.debug_barrier()
         tl.atomic_xchg(words + record + AT.answer_depth, step + 1, sem="acq_rel", scope="sys")
         tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
@@ -108,16 +134,43 @@ class DevicePublisher:
         )
 
     def extend(
-        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        tokens: torch.Tensor,
+        step: torch.Tensor,
+        entries: torch.Tensor | None,
     ) -> None:
         batch, branches = tokens.shape
         _extend_kernel[(batch,)](
-            self._words, slots, stamps, tokens, step, branches, self._layout, num_warps=1
+            self._words,
+            self._stamps,
+            slots,
+            stamps,
+            tokens,
+            tokens if entries is None else entries,
+            step,
+            branches,
+            self._layout,
+            num_warps=1,
         )
 
     def answer(
-        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        tokens: torch.Tensor,
+        step: torch.Tensor,
+        entries: torch.Tensor | None,
     ) -> None:
         _answer_kernel[(len(tokens),)](
-            self._words, self._stamps, slots, stamps, tokens, step, self._layout, num_warps=1
+            self._words,
+            self._stamps,
+            slots,
+            stamps,
+            tokens,
+            tokens if entries is None else entries,
+            step,
+            self._layout,
+            num_warps=1,
         )

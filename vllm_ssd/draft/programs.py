@@ -18,7 +18,10 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.outcomes import choose
+from vllm_ssd.draft.place import Place
 from vllm_ssd.draft.publish import Publisher
+from vllm_ssd.draft.sampling import Sampler
+from vllm_ssd.draft.spec import DraftPolicy
 
 _MEASURED_RUNS = 4
 
@@ -143,7 +146,7 @@ class Feed:
 
 
 class Grow:
-    """Up to ``batch`` trees of ``branches`` branches, one token each a run, ``steps`` at most.
+    """Up to ``batch`` trees of ``branches`` branches, one token each a run, k at most.
 
     answers: the one branch of each tree is the answer to an outcome, not a prediction. tips: int64
     [batch * branches], the newest token of every branch. owner: whose trees are loaded.
@@ -155,14 +158,19 @@ class Grow:
         publisher: Publisher,
         batch: int,
         branches: int,
-        steps: int,
+        policy: DraftPolicy,
         answers: bool,
     ):
         self._model = model
         self._publish = publisher.answer if answers else publisher.extend
         self.batch, self.branches = batch, branches
-        self._plan = model.attention.tree_plan(batch, branches, steps)
-        self._inputs = Inputs(model.device, {"slot": (batch,), "stamp": (batch,), "step": (1,)})
+        self._plan = model.attention.tree_plan(batch, branches, policy.k)
+        self._sampler = Sampler(policy, model.device) if policy.top_m else None
+        self._inputs = Inputs(
+            model.device,
+            {"slot": (batch,), "stamp": (batch,), "step": (1,)},
+            {"temperature": (batch, 1), "chances": (batch, branches, policy.k)},
+        )
         self.owner: object = None
         self.tips = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = Recording(self._compute)
@@ -170,16 +178,19 @@ class Grow:
     def load(
         self,
         trees: Sequence[Tree | None],
-        places: Sequence[tuple[int, int]],
+        places: Sequence[Place],
         step: int,
         tips: torch.Tensor,
     ) -> None:
-        """Take in trees, the slot and stamp each publishes for (slot -1: nothing), how many steps
-        they have grown, and their newest tokens: int64 [len(trees) * branches], any device."""
+        """Take in trees, where each publishes, how many steps they have grown, and their newest
+        tokens: int64 [len(trees) * branches], any device."""
         host = self._inputs.host
         host["slot"][:], host["step"][:] = -1, step
-        for row, (slot, stamp) in enumerate(places):
-            host["slot"][row], host["stamp"][row] = slot, stamp
+        for row, place in enumerate(places):
+            host["slot"][row], host["stamp"][row] = place.slot, place.stamp
+            host["temperature"][row] = place.temperature
+            if place.chances is not None:
+                host["chances"][row] = place.chances
         self._inputs.send()
         self._plan.load(trees)
         self.tips[: len(tips)].copy_(tips)
@@ -198,7 +209,16 @@ class Grow:
         self._plan.prepare(step)
         self._model.attention.plan = self._plan
         hidden = self._model.forward(self.tips, self._plan.positions)
-        torch.argmax(self._model.logits(hidden), dim=-1, out=self.tips)
+        logits = self._model.logits(hidden)
+        entries = None
+        if self._sampler is None:
+            torch.argmax(logits, dim=-1, out=self.tips)
+        else:
+            temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)
+            chances = inputs["chances"].flatten(0, 1)
+            tokens, entries = self._sampler.sample(logits, temperatures, chances, step)
+            self.tips.copy_(tokens)
+            entries = entries.view(self.batch, self.branches, -1)
         tokens = self.tips.view(self.batch, self.branches)
-        self._publish(inputs["slot"], inputs["stamp"], tokens, step)
+        self._publish(inputs["slot"], inputs["stamp"], tokens, step, entries)
         step += 1

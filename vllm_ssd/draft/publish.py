@@ -97,23 +97,40 @@ class DraftMailbox:
         record["bonus"][: len(bonus)] = bonus
         record["stamp"] = stamp
 
-    def extend_prediction(self, slot: int, stamp: np.uint64, tokens: Sequence[int]) -> None:
-        """Add one token to every branch of the prediction, in the order of its outcomes."""
+    def extend_prediction(
+        self,
+        slot: int,
+        stamp: np.uint64,
+        tokens: Sequence[int],
+        entries: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add one token to every branch of the prediction, in the order of its outcomes. entries:
+        [branches, top_m], what they were sampled from."""
         record = self._prediction[slot, int(stamp) & 1]
         assert record["stamp"] == stamp, "a prediction is extended by its publisher alone"
         depth = int(record["depth"])
         record["tokens"][: len(tokens), depth] = tokens
+        if entries is not None:
+            record["proposals"][: len(tokens), depth] = entries
         record["depth"] = depth + 1
 
     def publish_answer(
-        self, slot: int, stamp: np.uint64, tokens: Sequence[int], known: int = 0
+        self,
+        slot: int,
+        stamp: np.uint64,
+        tokens: Sequence[int],
+        known: int = 0,
+        entries: NDArray[np.int64] | None = None,
     ) -> None:
-        """Answer the outcome ``stamp`` with the drafts that follow the ``known`` published ones."""
+        """Answer the outcome ``stamp`` with the drafts that follow the ``known`` published ones.
+        entries: [len(tokens), top_m], what they were sampled from."""
         record = self._answer[slot, int(stamp) & 1]
         if not known:
             record["stamp"] = 0
         depth = known + len(tokens)
         record["tokens"][known:depth] = tokens
+        if entries is not None:
+            record["proposals"][known:depth] = entries
         record["depth"] = depth
         record["stamp"] = stamp
 
@@ -125,7 +142,8 @@ class DraftMailbox:
 
 class Publisher(Protocol):
     """Publishes what programs computed. slots: int64 [batch], -1 = publish nothing for this row;
-    stamps: int64 [batch]; step: int64 [1], steps that ran before this one."""
+    stamps: int64 [batch]; step: int64 [1], steps that ran before this one; entries: int64 [batch,
+    branches, top_m], what tokens were sampled from, None if they were not."""
 
     def predict(
         self,
@@ -137,12 +155,22 @@ class Publisher(Protocol):
         """Predict outcomes, int64 [batch, branches] each; their branches have depth 0 yet."""
 
     def extend(
-        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        tokens: torch.Tensor,
+        step: torch.Tensor,
+        entries: torch.Tensor | None,
     ) -> None:
         """Add a token to each branch of the predictions, int64 [batch, branches]."""
 
     def answer(
-        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        tokens: torch.Tensor,
+        step: torch.Tensor,
+        entries: torch.Tensor | None,
     ) -> None:
         """Add a token, int64 [batch, 1], to the answers to the outcomes ``stamps``."""
 
@@ -166,16 +194,28 @@ class HostPublisher:
             )
 
     def extend(
-        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        tokens: torch.Tensor,
+        step: torch.Tensor,
+        entries: torch.Tensor | None,
     ) -> None:
         for row, slot, stamp in _real(slots, stamps):
-            self._mailbox.extend_prediction(slot, stamp, tokens[row].tolist())
+            of_row = None if entries is None else entries[row].numpy(force=True)
+            self._mailbox.extend_prediction(slot, stamp, tokens[row].tolist(), of_row)
 
     def answer(
-        self, slots: torch.Tensor, stamps: torch.Tensor, tokens: torch.Tensor, step: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        tokens: torch.Tensor,
+        step: torch.Tensor,
+        entries: torch.Tensor | None,
     ) -> None:
         for row, slot, stamp in _real(slots, stamps):
-            self._mailbox.publish_answer(slot, stamp, tokens[row].tolist(), int(step))
+            of_row = None if entries is None else entries[row].numpy(force=True)
+            self._mailbox.publish_answer(slot, stamp, tokens[row].tolist(), int(step), of_row)
 
 
 def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int, np.uint64]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.blocks import BlockTable
+from vllm_ssd.draft.place import Place
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.rounds import Round
 from vllm_ssd.table import make_stamp
@@ -31,6 +32,8 @@ class DraftRequest:
     fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` as far
     as it goes. round: of the last outcome taken in, -1 before any; accepted: its accepted drafts.
     decided_ns: when the target's decision on its drafts was seen.
+    temperature: of the target's sampling; dice: random numbers for the draft's own, None if it
+    does not sample.
     ahead: the branches grown for the outcome that is awaited, or, once it is there, being matched
     with it; predicted: what they are. answer: the branch grown for an outcome that none of them
     matched. admitted: it has KV memory; until then nothing is done for it.
@@ -40,6 +43,8 @@ class DraftRequest:
     generation: int
     tokens: list[int]
     table: BlockTable
+    temperature: float = 0.0
+    dice: np.random.Generator | None = None
     round: int = -1
     accepted: int = 0
     decided_ns: int = 0
@@ -117,6 +122,15 @@ class DraftRequest:
         tree = Tree(self.table.blocks, len(self.fed), parents, num_steps)
         self.table.reserve(tree.kv_len)
         return tree
+
+    def place(self, stamp: int, branches: int, steps: int) -> Place:
+        """Where branches for the outcome ``stamp`` are published, with new random numbers."""
+        chances = None
+        if self.dice is not None:
+            # 32 bits: less than 1 even when multiplied by a sum of probabilities
+            numbers = self.dice.integers(2**32, size=(branches, steps))
+            chances = numbers.astype(np.float64) * 2.0**-32
+        return Place(self.slot, stamp, self.temperature, chances)
 
     def leave_ahead(self) -> None:
         """Stop growing branches for the outcome that was awaited."""

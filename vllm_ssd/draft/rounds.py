@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm_ssd.draft.attention.masks import Tree
+from vllm_ssd.draft.place import Place
 from vllm_ssd.draft.programs import Grow
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class Round:
     """A tree for each of some requests, grown in lockstep.
 
-    rows: the requests, None where one has left. step: steps started. places: slot and stamp that
-    each row publishes for. tips: int64 [rows * branches], the tokens the trees begin with.
+    rows: the requests, None where one has left. step: steps started. places: where each row
+    publishes. tips: int64 [rows * branches], the tokens the trees begin with.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class Round:
         program: Grow,
         rows: list[DraftRequest | None],
         trees: list[Tree | None],
-        places: list[tuple[int, int]],
+        places: list[Place],
         tips: torch.Tensor,
     ):
         self.rows = rows
@@ -45,7 +46,7 @@ class Round:
         for index, row in enumerate(self.rows):
             if row is request:
                 self.rows[index] = self._trees[index] = None
-                self._places[index] = (-1, 0)
+                self._places[index] = Place()
                 self._keep()
 
     def grow(self) -> None:

@@ -115,7 +115,7 @@ class DraftServer:
             logger.warning("SSD: ignored a malformed control message: %s", error)
 
     def _add(self, message: Add) -> None:
-        self._engine.add(message.slot, message.generation, message.tokens)
+        self._engine.add(message.slot, message.generation, message.tokens, message.temperature)
 
     def _remove(self, message: Remove) -> None:
         self._engine.remove(message.slot, message.generation)

@@ -28,7 +28,10 @@ class DraftPolicy:
     """fan_out: k + 1 numbers, all 0 = draft only when asked. answer_depth: drafts to prepare for
     an outcome that was not predicted, 0 = none. chunk: tokens of new text a step may feed.
     max_branches: of all requests together in a step; with many requests the fan-out shrinks.
-    adaptive: fan_out says how many branches there are, not at which lengths."""
+    adaptive: fan_out says how many branches there are, not at which lengths. top_m: drafts are
+    sampled from so many of the likeliest tokens, 0 = they are the likeliest. saguaro: what the
+    probabilities of tokens that will be predicted are multiplied by before. seed: of the draft's
+    random numbers, from 0."""
 
     k: int
     fan_out: tuple[int, ...]
@@ -36,6 +39,9 @@ class DraftPolicy:
     chunk: int
     max_branches: int = 512
     adaptive: bool = False
+    top_m: int = 0
+    saguaro: float = 1.0
+    seed: int = 0
 
     @property
     def branches(self) -> int:

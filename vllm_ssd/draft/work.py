@@ -12,6 +12,7 @@ from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.catalog import Catalog
 from vllm_ssd.draft.outcomes import spread
 from vllm_ssd.draft.pace import Pace
+from vllm_ssd.draft.place import Place
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.draft.request import DraftRequest, Phase
@@ -55,7 +56,7 @@ class Work:
                 self._postpone(request)
                 continue
             rows.append(request)
-            places.append((request.slot, int(request.stamp)))
+            places.append(request.place(int(request.stamp), 1, self._policy.k))
             tips.append(request.tokens[-1])
         if not rows:
             return []
@@ -109,7 +110,10 @@ class Work:
             self._catalog.branches(batch, program.branches),
             [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
             [tree for tree, _ in planted],
-            [(p.slot, p.stamp) if p else (-1, 0) for _, p in planted],
+            [
+                r.place(p.stamp, program.branches, self._policy.k) if p else Place()
+                for (r, *_), (_, p) in zip(shown, planted)
+            ],
             program.bonus[: len(shown) * program.branches].clone(),
         )
         for (request, *_), (_, prediction) in zip(shown, planted):

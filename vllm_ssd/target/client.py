@@ -55,11 +55,12 @@ class WaitPolicy:
 @dataclass(frozen=True)
 class Row:
     """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
-    last ``num_new`` came in this step."""
+    last ``num_new`` came in this step. temperature: of its sampling."""
 
     request_id: str
     tokens: NDArray[np.int32]
     num_new: int
+    temperature: float = 0.0
 
 
 @dataclass(eq=False)
@@ -97,12 +98,13 @@ class SpeculationClient:
         self._step = 0
         self.counters = TargetCounters(table)
 
-    def add(self, request_id: str, tokens: Sequence[int]) -> None:
+    def add(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0) -> None:
         """Let the draft read a new request's text while the target does."""
         self.remove(request_id)
         if not self._free:
             self.remove(min(self._seats, key=lambda name: self._seats[name].last_used))
-        self._roster.seat(request_id, self._free.pop(), tokens).last_used = self._step
+        seat = self._roster.seat(request_id, self._free.pop(), tokens, temperature)
+        seat.last_used = self._step
 
     def remove(self, request_id: str) -> None:
         """The request ended or was preempted."""
@@ -110,9 +112,15 @@ class SpeculationClient:
         if seat is not None:
             self._free.append(seat.slot)
 
-    def exchange(self, rows: Sequence[Row], batch: int | None = None) -> list[list[int]]:
+    def exchange(
+        self,
+        rows: Sequence[Row],
+        batch: int | None = None,
+        entries: Sequence[NDArray[np.int64]] = (),
+    ) -> list[list[int]]:
         """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, if
-        there are others than these."""
+        there are others than these. entries: for every row [k, top_m], written: what its drafts
+        were sampled from."""
         self._step += 1
         lookups = [self._publish(row) for row in rows]
         first = [lookup.finding for lookup in lookups]
@@ -124,6 +132,8 @@ class SpeculationClient:
             self._lookup.confirm(lookup.seat.slot, lookup.stamp, found)
             self.counters.lookup(before, self._policy.min_depth, len(found))
             drafts.append(found)
+        for of_row, lookup, found in zip(entries, lookups, drafts):
+            of_row[: len(found)] = lookup.finding.entries[: len(found)]
         self.counters.log()
         return drafts
 
@@ -152,7 +162,8 @@ class SpeculationClient:
             lost = self._lookup.draft_state(seat.slot, seat.generation) == LOST
             if 0 < grown <= self._longest_gap and not lost:
                 return seat
-        self.add(row.request_id, row.tokens[: len(row.tokens) - row.num_new].tolist())
+        known = row.tokens[: len(row.tokens) - row.num_new].tolist()
+        self.add(row.request_id, known, row.temperature)
         return self._seats[row.request_id]
 
     def _wait(self, lookups: Sequence[Lookup], answers: bool) -> None:

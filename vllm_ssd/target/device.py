@@ -85,10 +85,12 @@ class DeviceClient:
         self._waits = torch.zeros(2, dtype=torch.int64, device=device)
         self._turn = 0
 
-    def add(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+    def add(
+        self, request_id: str, slot: int, tokens: Sequence[int], temperature: float = 0.0
+    ) -> None:
         """A request takes a slot: let the draft read its text while the target does."""
         self.remove(request_id)
-        seat = self._roster.seat(request_id, slot, tokens)
+        seat = self._roster.seat(request_id, slot, tokens, temperature)
         overdue = 0 if seat.overdue is None else int(seat.overdue)
         self._staged[slot] = (seat.generation, seat.round, seat.length, overdue)
         self._lost[slot] = make_stamp(seat.generation, LOST)
@@ -109,11 +111,13 @@ class DeviceClient:
         lengths: torch.Tensor,
         texts: torch.Tensor,
         drafts: torch.Tensor,
+        entries: torch.Tensor | None = None,
     ) -> None:
         """Enqueue a step: write int64 [rows, k] ``drafts``, where rows with fewer than k repeat
         their newest token at the end. All on the device: num_sampled int32 [rows], 0 for no
         outcome; slots int [rows]; lengths int32 and texts int32 [.., ..] by slot, this step's
-        tokens included.
+        tokens included. entries: int64 [rows, k, top_m], written: what drafts were sampled from;
+        None if the table does not say.
         """
         self._send_lost_again()
         if self._staged:
@@ -130,6 +134,7 @@ class DeviceClient:
             self._counted,
             self._waits,
             drafts,
+            drafts if entries is None else entries,
             self._look_limit if draft_lives(self._table) else 0,
             int(self._policy.answers_in(len(drafts))),
             self._look_ns,
@@ -152,9 +157,11 @@ class DeviceClient:
         """Requests the draft fell too far behind on begin anew with the text last published."""
         for slot in np.flatnonzero(self._states == self._lost).tolist():
             request_id = self._names[slot]
-            length = self._published_length(slot, self._roster.seats[request_id].generation)
+            seat = self._roster.seats[request_id]
+            length = self._published_length(slot, seat.generation)
             if length:
-                self.add(request_id, slot, self._texts()[slot, :length].tolist())
+                text = self._texts()[slot, :length].tolist()
+                self.add(request_id, slot, text, seat.temperature)
 
     def _published_length(self, slot: int, generation: int) -> int:
         """Of the text at the slot's newest outcome; 0 if there is none, or a newer one just now."""

@@ -20,6 +20,12 @@ import triton
 import triton.language as tl
 
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST
+from vllm_ssd.target.entry_kernels import (
+    are_sound,
+    load_entries,
+    store_certain,
+    store_entries,
+)
 
 _DRAFTING = tl.constexpr(DRAFTING)
 _GIVEN_UP = tl.constexpr(GIVEN_UP)
@@ -105,9 +111,19 @@ def _confirm(words, stamps, record, stamp, tokens, count, AT: tl.constexpr):
 
 @triton.jit
 def _find(
-    words, stamps, prediction, answer, stamp, accepted, bonus, VOCAB: tl.constexpr, AT: tl.constexpr
+    words,
+    stamps,
+    prediction,
+    answer,
+    stamp,
+    accepted,
+    bonus,
+    entries,
+    VOCAB: tl.constexpr,
+    AT: tl.constexpr,
 ):
     """``HostLookup.find``: published, predicted, tokens int32 [token_lanes], how many of them.
+    What they were sampled from is written to ``entries``.
 
     Whether tokens are valid is known once all are read: the mask of the second look at the stamp.
     """
@@ -156,6 +172,12 @@ def _find(
     )
     valid = tl.min(tl.where((tokens >= 0) & (tokens < VOCAB), 1, 0)) == 1
     reply_valid = tl.min(tl.where((reply >= 0) & (reply < VOCAB), 1, 0)) == 1
+    if AT.top_m > 0:
+        proposals = stamps + (prediction + AT.branch_proposals) // 2
+        of_branch = load_entries(proposals + chosen * AT.k * AT.top_m, depth, AT)
+        of_reply = load_entries(stamps + (answer + AT.answer_proposals) // 2, reach, AT)
+        valid = valid & are_sound(of_branch, VOCAB)
+        reply_valid = reply_valid & are_sound(of_reply, VOCAB)
 
     again = tl.load(
         stamps + prediction // 2,
@@ -179,12 +201,14 @@ def _find(
     tokens = tl.where(further, reply, tokens)
     depth = tl.where(further, reach, depth)
     depth = tl.where(tl.where(further, reply_valid, valid), depth, 0)
+    if AT.top_m > 0:
+        store_entries(entries, tl.where(further, of_reply, of_branch), depth, AT)
     return published, predicted, tokens, depth
 
 
 @triton.jit(
     do_not_specialize=["look_limit", "answers", "look_ns", "turn"],
-    do_not_specialize_on_alignment=["num_sampled", "slots", "drafts"],
+    do_not_specialize_on_alignment=["num_sampled", "slots", "drafts", "entries"],
 )
 def look_up_kernel(
     words,  # int32 view of the table's pages
@@ -198,6 +222,7 @@ def look_up_kernel(
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row in this step at ``turn``, in the last one beside it
     drafts,  # int64 [rows, k], written: what is missing at the end repeats the newest token
+    entries,  # int64 [rows, k, top_m], written: what the drafts were sampled from
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     answers,  # 1: wait for outcomes that were not predicted, too
     look_ns,  # what a look takes, ns
@@ -222,6 +247,8 @@ def look_up_kernel(
     lane = tl.arange(0, AT.token_lanes)
     out = drafts + row * AT.k + lane
     tl.store(out, (bonus + lane * 0).to(tl.int64), mask=lane < AT.k)
+    entries += row * AT.k * AT.top_m
+    store_certain(entries, bonus, 0, AT)
     if row == 0:  # the last step's wait, once for all its rows, as the host counts it
         last = waits + 1 - turn
         tl.atomic_add(counters + AT.wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
@@ -237,7 +264,7 @@ def look_up_kernel(
         _publish(words, stamps, slot_base, outcome, stamp, text, known, length, accepted, bonus, AT)
 
         published, predicted, tokens, depth = _find(
-            words, stamps, prediction, answer, stamp, accepted, bonus, VOCAB, AT
+            words, stamps, prediction, answer, stamp, accepted, bonus, entries, VOCAB, AT
         )
         kind = tl.where(published & (predicted == 0), AT.misses, AT.late)
         kind = tl.where(predicted & (depth >= MIN_DEPTH), AT.hits, kind)
@@ -258,7 +285,7 @@ def look_up_kernel(
             hopeless = _hopeless(stamps, slot_base, generation, answers, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
                 published, predicted, tokens, depth = _find(
-                    words, stamps, prediction, answer, stamp, accepted, bonus, VOCAB, AT
+                    words, stamps, prediction, answer, stamp, accepted, bonus, entries, VOCAB, AT
                 )
                 missed = published & (predicted == 0) & (answers == 0)
             heads = now
@@ -268,6 +295,7 @@ def look_up_kernel(
 
         depth = tl.minimum(depth, room)
         _confirm(words, stamps, outcome, stamp, tokens, depth, AT)
+        store_certain(entries, bonus, depth, AT)  # an earlier look may have found more
         tl.store(out, tokens.to(tl.int64), mask=lane < depth)
         tl.store(seat + 1, round_ + 1)
         tl.store(seat + 2, length)

@@ -62,6 +62,7 @@ class DraftLauncher:
             slots=self._vllm_config.scheduler_config.max_num_seqs,
             k=self._config.k,
             branches=max(self._config.max_branches, 1),
+            top_m=self._config.top_m,
         )
         try:
             SpeculationTable.create(rundir.table_path(self._run_dir), shape)
@@ -150,6 +151,9 @@ class DraftLauncher:
             answer_depth=config.min_depth if config.on_miss != "skip" else 0,
             chunk=config.draft_max_num_batched_tokens,
             adaptive=isinstance(config.f, int) and config.f > 0,
+            top_m=config.top_m,
+            saguaro=config.saguaro,
+            seed=self._vllm_config.model_config.seed % 2**32,
         )
 
     def _model_spec(self, policy: DraftPolicy) -> DraftModelSpec:

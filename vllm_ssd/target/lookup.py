@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vllm_ssd.proposals import are_sound
 from vllm_ssd.table import GIVEN_UP, PREPARING, SpeculationTable, split_stamp
 
 
@@ -16,11 +18,13 @@ class Finding:
 
     published: the draft has predicted outcomes of this very round. predicted: ours is one of them
     (if not, any tokens are the draft's answer to the miss). tokens: drafts ready for it, 0..k.
+    entries: int64 [len(tokens), top_m], what they were sampled from.
     """
 
     published: bool
     predicted: bool
     tokens: list[int]
+    entries: NDArray[np.int64]
 
 
 class HostLookup:
@@ -30,6 +34,8 @@ class HostLookup:
         self._k = table.shape.k
         self._branches = table.shape.branches
         self._vocab_size = vocab_size
+        self._top_m = table.shape.top_m
+        self._nothing: tuple[list[int], NDArray[np.int64]] = ([], np.zeros((0, self._top_m), "i8"))
         self._outcome = table.slots["outcome"]
         self._tail = table.slots["tail"]
         self._state = table.slots["state"]
@@ -67,28 +73,39 @@ class HostLookup:
         parity = int(stamp) & 1
         record = self._prediction[slot, parity]
         published = predicted = False
-        tokens: list[int] = []
+        tokens, entries = self._nothing
         if record["stamp"] == stamp:
             count = min(max(int(record["count"]), 0), self._branches)
             match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
             rows = np.flatnonzero(match)
             if len(rows):
                 depth = min(max(int(record["depth"]), 0), self._k)
-                tokens = record["tokens"][rows[0], :depth].tolist()
+                tokens, entries = self._drafts(record, depth, rows[0])
             if record["stamp"] == stamp:
                 published, predicted = True, len(rows) > 0
             else:
-                tokens = []
+                tokens, entries = self._nothing
         answer = self._answer[slot, parity]
         if answer["stamp"] == stamp:
             depth = min(max(int(answer["depth"]), 0), self._k)
             if depth > len(tokens):
-                reply = answer["tokens"][:depth].tolist()
+                reply = self._drafts(answer, depth)
                 if answer["stamp"] == stamp:
-                    tokens = reply
-        if any(not 0 <= token < self._vocab_size for token in tokens):
+                    tokens, entries = reply
+        known = all(0 <= token < self._vocab_size for token in tokens)
+        if not known or not are_sound(entries, self._vocab_size):
             tokens = []
-        return Finding(published, predicted, tokens)
+        return Finding(published, predicted, tokens, entries[: len(tokens)])
+
+    def _drafts(
+        self, record: np.void, depth: int, *branch: int
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        """Copies of the first ``depth`` drafts of a branch, or of an answer, and their entries."""
+        place = (*branch, slice(depth))
+        tokens: list[int] = record["tokens"][place].tolist()
+        if not self._top_m:
+            return tokens, np.zeros((depth, 0), np.int64)
+        return tokens, record["proposals"][place].copy()
 
     def newest(self, slot: int) -> np.uint64:
         """The latest round the draft has published anything for, as a stamp; 0 before any."""

@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.target.client import Row, SpeculationClient, make_client
+from vllm_ssd.target.distributions import dense
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -32,6 +34,10 @@ class SSDProposer:
         self._tp_group = get_tp_group()
         self._runner: GPUModelRunner | None = None
         self._client: SpeculationClient | None = None
+        self._k, self._top_m = config.k, config.top_m
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
+        # What the drafts proposed last were sampled from, int64 [rows, k, top_m].
+        self._entries: NDArray[np.int64] = np.zeros((0, self._k, self._top_m), np.int64)
         if self._tp_group.is_first_rank:
             self._client = make_client(Path(config.run_dir), vllm_config)
         _follow_runners()
@@ -48,7 +54,8 @@ class SSDProposer:
     ) -> list[list[int]]:
         """Drafts for each row of the batch, 0..k of them; none for rows that did not sample."""
         if self._client is None:
-            drafts: list[list[int]] = self._tp_group.broadcast_object(None, src=0)
+            drafts: list[list[int]]
+            drafts, self._entries = self._tp_group.broadcast_object(None, src=0)
             return drafts
         assert self._runner is not None
         rows: list[Row] = []
@@ -56,13 +63,17 @@ class SSDProposer:
         for index, sampled in enumerate(sampled_token_ids):
             if sampled:
                 text = token_ids_cpu[index, : num_tokens_no_spec[index]]
-                rows.append(Row(self._runner.input_batch.req_ids[index], text, len(sampled)))
+                name = self._runner.input_batch.req_ids[index]
+                temperature = _temperature(self._runner.requests[name].sampling_params)
+                rows.append(Row(name, text, len(sampled), temperature))
                 places.append(index)
         drafts = [[] for _ in sampled_token_ids]
-        for index, found in zip(places, self._client.exchange(rows, len(drafts))):
+        self._entries = np.zeros((len(drafts), self._k, self._top_m), np.int64)
+        entries = [self._entries[index] for index in places]
+        for index, found in zip(places, self._client.exchange(rows, len(drafts), entries)):
             drafts[index] = found
         if self._tp_group.world_size > 1:
-            self._tp_group.broadcast_object(drafts, src=0)
+            self._tp_group.broadcast_object((drafts, self._entries), src=0)
         return drafts
 
     def on_update(self, runner: GPUModelRunner, output: SchedulerOutput) -> None:
@@ -74,24 +85,47 @@ class SSDProposer:
             self._client.remove(request_id)
         for new in output.scheduled_new_reqs:
             if new.prompt_token_ids is not None:
-                self._client.add(new.req_id, new.prompt_token_ids)
+                temperature = _temperature(new.sampling_params)
+                self._client.add(new.req_id, new.prompt_token_ids, temperature)
+
+    def on_proposed(self, runner: GPUModelRunner) -> None:
+        """vLLM has taken the drafts: tell it what they were sampled from. Without this it takes
+        them for certain, which is exact as well."""
+        if self._top_m:
+            entries = torch.from_numpy(self._entries)
+            runner._draft_probs = dense(entries, self._vocab_size).to(runner.device)
+            runner._draft_prob_req_ids = runner.input_batch.req_ids.copy()
+
+
+def _temperature(params: SamplingParams | None) -> float:
+    return params.temperature if params is not None else 0.0
 
 
 def _follow_runners() -> None:
-    """Have every V1 model runner of this process tell its proposer of scheduler outputs."""
+    """Have every V1 model runner of this process tell its proposer of scheduler outputs, and of
+    drafts that it has taken."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    original = GPUModelRunner._update_states
-    if hasattr(original, "_ssd_follows"):
+    if hasattr(GPUModelRunner._update_states, "_ssd_follows"):
         return
+    update, propose = GPUModelRunner._update_states, GPUModelRunner.propose_draft_token_ids
 
-    @functools.wraps(original)
+    @functools.wraps(update)
     def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
-        result = original(self, scheduler_output)
+        result = update(self, scheduler_output)
         proposer = getattr(self, "drafter", None)
         if isinstance(proposer, SSDProposer):
             proposer.on_update(self, scheduler_output)
         return result
 
+    @functools.wraps(propose)
+    def propose_draft_token_ids(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+        result = propose(self, *args, **kwargs)
+        proposer = getattr(self, "drafter", None)
+        if isinstance(proposer, SSDProposer):
+            proposer.on_proposed(self)
+        return result
+
     _update_states._ssd_follows = True  # type: ignore[attr-defined]
     GPUModelRunner._update_states = _update_states
+    GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids

@@ -15,7 +15,7 @@ from vllm_ssd.table import make_stamp
 class Seat:
     """A request's place in the table. length: of its text at the last publication. round: of the
     next outcome. overdue: an outcome that was waited for in vain; until the draft has published
-    for it or a later one, it is not waited for."""
+    for it or a later one, it is not waited for. temperature: of its sampling."""
 
     slot: int
     generation: int
@@ -23,6 +23,7 @@ class Seat:
     round: int = 0
     overdue: np.uint64 | None = None
     last_used: int = 0
+    temperature: float = 0.0
 
 
 class Roster:
@@ -33,12 +34,12 @@ class Roster:
         self._generation = 0
         self.seats: dict[str, Seat] = {}
 
-    def seat(self, request_id: str, slot: int, tokens: Sequence[int]) -> Seat:
+    def seat(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> Seat:
         """Give a free slot to a request that has none; ``tokens`` is its text so far."""
         self._generation += 1
-        seat = Seat(slot, self._generation, len(tokens))
+        seat = Seat(slot, self._generation, len(tokens), temperature=temperature)
         self.seats[request_id] = seat
-        if not self._control.send(Add(slot, seat.generation, list(tokens))):
+        if not self._control.send(Add(slot, seat.generation, list(tokens), temperature)):
             seat.overdue = make_stamp(seat.generation, 0)
         return seat
 

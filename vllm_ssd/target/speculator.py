@@ -6,6 +6,7 @@ the host does it: each step then waits for the sampled counts to reach the CPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,10 +18,13 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.proposals import certain
 from vllm_ssd.target.client import Row, SpeculationClient, connect
+from vllm_ssd.target.distributions import DraftLogits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
 
@@ -35,14 +39,21 @@ _WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 class Lookups(Protocol):
     """A client of the draft, as this runner uses it. Slots are vLLM's."""
 
-    def add(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+    def add(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> None:
         """A request takes a slot; ``tokens`` is its text so far."""
 
     def remove(self, request_id: str) -> None:
         """The request left its slot."""
 
-    def look_up(self, batch: InputBatch, num_sampled: torch.Tensor, drafts: torch.Tensor) -> None:
-        """Write int64 [num_reqs, k] ``drafts``; rows with fewer repeat their newest token."""
+    def look_up(
+        self,
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        drafts: torch.Tensor,
+        entries: torch.Tensor | None,
+    ) -> None:
+        """Write int64 [num_reqs, k] ``drafts``; rows with fewer repeat their newest token. entries:
+        int64 [num_reqs, k, top_m], written: what they were sampled from; None if they were not."""
 
 
 class HostLookups:
@@ -58,14 +69,23 @@ class HostLookups:
         self._pinned = device.type != "cpu"
         self._counts_host = torch.zeros(2, rows, dtype=torch.int32, pin_memory=self._pinned)
         self._arrived = torch.Event(device.type)
+        self._temperatures: dict[str, float] = {}
 
-    def add(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
-        self._client.add(request_id, tokens)
+    def add(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> None:
+        self._temperatures[request_id] = temperature
+        self._client.add(request_id, tokens, temperature)
 
     def remove(self, request_id: str) -> None:
+        self._temperatures.pop(request_id, None)
         self._client.remove(request_id)
 
-    def look_up(self, batch: InputBatch, num_sampled: torch.Tensor, drafts: torch.Tensor) -> None:
+    def look_up(
+        self,
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        drafts: torch.Tensor,
+        entries: torch.Tensor | None,
+    ) -> None:
         count = batch.num_reqs
         self._counts[0, :count] = num_sampled
         self._counts[1, :count] = self._states.total_len.gpu[batch.idx_mapping]
@@ -80,11 +100,19 @@ class HostLookups:
             text = texts[slot, : lengths[place]]
             found[place] = int(text[-1])
             if sampled[place] and not request_id.startswith(_WARM_UP):
-                rows.append(Row(request_id, text, int(sampled[place])))
+                temperature = self._temperatures.get(request_id, 0.0)
+                rows.append(Row(request_id, text, int(sampled[place]), temperature))
                 places.append(place)
-        for place, tokens in zip(places, self._client.exchange(rows, count)):
+        of_rows: list[NDArray[np.int64]] = []
+        if entries is not None:
+            proposed = torch.empty(entries.shape, dtype=torch.int64, pin_memory=self._pinned)
+            proposed.copy_(certain(found, entries.shape[-1]))
+            of_rows = [proposed[place].numpy() for place in places]
+        for place, tokens in zip(places, self._client.exchange(rows, count, of_rows)):
             found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         drafts.copy_(found, non_blocking=True)
+        if entries is not None:
+            entries.copy_(proposed, non_blocking=True)
 
 
 class DeviceLookups:
@@ -95,9 +123,15 @@ class DeviceLookups:
         self._client = client
         self.add, self.remove = client.add, client.remove
 
-    def look_up(self, batch: InputBatch, num_sampled: torch.Tensor, drafts: torch.Tensor) -> None:
+    def look_up(
+        self,
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        drafts: torch.Tensor,
+        entries: torch.Tensor | None,
+    ) -> None:
         lengths, texts = self._states.total_len.gpu, self._states.all_token_ids.gpu
-        self._client.exchange(num_sampled, batch.idx_mapping, lengths, texts, drafts)
+        self._client.exchange(num_sampled, batch.idx_mapping, lengths, texts, drafts, entries)
 
 
 def host_texts(states: RequestState) -> NDArray[np.int32]:
@@ -135,23 +169,42 @@ class SSDSpeculator(BaseSpeculator):
     """One per worker. Only TP rank 0 talks to the draft; the others receive what it found."""
 
     supports_mm_inputs = False
-    draft_logits = None  # drafts are tokens, each proposed with certainty
+    draft_logits: torch.Tensor | None = None  # drafts are tokens, each proposed with certainty
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState):
         config: Any = vllm_config.speculative_config
         self._tp_group = get_tp_group()
         rows = vllm_config.scheduler_config.max_num_seqs
         self._drafts = torch.zeros(rows, config.k, dtype=torch.int64, device=device)
+        self._distributions: DraftLogits | None = None
+        self._entries: torch.Tensor | None = None
+        if config.top_m:
+            vocab_size = vllm_config.model_config.get_vocab_size()
+            self._distributions = DraftLogits(rows, config.k, config.top_m, vocab_size, device)
+            self.draft_logits = self._distributions.logits
+            self._entries = torch.zeros(
+                rows, config.k, config.top_m, dtype=torch.int64, device=device
+            )
+        # Of requests that are about to be added: the runner's states are not told of it.
+        self._temperatures: dict[str, float] = {}
         self._lookups: Lookups | None = None
         if self._tp_group.is_first_rank:
             self._lookups = make_lookups(vllm_config, device, req_states)
-            _follow(req_states, self._lookups)
+            _follow(req_states, self._lookups, self._temperatures)
+            if config.top_m:
+                _follow_runners()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The draft model is elsewhere: there is nothing to capture."""
 
     def capture(self) -> None:
         """Likewise."""
+
+    def before_add(self, output: SchedulerOutput) -> None:
+        """The scheduler's word on requests that will be added next."""
+        for new in output.scheduled_new_reqs:
+            if new.sampling_params is not None:
+                self._temperatures[new.req_id] = new.sampling_params.temperature
 
     @torch.inference_mode()
     def propose(
@@ -162,6 +215,10 @@ class SSDSpeculator(BaseSpeculator):
         last_hidden_states: torch.Tensor,
         aux_hidden_states: Any,
         num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
         *_: Any,
         dummy_run: bool = False,
         **__: Any,
@@ -171,22 +228,29 @@ class SSDSpeculator(BaseSpeculator):
         drafts = self._drafts[: input_batch.num_reqs]
         if dummy_run:
             return drafts.zero_()
+        entries = None if self._entries is None else self._entries[: input_batch.num_reqs]
         if self._lookups is not None:
-            self._lookups.look_up(input_batch, num_sampled, drafts)
+            self._lookups.look_up(input_batch, num_sampled, drafts, entries)
         if self._tp_group.world_size > 1:
             self._tp_group.broadcast(drafts, src=0)
+            if entries is not None:
+                self._tp_group.broadcast(entries, src=0)
+        if self._distributions is not None and entries is not None:
+            self._distributions.update(input_batch.idx_mapping, entries, temperature)
         return drafts
 
 
-def _follow(states: RequestState, lookups: Lookups) -> None:
-    """Hear of requests that come and go: V2 tells its request states and nobody else."""
+def _follow(states: RequestState, lookups: Lookups, temperatures: dict[str, float]) -> None:
+    """Hear of requests that come and go: V2 tells its request states and nobody else.
+    temperatures: by request id, of those that are not added yet."""
     add_request: Callable[..., Any] = states.add_request
     remove_request: Callable[..., Any] = states.remove_request
 
     def add(req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any) -> Any:
         result = add_request(req_id, *args, all_token_ids=all_token_ids, **kwargs)
+        temperature = temperatures.pop(req_id, 0.0)
         if not req_id.startswith(_WARM_UP):
-            lookups.add(req_id, states.req_id_to_index[req_id], all_token_ids)
+            lookups.add(req_id, states.req_id_to_index[req_id], all_token_ids, temperature)
         return result
 
     def remove(req_id: str) -> Any:
@@ -195,3 +259,21 @@ def _follow(states: RequestState, lookups: Lookups) -> None:
 
     states.add_request = add
     states.remove_request = remove
+
+
+def _follow_runners() -> None:
+    """Have every V2 model runner of this process tell its speculator of new requests first."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    original = GPUModelRunner.add_requests
+    if hasattr(original, "_ssd_follows"):
+        return
+
+    @functools.wraps(original)
+    def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
+        if isinstance(self.speculator, SSDSpeculator):
+            self.speculator.before_add(scheduler_output)
+        return original(self, scheduler_output)
+
+    add_requests._ssd_follows = True  # type: ignore[attr-defined]
+    GPUModelRunner.add_requests = add_requests

@@ -1,0 +1,20 @@
+"""Where a row of a tree program publishes, and what it samples with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Place:
+    """slot: -1 = nowhere, the row is padding. stamp: of the outcome that is predicted or answered.
+    chances: float64 [branches, k], uniform in [0, 1), a random number for every draft; None where
+    drafts are not sampled."""
+
+    slot: int = -1
+    stamp: int = 0
+    temperature: float = 0.0
+    chances: NDArray[np.float64] | None = None

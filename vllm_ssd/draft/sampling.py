@@ -1,0 +1,55 @@
+"""How drafts are sampled where they are: from the draft's likeliest tokens, at the temperature of
+the request, with random numbers of the draft's own.
+
+What is reported to the target is what was sampled from, to the last bit: the ``top_m`` likeliest
+tokens and their probabilities, which add up to 1. Saguaro sampling (arXiv 2603.03251) lowers the
+probabilities of the tokens that will be predicted as bonus if the draft at this position is
+rejected. The target then proposes them less than it wants them, and a rejection is likely to be
+made up for by one of them, which is a hit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.proposals import pack
+
+
+class Sampler:
+    """Everything stays on the device and has a fixed shape, so that CUDA graphs can record it."""
+
+    def __init__(self, policy: DraftPolicy, device: torch.device):
+        self._top_m = policy.top_m
+        # [k, top_m]: what the probability of each rank is multiplied by, at each step
+        weights = torch.ones(policy.k, policy.top_m)
+        for step, count in enumerate(policy.fan_out[: policy.k]):
+            weights[step, :count] = policy.saguaro
+        self._weights = weights.to(device)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperatures: torch.Tensor,
+        chances: torch.Tensor,
+        step: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [rows], and the entries of their distributions, int64 [rows, top_m].
+
+        logits: [rows, vocab]; temperatures: float64 [rows], 0 = the likeliest token with certainty;
+        chances: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
+        """
+        step = step.clamp(max=len(self._weights) - 1)
+        top = logits.float().topk(self._top_m, dim=-1)
+        temperature = temperatures.float().unsqueeze(1)
+        greedy = temperature == 0
+        scaled = (top.values / torch.where(greedy, 1.0, temperature)).softmax(dim=-1)
+        rank = torch.arange(self._top_m, device=logits.device)
+        weighted = torch.where(greedy, (rank == 0).float(), scaled) * self._weights[step]
+        probabilities = weighted / weighted.sum(dim=-1, keepdim=True)
+        # In float64, so that a token's chance is its float32 probability, exactly enough.
+        sums = probabilities.double().cumsum(dim=-1)
+        target = chances.index_select(1, step) * sums[:, -1:]
+        chosen = (sums <= target).sum(dim=-1, keepdim=True)
+        tokens = top.indices.gather(1, chosen).squeeze(1)
+        return tokens, pack(top.indices, probabilities)

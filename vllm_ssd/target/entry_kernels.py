@@ -1,0 +1,55 @@
+"""Device functions for what drafts were sampled from: entries of ``proposals.py``, one distribution
+a draft. ``AT`` is a ``Layout``."""
+
+# mypy: allow-untyped-defs
+# A kernel's arguments have Triton's types, which depend on the launch.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ssd.proposals import ONE
+
+_ONE = tl.constexpr(ONE)
+
+
+@triton.jit
+def load_entries(proposals, depth, AT: tl.constexpr):
+    """int64 [token_lanes, entry_lanes]: those of the first ``depth`` drafts, in the table."""
+    step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.entry_lanes)[None, :]
+    return tl.load(
+        proposals + step * AT.top_m + rank,
+        mask=(step < depth) & (rank < AT.top_m),
+        other=0,
+        volatile=True,
+        cache_modifier=".cv",
+    )
+
+
+@triton.jit
+def are_sound(entries, VOCAB: tl.constexpr):
+    """``proposals.are_sound``."""
+    token = entries.to(tl.int32)
+    probability = (entries >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    known = (token >= 0) & (token < VOCAB) & (probability >= 0) & (probability <= 1)
+    return tl.min(tl.where(known, 1, 0)) == 1
+
+
+@triton.jit
+def store_entries(out, entries, depth, AT: tl.constexpr):
+    """Write those of the first ``depth`` drafts."""
+    step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.entry_lanes)[None, :]
+    tl.store(out + step * AT.top_m + rank, entries, mask=(step < depth) & (rank < AT.top_m))
+
+
+@triton.jit
+def store_certain(out, token, start, AT: tl.constexpr):
+    """Write that from ``start`` on the token is proposed with certainty."""
+    if AT.top_m > 0:
+        step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.entry_lanes)[None, :]
+        tl.store(
+            out + step * AT.top_m + rank,
+            (token + 0 * (step + rank)).to(tl.int64) | _ONE,
+            mask=(step >= start) & (step < AT.k) & (rank < AT.top_m),
+        )
