@@ -7,16 +7,8 @@ import signal
 
 import pytest
 
-from tests.engine.harness import (
-    counters,
-    engine,
-    greedy,
-    leftovers,
-    processes_of,
-    run_dirs,
-    texts,
-    wait_for,
-)
+from benchmarks.running import counters, leftovers, processes_of
+from tests.engine.harness import engine, greedy, run_dirs, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
