@@ -18,15 +18,17 @@ def counters(run_dir: Path) -> dict[str, Any]:
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     """The keeper, Ray's processes and the draft server of an engine."""
-    found = []
+    found = {}
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values()]
+            if any(run_dir.name in word for word in words):
+                # The draft server writes its title over both; it is a child of Ray's.
+                own = [process, *process.children(recursive=True)]
+                found |= {each.pid: each for each in own}
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        if any(run_dir.name in word for word in words):
-            found.append(process)
-    return found
+    return list(found.values())
 
 
 def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:

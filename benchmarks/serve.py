@@ -59,16 +59,23 @@ class Server:
 
     def processes(self) -> list[psutil.Process]:
         """Its own ones, without those of the draft, which are nobody's children."""
-        return [self._psutil, *self._psutil.children(recursive=True)]
+        try:
+            return [self._psutil, *self._psutil.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def run_dir(self) -> Path | None:
         """Where its engine keeps its files, if that uses method ssd."""
         return run_dir_of(self.processes())
 
     def end(self, how: signal.Signals = signal.SIGTERM, limit_s: float = END_S) -> None:
-        """Have it end; ``subprocess.TimeoutExpired`` if it does not."""
+        """Have it end; ``subprocess.TimeoutExpired`` if it does not and has to be killed."""
         self.process.send_signal(how)
-        self.process.wait(limit_s)
+        try:
+            self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
 
     def _healthy(self) -> bool:
         try:
