@@ -36,7 +36,7 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [str(VLLM), "serve", *_command_line(arguments)]
+        command = [str(VLLM), "serve", *command_line(arguments)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -94,7 +94,8 @@ def _free_port() -> int:
         return port
 
 
-def _command_line(arguments: Mapping[str, Any]) -> list[str]:
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of vLLM's ``LLM`` as ``vllm serve`` takes them."""
     words = [str(arguments["model"])]
     for name, value in arguments.items():
         option = name.replace("_", "-")
