@@ -18,7 +18,7 @@ def counters(run_dir: Path) -> dict[str, Any]:
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     """The keeper, Ray's processes and the draft server of an engine."""
-    found = {}
+    found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values()]
