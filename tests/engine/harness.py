@@ -1,4 +1,4 @@
-"""Ways to look at engines from outside: their counters, their processes, what they leave."""
+"""Engines for tests, and ways to look at them from outside."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from vllm_ssd import rundir
-from vllm_ssd.metrics import snapshot
-from vllm_ssd.table import SpeculationTable
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 
@@ -44,32 +40,6 @@ def engine(model: str, **options: Any) -> Iterator[Any]:
 def run_dirs() -> set[Path]:
     """Run directories of the engines that are up."""
     return set(rundir.living())
-
-
-def counters(run_dir: Path) -> dict[str, Any]:
-    """An engine's counters at this moment."""
-    return snapshot(SpeculationTable.open(rundir.table_path(run_dir), writable=False))
-
-
-def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """The keeper, Ray's processes and the draft server of an engine."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = [*process.cmdline(), *process.environ().values()]
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if any(run_dir.name in word for word in words):
-            found.append(process)
-    return found
-
-
-def leftovers(run_dir: Path, processes: Sequence[psutil.Process]) -> list[str]:
-    """What is still there of an engine that should be gone: files, and of ``processes``, which
-    were its own, those that still run."""
-    alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    paths = [run_dir, rundir.table_path(run_dir)]
-    return [str(path) for path in paths if path.exists()] + [str(process) for process in alive]
 
 
 def greedy(max_tokens: int = 64, **options: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import psutil
 
-from tests.engine.harness import engine, greedy, leftovers, processes_of, run_dirs, wait_for
+from benchmarks.running import leftovers, processes_of
+from tests.engine.harness import engine, greedy, run_dirs, wait_for
 from vllm_ssd import rundir
 
 

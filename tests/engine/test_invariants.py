@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.engine.harness import counters, engine, greedy, run_dirs, texts
+from benchmarks.running import counters
+from tests.engine.harness import engine, greedy, run_dirs, texts
 
 K = 3
 PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]

@@ -7,16 +7,8 @@ import signal
 
 import pytest
 
-from tests.engine.harness import (
-    counters,
-    engine,
-    greedy,
-    leftovers,
-    processes_of,
-    run_dirs,
-    texts,
-    wait_for,
-)
+from benchmarks.running import counters, leftovers, processes_of
+from tests.engine.harness import engine, greedy, run_dirs, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -47,7 +39,16 @@ def run_all(llm) -> dict[str, object]:
         "single": texts(single),
         "stop": texts(llm.generate(PROMPTS[:6], greedy(48, stop=[".", "\n"]), use_tqdm=False)),
         "after_abort": abort_one(llm),
+        "beside_sampled": beside_sampled(llm),
     }
+
+
+def beside_sampled(llm) -> list[object]:
+    """Greedy texts of a batch in which every other request samples."""
+    settings = [greedy(32), greedy(32, top_p=0.9)]
+    settings[1].temperature = 0.8
+    outputs = llm.generate(PROMPTS[:8], settings * 4, use_tqdm=False)
+    return texts(outputs[::2])
 
 
 def preemptions(llm) -> int:

@@ -11,7 +11,8 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
-from tests.engine.harness import counters, engine, greedy, leftovers, run_dirs, texts, wait_for
+from benchmarks.running import counters, leftovers
+from tests.engine.harness import engine, greedy, run_dirs, texts, wait_for
 from vllm_ssd.metrics import describe
 
 OPTIONS = {

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.target.client import Row, SpeculationClient, make_client
+from vllm_ssd.target.cpu_sampling import repair_sampling
 from vllm_ssd.target.distributions import dense
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class SSDProposer:
 
     def __init__(self, vllm_config: VllmConfig):
         from vllm.distributed.parallel_state import get_tp_group
+        from vllm.platforms import current_platform
 
         config: Any = vllm_config.speculative_config
         self._tp_group = get_tp_group()
@@ -41,6 +43,8 @@ class SSDProposer:
         if self._tp_group.is_first_rank:
             self._client = make_client(Path(config.run_dir), vllm_config)
         _follow_runners()
+        if current_platform.is_cpu():
+            repair_sampling()
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""

@@ -1,0 +1,28 @@
+"""The part of vLLM's rejection sampler that is ours on CPUs."""
+
+import pytest
+import torch
+from vllm.v1.sample import rejection_sampler
+
+from vllm_ssd.target.cpu_sampling import expand_batch_to_tokens, repair_sampling
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+def test_each_request_has_its_own_value(dtype):
+    values = torch.tensor([0, 3, 5, 7], dtype=dtype)
+    drafts = torch.tensor([2, 2, 3, 6], dtype=torch.int32)  # 2, none, 1, 3
+    found = expand_batch_to_tokens(values, drafts, 6)
+    assert found.dtype == dtype and found.tolist() == [0, 0, 5, 7, 7, 7]
+    found = expand_batch_to_tokens(values, drafts, 6, replace_from=0, replace_to=1)
+    assert found.dtype == dtype and found.tolist() == [1, 1, 5, 7, 7, 7]
+
+
+def test_fractions_stay():
+    found = expand_batch_to_tokens(torch.tensor([0.7, 0.0]), torch.tensor([1, 3]), 3, 0, 1)
+    assert found.tolist() == pytest.approx([0.7, 1.0, 1.0])
+
+
+def test_the_sampler_uses_it(monkeypatch):
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", None)
+    repair_sampling()
+    assert rejection_sampler.expand_batch_to_tokens is expand_batch_to_tokens
