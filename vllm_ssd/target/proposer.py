@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vllm_ssd.target import cpu_sampler
 from vllm_ssd.target.client import Row, SpeculationClient, make_client
 from vllm_ssd.target.distributions import dense
 
@@ -29,7 +30,10 @@ class SSDProposer:
 
     def __init__(self, vllm_config: VllmConfig):
         from vllm.distributed.parallel_state import get_tp_group
+        from vllm.platforms import current_platform
 
+        if current_platform.is_cpu():
+            cpu_sampler.repair()
         config: Any = vllm_config.speculative_config
         self._tp_group = get_tp_group()
         self._runner: GPUModelRunner | None = None
