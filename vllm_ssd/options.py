@@ -25,6 +25,7 @@ OPTIONS = (
         for field in dataclasses.fields(SSDConfig)
         if field.name not in _INHERITED | _INTERNAL
     ),
+    "draft_sample_method",
     "quantization",
     "max_model_len",
     "revision",
@@ -36,7 +37,6 @@ _TOLERATED = {
     "method",
     "num_speculative_tokens",
     "draft_tensor_parallel_size",
-    "draft_sample_method",
     "rejection_sample_method",
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",

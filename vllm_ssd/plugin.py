@@ -5,6 +5,8 @@
     Executor.__init__, Executor.shutdown   start and stop the draft with the target
     init_speculator                        the V2 runner's speculator
 
+On CPUs the V1 proposer also repairs vLLM's rejection sampler (``target/cpu_sampling.py``).
+
 All of them pass other speculative methods through untouched. This module is loaded in every
 process of vLLM and therefore imports nothing heavy by itself.
 """

@@ -1,108 +1,17 @@
-"""Invariant 3 through the whole engine: sampled texts have the target's exact distribution.
-
-Target and draft are different random functions of a few tokens, so that drafts are accepted and
-rejected alike.
-"""
+"""Invariant 3 through the whole engine: sampled texts have the target's exact distribution."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.chi_square import chance_of
-from tests.engine.harness import counters, engine, run_dirs
-
-VOCAB, TOKENS, TEXTS, K = 6, 3, 6000, 3
-PROMPT = [1, 5, 0, 2, 3]
-TEMPERATURE = 0.8
-# What is sampled from: temperature only; and what top-k and top-p leave of it.
-CUTS: list[dict[str, float]] = [{}, {"top_k": 4, "top_p": 0.85}]
+from tests.sampled_texts import METHODS, check, make_pair
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> tuple[Path, Path]:
-    """(target, draft): the draft is the target with other output weights."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).float()
-    target, draft = (tmp_path_factory.mktemp(name) for name in ("target", "draft"))
-    model.save_pretrained(target)
-    with torch.no_grad():
-        model.lm_head.weight += 0.15 * torch.randn_like(model.lm_head.weight)
-    model.save_pretrained(draft)
-    return target, draft
+def pair(tmp_path_factory):
+    return make_pair(tmp_path_factory.mktemp("pair"))
 
 
-def exact(target: Path, cut: dict[str, float]) -> torch.Tensor:
-    """Probabilities of all texts of TOKENS tokens after the prompt, [VOCAB ** TOKENS]."""
-    model = LlamaForCausalLM.from_pretrained(target).float().eval()
-    texts, chances = torch.tensor([PROMPT]), torch.ones(1, dtype=torch.float64)
-    for _ in range(TOKENS):
-        with torch.inference_mode():
-            logits = model(texts).logits[:, -1].double() / TEMPERATURE
-        if cut:
-            ordered, tokens = logits.sort(dim=-1, descending=True)
-            ordered[:, int(cut["top_k"]) :] = float("-inf")
-            share = ordered.softmax(-1)
-            ordered[share.cumsum(-1) - share >= cut["top_p"]] = float("-inf")
-            logits = torch.empty_like(logits).scatter_(1, tokens, ordered)
-        chances = (chances.unsqueeze(1) * logits.softmax(-1)).view(-1)
-        texts = torch.cat(
-            [texts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(texts)).view(-1, 1)],
-            dim=1,
-        )
-    return chances
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"draft_sample_method": "greedy"},
-        {"draft_sample_method": "probabilistic", "draft_top_m": 4},
-        {"draft_sample_method": "probabilistic", "saguaro": 0.4, "min_depth": 1},
-    ],
-    ids=["greedy", "probabilistic", "Saguaro"],
-)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_texts_have_the_targets_distribution(pair, method):
-    from vllm import SamplingParams
-
-    target, draft = pair
-    before = run_dirs()
-    speculation = {"method": "ssd", "k": K, "f": 2, "model": str(draft), "on_miss": "wait"}
-    options = {"skip_tokenizer_init": True, "max_model_len": 64, "max_num_seqs": 64}
-    speculation |= {"max_wait_ms": 200, **method}
-    with engine(str(target), speculative_config=speculation, **options) as llm:
-        (run_dir,) = run_dirs() - before
-        for cut in CUTS:
-            # One token more than are looked at: so that all of these may be drafts.
-            sampling = SamplingParams(
-                temperature=TEMPERATURE,
-                max_tokens=TOKENS + 1,
-                ignore_eos=True,
-                detokenize=False,
-                **cut,
-            )
-            prompts = [{"prompt_token_ids": PROMPT}] * TEXTS
-            outputs = llm.generate(prompts, sampling, use_tqdm=False)
-            texts = torch.tensor([o.outputs[0].token_ids[:TOKENS] for o in outputs])
-            chance = chance_of(texts, VOCAB, exact(target, cut))
-            assert chance > 1e-4, f"{cut}: {chance}"
-        counted = counters(run_dir)
-    assert sum(counted["accepted"][1:]) > TEXTS / 4, "few drafts were accepted"
-    assert counted["accepted"][0] > TEXTS / 4, "few drafts were rejected"
+    check(pair, method)

@@ -265,6 +265,21 @@ def test_bad_values(refusal, option, value, expected):
     assert said.endswith(f"not {value!r}")
 
 
+def test_sampled_drafts(make, refusal):
+    assert make().top_m == 0
+    assert make(draft_sample_method="probabilistic").top_m == 32
+    config = make(draft_sample_method="probabilistic", draft_top_m=5, saguaro=0.4)
+    assert (config.top_m, config.saguaro) == (5, 0.4)
+    for name, value in (("draft_top_m", 8), ("saguaro", 0.5)):
+        said = refusal(**{name: value})
+        assert f'write draft_sample_method "probabilistic" as well, or leave {name} out' in said
+    for f, top_m in ((0, 32), (8, 8)):
+        said = refusal(
+            draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
+        )
+        assert f"f must be above 0 and less than that: it is {f}" in said
+
+
 def test_bad_value_of_an_inherited_option(refusal):
     assert refusal(revision=3).startswith("revision is 3: ")
 

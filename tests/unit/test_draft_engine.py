@@ -18,6 +18,7 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.messages import Add, Remove
+from vllm_ssd.proposals import unpack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape
 from vllm_ssd.target import client
 from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
@@ -88,7 +89,8 @@ class Loop:
     """Draft engine and target client over one table, in one thread."""
 
     def __init__(self, draft_model, path, policy, on_miss="skip"):
-        shape = TableShape(SLOTS, policy.k, max(policy.branches, 1), tail=64)
+        branches = max(policy.branches, 1)
+        shape = TableShape(SLOTS, policy.k, branches, tail=64, top_m=policy.top_m)
         self.table = SpeculationTable.create(path, shape)
         theirs = SpeculationTable.open(path)
         publisher = HostPublisher(DraftMailbox(theirs))
@@ -155,11 +157,15 @@ class Target:
 PROMPT = [7, 150, 33, 2, 91, 18]
 
 
-@pytest.mark.parametrize("f", [1, 3])
-def test_draft_equal_to_target_always_hits_and_accepts_k(tmp_path, draft_model, reference, f):
-    """Invariant 5, and more: given time, even the first outcome is predicted."""
+@pytest.mark.parametrize("f, top_m", [(1, 0), (3, 0), (3, 6)])
+def test_draft_equal_to_target_always_hits_and_accepts_k(
+    tmp_path, draft_model, reference, f, top_m
+):
+    """Invariant 5, and more: given time, even the first outcome is predicted. Where drafts are
+    sampled, a greedy request's are still the likeliest."""
     k = 4
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (f,) * (k + 1), 0, chunk=16))
+    policy = DraftPolicy(k, (f,) * (k + 1), 0, chunk=16, top_m=top_m)
+    loop = Loop(draft_model, tmp_path / "t", policy)
     target = Target("a", PROMPT, reference.continuation(PROMPT, 80))
     loop.client.add("a", PROMPT)
     loop.work()
@@ -354,3 +360,36 @@ def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference
     assert loop.client._seats["a"].generation > first
     target.round(loop.client)
     assert target.drafts == reference.continuation(target.text, k)
+
+
+@pytest.mark.parametrize("fan_out, answer", [((2, 2, 2, 2), 0), ((0, 0, 0, 0), 3)])
+def test_sampled_drafts_come_with_the_models_own_distribution(
+    tmp_path, draft_model, checkpoint, fan_out, answer
+):
+    """In branches and in answers: at the request's temperature, cut to top_m, for this very text;
+    and another request, or the same one again, draws other numbers."""
+    k, top_m, temperature = 3, 6, 0.7
+    policy = DraftPolicy(k, fan_out, answer, 64, top_m=top_m, seed=5)
+    loop = Loop(draft_model, tmp_path / "t", policy)
+    drawn = []
+    for name in "abcd":
+        loop.client.add(name, PROMPT, temperature)
+        loop.work()
+        seat = loop.client._seats[name]
+        stamp, text = seat.generation << 32, list(PROMPT)
+        with torch.inference_mode():
+            text.append(int(checkpoint[1](torch.tensor([text])).logits[0, -1].argmax()))
+        loop.lookup.publish(seat.slot, stamp, len(text), 0, text[-1:])
+        loop.work()
+        finding = loop.lookup.find(seat.slot, stamp, 0, text[-1])
+        assert len(finding.tokens) == k
+        drawn.append(finding.tokens)
+        with torch.inference_mode():
+            logits = checkpoint[1](torch.tensor([text + finding.tokens])).logits[0, -k - 1 : -1]
+        top = logits.topk(top_m, dim=-1)
+        tokens, probabilities = unpack(torch.from_numpy(finding.entries))
+        assert torch.equal(tokens, top.indices)
+        expected = (top.values / temperature).softmax(-1)
+        torch.testing.assert_close(probabilities, expected, atol=1e-3, rtol=1e-3)
+        assert all(token in row for token, row in zip(finding.tokens, tokens.tolist()))
+    assert len({tuple(tokens) for tokens in drawn}) > 1

@@ -2,8 +2,9 @@
 
 An outcome is ``(accepted, bonus)``. After the glue the draft knows its own logits at every
 position of ``[bonus, d_1 .. d_n]``; the token the target samples when it stops after ``j`` drafts
-is likely among the top tokens at position ``j``, and it cannot be ``d_{j+1}``, which would then
-have been accepted.
+is likely among the top tokens at position ``j``, and it cannot be ``d_{j+1}``: a token is rejected
+only if the target finds it less likely than it was proposed, and what is sampled instead is the
+excess of the target's probabilities over the proposed ones.
 """
 
 from __future__ import annotations

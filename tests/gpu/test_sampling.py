@@ -1,0 +1,27 @@
+"""Invariant 3 on GPUs: the same under Model Runner V2, whose sampler wants logits by slot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two GPUs", allow_module_level=True)
+
+from tests.sampled_texts import METHODS, check, make_pair
+
+OPTIONS = {
+    "gpu_memory_utilization": 0.3,
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_texts_have_the_targets_distribution(pair, method):
+    check(pair, method, **OPTIONS)
