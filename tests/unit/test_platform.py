@@ -233,6 +233,7 @@ def launcher(target, **options) -> DraftLauncher:
             speculative_config=SSDConfig(k=2, f=1, **options),
             parallel_config=target,
             scheduler_config=scheduler,
+            model_config=SimpleNamespace(seed=0),
         )
     )
 
