@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.running import counters
 from tests.chi_square import chance_of
-from tests.engine.harness import counters, engine, run_dirs
+from tests.engine.harness import engine, run_dirs
 
 VOCAB, TOKENS, TEXTS, K = 6, 3, 2000, 3
 PROMPT = [1, 5, 0, 2, 3]
