@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.running import counters
 from tests.chi_square import chance_of
-from tests.engine.harness import engine, run_dirs
+from tests.engine.harness import engine, own_run_dir
 
 VOCAB, TOKENS, TEXTS, K = 6, 3, 2000, 3
 PROMPT = [1, 5, 0, 2, 3]
@@ -84,12 +84,11 @@ def check(pair: tuple[Path, Path], method: dict[str, Any], **options: Any) -> No
     from vllm import SamplingParams
 
     target, draft = pair
-    before = run_dirs()
     speculation = {"method": "ssd", "k": K, "f": 1, "model": str(draft), "on_miss": "wait"}
     options = {**options, "skip_tokenizer_init": True, "max_model_len": 64, "max_num_seqs": 64}
     speculation |= {"max_wait_ms": 200, **method}
     with engine(str(target), speculative_config=speculation, **options) as llm:
-        (run_dir,) = run_dirs() - before
+        run_dir = own_run_dir()
         for cut in CUTS:
             # One token more than are looked at: so that all of these may be drafts.
             sampling = SamplingParams(

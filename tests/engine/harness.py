@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_ssd import rundir
+import psutil
+
+from benchmarks.running import run_dir_of
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 
@@ -37,9 +39,11 @@ def engine(model: str, **options: Any) -> Iterator[Any]:
         del llm
 
 
-def run_dirs() -> set[Path]:
-    """Run directories of the engines that are up."""
-    return set(rundir.living())
+def own_run_dir() -> Path:
+    """The run directory of the engine that this process has started; others may be running."""
+    found = run_dir_of(psutil.Process().children(recursive=True))
+    assert found is not None, "no engine of this process has a draft"
+    return found
 
 
 def greedy(max_tokens: int = 64, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.running import counters
-from tests.engine.harness import engine, greedy, run_dirs, texts
+from tests.engine.harness import engine, greedy, own_run_dir, texts
 
 K = 3
 PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]
@@ -19,14 +19,13 @@ PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]
 
 def test_every_round_is_a_hit_that_accepts_k(tiny_pair):
     wide, small = tiny_pair
-    before = run_dirs()
     rounds = 10
     sampling = greedy(1 + rounds * (K + 1), ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     speculation = {"method": "ssd", "k": K, "f": 1, "model": str(small)}
     options = {"skip_tokenizer_init": True, "max_model_len": 256}
     with engine(str(wide), speculative_config=speculation, **options) as llm:
-        (run_dir,) = run_dirs() - before
+        run_dir = own_run_dir()
         found = [texts(llm.generate([p], sampling, use_tqdm=False))[0] for p in prompts]
         counted = counters(run_dir)
     reference = LlamaForCausalLM.from_pretrained(small).float().eval()

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import engine, greedy, run_dirs, texts, wait_for
+from tests.engine.harness import engine, greedy, own_run_dir, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -83,10 +83,9 @@ def plain(target):
 def test_same_tokens_with_and_without(target, draft, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
     the draft is killed in the middle of a batch; then the engine goes and nothing is left."""
-    before = run_dirs()
     speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
-        (run_dir,) = run_dirs() - before
+        run_dir = own_run_dir()
         own = processes_of(run_dir)
         found = run_all(llm)
         counted = counters(run_dir)

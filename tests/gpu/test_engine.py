@@ -12,7 +12,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from benchmarks.running import counters, leftovers
-from tests.engine.harness import engine, greedy, run_dirs, texts, wait_for
+from tests.engine.harness import engine, greedy, own_run_dir, texts, wait_for
 from vllm_ssd.metrics import describe
 
 OPTIONS = {
@@ -55,10 +55,9 @@ def test_same_tokens_with_and_without(models):
     options = {**OPTIONS, "dtype": "float32"}
     with engine(target, **options) as llm:
         plain = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
-    before = run_dirs()
     speculation = {"method": "ssd", "k": 4, "f": 2, "model": draft}
     with engine(target, speculative_config=speculation, **options) as llm:
-        (run_dir,) = run_dirs() - before
+        run_dir = own_run_dir()
         found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
         counted = counters(run_dir)
     print(describe(counted))
@@ -70,11 +69,10 @@ def test_same_tokens_with_and_without(models):
 def test_flashinfer_drafts_for_itself(models):
     """In bf16 a draft that equals its target accepts nearly all (ties between tokens flip)."""
     target, _ = models
-    before = run_dirs()
     speculation = {"method": "ssd", "k": 4, "f": 2, "model": target, "tree_backend": "flashinfer"}
     speculation["max_wait_ms"] = 2000  # what it accepts is the question here, not how fast
     with engine(target, dtype="bfloat16", speculative_config=speculation, **OPTIONS) as llm:
-        (run_dir,) = run_dirs() - before
+        run_dir = own_run_dir()
         llm.generate(PROMPTS, greedy(128), use_tqdm=False)
         counted = counters(run_dir)
     print(describe(counted))
