@@ -81,7 +81,7 @@ def test_foreign_links_are_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "keep").touch()
-    link = path.with_name(path.name[:-1] + "_")
+    link = path.with_name(path.name[:-1] + ("a" if path.name.endswith("_") else "_"))
     link.symlink_to(victim)
     try:
         rundir.sweep()
