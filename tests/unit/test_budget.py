@@ -58,6 +58,17 @@ def test_a_round_fits_its_window(monkeypatch, window_us, branches):
     assert sum(budget.fan_out(1)) == branches
 
 
+def test_given_numbers_have_the_sizes_that_are_recorded():
+    budget = BranchBudget(policy(fan_out=(5, 4, 3, 1), max_branches=26))
+    for requests in (1, 2, 3, 5, 9, 26):
+        assert sum(budget.fan_out(requests)) in budget.sizes(requests)
+        budget.cost_us = {(requests, size): 100.0 * size for size in budget.sizes(requests)}
+        for window_us in (1.0, 500.0, 1000.0, 1e6):
+            budget._window_us = window_us
+            assert sum(budget.fan_out(requests)) in budget.sizes(requests)
+        budget._window_us = 0.0
+
+
 def test_many_requests_share_the_branches():
     budget = BranchBudget(policy(fan_out=(6,) * 4, max_branches=64))
     assert [sum(budget.fan_out(n)) for n in (1, 2, 4, 8, 32)] == [24, 24, 16, 8, 4]

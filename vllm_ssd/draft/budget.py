@@ -42,7 +42,10 @@ class BranchBudget:
         fan_out = self._policy.fan_out
         most = min(sum(fan_out), self._policy.max_branches // requests)
         least = sum(count > 0 for count in fan_out)
-        return sorted({max(least, most * part // 3) for part in (1, 2, 3)}, reverse=True)
+        sizes = {max(least, most * part // 3) for part in (1, 2, 3)}
+        if not self._policy.adaptive:  # given numbers shrink in steps of several branches
+            sizes = {sum(shrink(fan_out, size)) for size in sizes}
+        return sorted(sizes, reverse=True)
 
     def fan_out(self, requests: int) -> tuple[int, ...]:
         """Branches for each accepted length 0..k in a round of so many requests."""
