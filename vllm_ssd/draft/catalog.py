@@ -50,18 +50,12 @@ class Catalog:
 
     def glue(self, batch: int, branches: int) -> Feed:
         """Shows bonus and drafts, and predicts so many outcomes of each request."""
-        key = (batch, self._policy.k + 1, branches)
-        if key not in self._feeds:
-            self._feeds[key] = Feed(self._model, self._publisher, *key)
-        return self._feeds[key]
+        return self._feed(batch, self._policy.k + 1, branches)
 
     def chunk(self, tokens: int) -> Feed:
         """Shows so many tokens of one request."""
         size = next(c for c in self._chunks if c >= tokens) if self._recorded else tokens
-        key = (1, size, 0)
-        if key not in self._feeds:
-            self._feeds[key] = Feed(self._model, self._publisher, *key)
-        return self._feeds[key]
+        return self._feed(1, size, 0)
 
     def branches(self, batch: int, branches: int) -> Grow:
         """Grows so many branches of each request."""
@@ -106,6 +100,12 @@ class Catalog:
             glue = self.glue(batch, branches).run.measure_us()
             step = self.branches(batch, branches).run.measure_us()
             self._budget.cost_us[batch, branches] = glue + self._policy.k * step
+
+    def _feed(self, batch: int, queries: int, branches: int) -> Feed:
+        key = (batch, queries, branches)
+        if key not in self._feeds:
+            self._feeds[key] = Feed(self._model, self._publisher, *key)
+        return self._feeds[key]
 
     def _grow(self, batch: int, branches: int, answers: bool) -> Grow:
         key = (batch, branches, answers)
