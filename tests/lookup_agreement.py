@@ -79,9 +79,9 @@ class Chaos:
         place = self.chance.randrange(K)
         for table in self.tables:
             damaged = table.slots[slot][record][parity : parity + 1][field]
-            damaged.flat[place if field in ("tokens", "proposals") else 0] = (
-                np.uint64(number % 2**64) if field == "stamp" else number
-            )
+            damaged.flat[place if field in ("tokens", "proposals") else 0] = np.array(
+                number % 2**64, np.uint64
+            ).astype(damaged.dtype)
 
 
 def host_and_device_agree(folder, device, seed):

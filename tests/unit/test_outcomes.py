@@ -61,3 +61,13 @@ def test_outcomes_are_the_top_tokens_that_can_follow(drafts, seed, data):
         if accepted < len(drafts):  # that draft would have been accepted
             order.remove(drafts[accepted])
         assert chosen == order[:count]
+
+
+def test_more_branches_than_tokens_repeat_the_last():
+    bonus = choose(
+        torch.tensor([[1.0, 3.0, 2.0]]),
+        torch.tensor([-1]),
+        torch.zeros(4, dtype=int),
+        torch.arange(4),
+    )
+    assert bonus.tolist() == [1, 2, 0, 0]

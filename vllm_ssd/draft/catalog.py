@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -81,7 +82,7 @@ class Catalog:
                 program.run.record(pool)
             progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
             if self._policy.branches:
-                self._measure(batch)
+                self._measure(batch, context)
         for size in self._chunks:
             self.chunk(size).try_out(1)
             self.chunk(size).run.record(pool)
@@ -95,11 +96,12 @@ class Catalog:
             programs.append(self._grow(batch, 1, answers=True))
         return programs
 
-    def _measure(self, batch: int) -> None:
+    def _measure(self, batch: int, context: int) -> None:
         for branches in self._budget.sizes(batch):
-            glue = self.glue(batch, branches).run.measure_us()
-            step = self.branches(batch, branches).run.measure_us()
-            self._budget.cost_us[batch, branches] = glue + self._policy.k * step
+            glue, grow = self.glue(batch, branches), self.branches(batch, branches)
+            glue_us = glue.run.measure_us(partial(glue.try_out, context))
+            step_us = grow.run.measure_us(partial(grow.try_out, context))
+            self._budget.cost_us[batch, branches] = glue_us + self._policy.k * step_us
 
     def _feed(self, batch: int, queries: int, branches: int) -> Feed:
         key = (batch, queries, branches)

@@ -52,7 +52,7 @@ def choose(
 
     logits: [rows, vocab], changed in place; ruled_out: int64 [rows], the draft that follows each
     row, or -1; source: int64 [branches], whose row; rank: int64 [branches], 0 = its likeliest
-    token. Ranks are less than ``branches``.
+    token. Ranks beyond the vocabulary count as its last.
     """
     index = ruled_out.clamp(min=0).unsqueeze(1)
     drafted = logits.gather(1, index)
@@ -60,4 +60,4 @@ def choose(
     logits.scatter_(1, index, hidden)
     widest = min(len(source), logits.shape[1])
     top = logits.topk(widest, dim=-1).indices
-    return top[source, rank]
+    return top[source, rank.clamp(max=widest - 1)]
