@@ -9,7 +9,9 @@ from tests.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Sent, Target, 
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.proposals import certain, pack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
-from vllm_ssd.target.client import UNSEEN, Row, SpeculationClient, WaitPolicy
+from vllm_ssd.target.client import UNSEEN, Row, SpeculationClient
+from vllm_ssd.target.guess import continuation
+from vllm_ssd.target.patience import WaitPolicy
 
 
 class Chaos:
@@ -97,9 +99,10 @@ def host_and_device_agree(folder, device, seed):
     host_sent = Sent()
     host = SpeculationClient(table, host_sent, policy, VOCAB, MAX_LEN)
     chaos = Chaos(chance, [target.table, table])
+    words = chance.choice([4, VOCAB])  # few: texts repeat themselves
 
     def join(slot):
-        text = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 60))]
+        text = [chance.randrange(words) for _ in range(chance.randint(1, 60))]
         host_sent.full = target.sent.full = chance.random() < 0.1
         target.add(f"r{slot}", slot, text)
         host.add(f"r{slot}", text)
@@ -120,7 +123,7 @@ def host_and_device_agree(folder, device, seed):
             sampled = chance.choice([0, 1, 1, 2, K, K + 1])
             gap = chance.choice([0, 0, 0, 0, 1, 9]) if sampled else 0
             gap = min(gap, MAX_LEN - target.lengths[slot] - sampled)
-            new = [chance.randrange(VOCAB) for _ in range(sampled + gap)]
+            new = [chance.randrange(words) for _ in range(sampled + gap)]
             seat = host._seats[f"r{slot}"]
             if sampled:
                 accepted = UNSEEN if gap and chance.random() < 0.5 else sampled - 1
@@ -141,8 +144,11 @@ def host_and_device_agree(folder, device, seed):
             )
         )
         expected = []
-        for token, (_, sampled) in zip(newest, rows):
+        for token, (slot, sampled), of_row in zip(newest, rows, entries):
             tokens = next(found) if sampled else []
+            if sampled and not tokens:
+                tokens = continuation(target.texts[slot, : target.lengths[slot]], K).tolist()
+                of_row[:] = certain(torch.tensor(tokens), shape.top_m)
             expected.append(tokens + [token] * (K - len(tokens)))
         if shape.top_m:
             drafts, on_device = target.sampled_step(rows)

@@ -16,8 +16,9 @@ from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.pages import register
 from vllm_ssd.table import GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape, make_stamp
-from vllm_ssd.target.client import UNSEEN, WaitPolicy
+from vllm_ssd.target.client import UNSEEN
 from vllm_ssd.target.device import DeviceClient
+from vllm_ssd.target.patience import WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 90, 1000
 SHAPE = TableShape(slots=3, k=K, branches=6, tail=32)

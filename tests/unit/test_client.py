@@ -9,7 +9,8 @@ from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.target import client as client_module
-from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
+from vllm_ssd.target.client import Row, SpeculationClient
+from vllm_ssd.target.patience import WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 100, 1000
 

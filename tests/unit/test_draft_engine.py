@@ -21,8 +21,9 @@ from vllm_ssd.messages import Add, Remove
 from vllm_ssd.proposals import unpack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape
 from vllm_ssd.target import client
-from vllm_ssd.target.client import Row, SpeculationClient, WaitPolicy
+from vllm_ssd.target.client import Row, SpeculationClient
 from vllm_ssd.target.lookup import HostLookup
+from vllm_ssd.target.patience import WaitPolicy
 
 VOCAB, MAX_LEN, SLOTS = 300, 256, 4
 

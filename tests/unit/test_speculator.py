@@ -10,7 +10,8 @@ from vllm_ssd.messages import Add
 from vllm_ssd.proposals import pack
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.target import speculator
-from vllm_ssd.target.client import SpeculationClient, WaitPolicy
+from vllm_ssd.target.client import SpeculationClient
+from vllm_ssd.target.patience import WaitPolicy
 
 K, VOCAB, TOP_M, SLOTS = 3, 20, 2, 4
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.rundir import table_path
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, make_stamp
 from vllm_ssd.target.lookup import Finding, HostLookup
+from vllm_ssd.target.patience import Patience, WaitPolicy
 from vllm_ssd.target.seats import Roster, Seat
 
 if TYPE_CHECKING:
@@ -32,24 +33,6 @@ POLL_S = 50e-6
 UNSEEN = -1  # stands for the accepted length of a round that was not ours
 # A draft that shows no sign of life for so long is not waited for. Longer than any one forward.
 HEARTBEAT_LIMIT_NS = 5_000_000_000
-
-
-@dataclass(frozen=True)
-class WaitPolicy:
-    """on_miss: ``wait`` for the draft up to ``max_wait_s`` a round until ``min_depth`` drafts are
-    there, or ``skip``: take what is there; ``auto``: wait, but in a batch only for branches.
-
-    An answer comes to one request and holds up all: at a batch of n it gains an n-th of what it
-    does alone and costs the same. Branches that are late are late for all requests alike.
-    """
-
-    on_miss: Literal["auto", "wait", "skip"]
-    min_depth: int
-    max_wait_s: float
-
-    def answers_in(self, batch: int) -> bool:
-        """Whether outcomes that were not predicted are waited for in a batch of this size."""
-        return self.on_miss == "wait" or (self.on_miss == "auto" and batch == 1)
 
 
 @dataclass(frozen=True)
@@ -88,6 +71,7 @@ class SpeculationClient:
     ):
         self._table = table
         self._policy = policy
+        self._patience = Patience(policy, table)
         self._max_len = max_len
         self._lookup = HostLookup(table, vocab_size)
         self._k = table.shape.k
@@ -125,7 +109,10 @@ class SpeculationClient:
         lookups = [self._publish(row) for row in rows]
         first = [lookup.finding for lookup in lookups]
         if self._policy.on_miss != "skip":
-            self._wait(lookups, self._policy.answers_in(len(rows) if batch is None else batch))
+            self._patience.look()
+            missed = sum(finding.published and not finding.predicted for finding in first)
+            batch = len(rows) if batch is None else batch
+            self._wait(lookups, self._patience.answers_in(batch, max(missed, 1)))
         drafts = []
         for lookup, before in zip(lookups, first):
             found = lookup.finding.tokens[: self._room(lookup.row)]

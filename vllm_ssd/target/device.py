@@ -19,8 +19,9 @@ from vllm_ssd.messages import ControlClient
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.pages import memory_of
 from vllm_ssd.table import LOST, SpeculationTable, make_stamp, split_stamp
-from vllm_ssd.target.client import WaitPolicy, draft_lives
+from vllm_ssd.target.client import draft_lives
 from vllm_ssd.target.kernels import SEAT_FIELDS, look_kernel, look_up_kernel
+from vllm_ssd.target.patience import Patience, WaitPolicy
 from vllm_ssd.target.seats import Roster
 
 logger = get_logger(__name__)
@@ -62,7 +63,7 @@ class DeviceClient:
         look_ns: int,
     ):
         self._table = table
-        self._policy = policy
+        self._patience = Patience(policy, table)
         self._texts = texts
         self._device = device
         self._roster = Roster(control)
@@ -113,16 +114,17 @@ class DeviceClient:
         drafts: torch.Tensor,
         entries: torch.Tensor | None = None,
     ) -> None:
-        """Enqueue a step: write int64 [rows, k] ``drafts``, where rows with fewer than k repeat
-        their newest token at the end. All on the device: num_sampled int32 [rows], 0 for no
-        outcome; slots int [rows]; lengths int32 and texts int32 [.., ..] by slot, this step's
-        tokens included. entries: int64 [rows, k, top_m], written: what drafts were sampled from;
-        None if the table does not say.
+        """Enqueue a step: write int64 [rows, k] ``drafts``, where rows without any get a guess and
+        others repeat their newest token at the end. All on the device: num_sampled int32 [rows],
+        0 for no outcome; slots int [rows]; lengths int32 and texts int32 [.., ..] by slot, this
+        step's tokens included. entries: int64 [rows, k, top_m], written: what drafts were sampled
+        from; None if the table does not say.
         """
         self._send_lost_again()
         if self._staged:
             self._update_seats()
         self._turn ^= 1
+        self._patience.look()
         look_up_kernel[(len(drafts),)](
             *self._memory,
             num_sampled,
@@ -136,7 +138,7 @@ class DeviceClient:
             drafts,
             drafts if entries is None else entries,
             self._look_limit if draft_lives(self._table) else 0,
-            int(self._policy.answers_in(len(drafts))),
+            int(self._patience.answers_in(len(drafts))),
             self._look_ns,
             self._turn,
             *self._rules,

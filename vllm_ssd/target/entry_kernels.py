@@ -44,12 +44,12 @@ def store_entries(out, entries, depth, AT: tl.constexpr):
 
 
 @triton.jit
-def store_certain(out, token, start, AT: tl.constexpr):
-    """Write that from ``start`` on the token is proposed with certainty."""
+def store_certain(out, tokens, start, AT: tl.constexpr):
+    """Write that from ``start`` on each of int32 [token_lanes] is proposed with certainty."""
     if AT.top_m > 0:
         step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.entry_lanes)[None, :]
         tl.store(
             out + step * AT.top_m + rank,
-            (token + 0 * (step + rank)).to(tl.int64) | _ONE,
+            (tokens[:, None] + 0 * rank).to(tl.int64) | _ONE,
             mask=(step >= start) & (step < AT.k) & (rank < AT.top_m),
         )

@@ -26,6 +26,7 @@ from vllm_ssd.target.entry_kernels import (
     store_certain,
     store_entries,
 )
+from vllm_ssd.target.guess_kernels import continuation
 
 _DRAFTING = tl.constexpr(DRAFTING)
 _GIVEN_UP = tl.constexpr(GIVEN_UP)
@@ -221,7 +222,7 @@ def look_up_kernel(
     seats,  # int64 [slots, SEAT_FIELDS]
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row in this step at ``turn``, in the last one beside it
-    drafts,  # int64 [rows, k], written: what is missing at the end repeats the newest token
+    drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
     entries,  # int64 [rows, k, top_m], written: what the drafts were sampled from
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     answers,  # 1: wait for outcomes that were not predicted, too
@@ -248,7 +249,7 @@ def look_up_kernel(
     out = drafts + row * AT.k + lane
     tl.store(out, (bonus + lane * 0).to(tl.int64), mask=lane < AT.k)
     entries += row * AT.k * AT.top_m
-    store_certain(entries, bonus, 0, AT)
+    store_certain(entries, bonus + lane * 0, 0, AT)
     if row == 0:  # the last step's wait, once for all its rows, as the host counts it
         last = waits + 1 - turn
         tl.atomic_add(counters + AT.wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
@@ -295,8 +296,11 @@ def look_up_kernel(
 
         depth = tl.minimum(depth, room)
         _confirm(words, stamps, outcome, stamp, tokens, depth, AT)
-        store_certain(entries, bonus, depth, AT)  # an earlier look may have found more
-        tl.store(out, tokens.to(tl.int64), mask=lane < depth)
+        rest = bonus + lane * 0
+        if depth == 0:
+            rest = continuation(text, length, AT)
+        store_certain(entries, rest, depth, AT)  # an earlier look may have found more
+        tl.store(out, tl.where(lane < depth, tokens, rest).to(tl.int64), mask=lane < AT.k)
         tl.store(seat + 1, round_ + 1)
         tl.store(seat + 2, length)
         tl.store(seat + 3, overdue)

@@ -21,6 +21,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.proposals import certain
 from vllm_ssd.target.client import Row, SpeculationClient, connect
 from vllm_ssd.target.distributions import DraftLogits
+from vllm_ssd.target.guess import continuation
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,8 +53,9 @@ class Lookups(Protocol):
         drafts: torch.Tensor,
         entries: torch.Tensor | None,
     ) -> None:
-        """Write int64 [num_reqs, k] ``drafts``; rows with fewer repeat their newest token. entries:
-        int64 [num_reqs, k, top_m], written: what they were sampled from; None if they were not."""
+        """Write int64 [num_reqs, k] ``drafts``; rows without any get a guess, others are filled up.
+        entries: int64 [num_reqs, k, top_m], written: what they were sampled from; None if they were
+        not."""
 
 
 class HostLookups:
@@ -108,8 +110,13 @@ class HostLookups:
             proposed = torch.empty(entries.shape, dtype=torch.int64, pin_memory=self._pinned)
             proposed.copy_(certain(found, entries.shape[-1]))
             of_rows = [proposed[place].numpy() for place in places]
-        for place, tokens in zip(places, self._client.exchange(rows, count, of_rows)):
-            found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        for place, row, tokens in zip(places, rows, self._client.exchange(rows, count, of_rows)):
+            if tokens:
+                found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+                continue
+            found[place] = torch.from_numpy(continuation(row.tokens, drafts.shape[1]))
+            if entries is not None:
+                proposed[place] = certain(found[place], entries.shape[-1])
         drafts.copy_(found, non_blocking=True)
         if entries is not None:
             entries.copy_(proposed, non_blocking=True)
@@ -223,8 +230,8 @@ class SSDSpeculator(BaseSpeculator):
         dummy_run: bool = False,
         **__: Any,
     ) -> torch.Tensor:
-        """int64 [num_reqs, k], in batch order. V2 verifies k tokens of every request, so rows with
-        fewer drafts repeat their newest token; the draft is told of the real ones only."""
+        """int64 [num_reqs, k], in batch order. V2 verifies k tokens of every request, so rows
+        without drafts get a guess and others are filled up; the draft is told of its own only."""
         drafts = self._drafts[: input_batch.num_reqs]
         if dummy_run:
             return drafts.zero_()
