@@ -1,4 +1,4 @@
-"""Plain vLLM, vLLM's own speculation, and ours, on the same prompts, greedy, one after the other.
+"""Plain vLLM, vLLM's own speculation, and ours, on the same prompts, one after the other.
 
 Prints a markdown table. Requests run in a closed loop: exactly a batch of them at a time. tokens/s
 is of the time in which the batch is full, later prefills included; ms/round is the mean time of the
@@ -103,7 +103,9 @@ def _plan(args: argparse.Namespace, target: Model, draft: Model, on_gpus: bool) 
         draft=draft.path,
         tensor_parallel=args.tp,
         on_gpus=on_gpus,
-        load=Load(args.batch_sizes, args.requests, args.tokens, args.prompt_tokens),
+        load=Load(
+            args.batch_sizes, args.requests, args.tokens, args.prompt_tokens, args.temperatures
+        ),
         kinds=args.sides,
         draft_model=args.draft_model_k,
         sd=args.sd_k or args.k,
@@ -122,6 +124,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--requests", type=int, default=4, help="at least, a batch size; 2 a place in any case")
     add("--tokens", type=int, default=256, help="output tokens a request")
     add("--prompt-tokens", type=int, default=128)
+    add("--temperatures", type=_reals, default=[0.0], help="of sampling, as in 0,0.6,1")
     add("--sides", type=_kinds, default=list(kinds), help=f"default: {','.join(kinds)}; may be ''")
     add("--k", type=numbers, default=[7], help="of ssd, each with every f")
     add("--f", type=numbers, default=[3], help="of ssd, each with every k")
@@ -133,6 +136,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if parser.parse_known_args(arguments)[0].quick:
         parser.set_defaults(**QUICK)
     return parser.parse_args(arguments)
+
+
+def _reals(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 def _kinds(text: str) -> list[str]:

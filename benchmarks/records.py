@@ -8,13 +8,14 @@ Kind = Literal["ar", "verify", "draft_model", "sd", "ssd"]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What an engine is put under: for each batch size in turn, so many requests of so many
-    prompt tokens and output tokens."""
+    """What an engine is put under: for each batch size and temperature in turn, so many requests
+    of so many prompt tokens and output tokens."""
 
     batch_sizes: list[int]
     requests: int
     tokens: int
     prompt_tokens: int
+    temperatures: list[float] = msgspec.field(default_factory=lambda: [0.0])
 
     def requests_at(self, batch: int) -> int:
         """Requests at a batch size: never fewer than two for each place in the batch."""
@@ -66,6 +67,7 @@ class Measurement(msgspec.Struct, frozen=True, tag=True):
     step_seconds: float
     speculation: Speculation | None
     texts: list[list[int]]
+    temperature: float = 0.0
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

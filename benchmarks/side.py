@@ -43,7 +43,8 @@ def _run(side: Side, events: TextIO) -> None:
         _tell(events, Progress("engine is up"))
         counters = counting(llm, side.kind)
         for batch in side.load.batch_sizes:
-            _tell(events, _measure(llm, side, batch, counters))
+            for temperature in side.load.temperatures:
+                _tell(events, _measure(llm, side, batch, temperature, counters))
     finally:
         llm.llm_engine.engine_core.shutdown()
 
@@ -52,18 +53,20 @@ def _tell(events: TextIO, event: Event) -> None:
     events.write(msgspec.json.encode(event).decode() + "\n")
 
 
-def _measure(llm: Any, side: Side, batch: int, counters: Counting) -> Measurement:
+def _measure(
+    llm: Any, side: Side, batch: int, temperature: float, counters: Counting
+) -> Measurement:
     """Put the engine under load at one batch size, after a warm-up at the same: what is compiled
     or captured at first use may depend on it. Raises RuntimeError if the batch is never full."""
     load = side.load
     count = load.requests_at(batch)
     prompts = make_prompts(llm.get_tokenizer(), count + 2 * batch, load.prompt_tokens)
-    warm_up = ClosedLoop(
-        llm.llm_engine, batch, _greedy(min(load.tokens, WARM_UP_TOKENS)), counters.read
-    )
-    warm_up.run(prompts[count:], f"warm-up-{batch}")
-    loop = ClosedLoop(llm.llm_engine, batch, _greedy(load.tokens), counters.read)
-    window = loop.run(prompts[:count], f"batch-{batch}")
+
+    def loop(tokens: int) -> ClosedLoop:
+        return ClosedLoop(llm.llm_engine, batch, _sampling(tokens, temperature), counters.read)
+
+    loop(min(load.tokens, WARM_UP_TOKENS)).run(prompts[count:], f"warm-up-{batch}")
+    window = loop(load.tokens).run(prompts[:count], f"batch-{batch}")
     if window.before is None or window.after is None or not window.steps:
         raise RuntimeError(
             f"{batch} requests of {load.tokens} tokens never all decoded in one step: ask for "
@@ -79,15 +82,16 @@ def _measure(llm: Any, side: Side, batch: int, counters: Counting) -> Measuremen
         step_seconds=window.step_seconds,
         speculation=counters.between(window.before, window.after),
         texts=window.texts,
+        temperature=temperature,
     )
 
 
-def _greedy(tokens: int) -> Any:
+def _sampling(tokens: int, temperature: float) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        temperature=0,
+        temperature=temperature,
         max_tokens=tokens,
         ignore_eos=True,
         detokenize=False,

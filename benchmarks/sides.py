@@ -52,11 +52,16 @@ class Plan:
             sides.append(self._side(f"draft_model k={k}", "draft_model", k, engine, own))
         for k in self.sd:
             options = {**ours, "k": k, "f": 0, **self.options}
-            sides.append(self._side(f"sd k={k}", "sd", k, engine, options))
+            sides.append(self._side(f"sd k={k}{self._told()}", "sd", k, engine, options))
         for k, f in self.ssd:
             options = {**ours, "k": k, "f": f, **self.options}
-            sides.append(self._side(f"ssd k={k} f={f}", "ssd", k, engine, options))
+            name = f"ssd k={k} f={f}{self._told()}"
+            sides.append(self._side(name, "ssd", k, engine, options))
         return [side for side in sides if side.kind in self.kinds]
+
+    def _told(self) -> str:
+        """The further options, so that sides of several runs can be told apart."""
+        return "".join(f" {name}={value}" for name, value in self.options.items())
 
     def _engine(self) -> dict[str, Any]:
         return {

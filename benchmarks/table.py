@@ -9,13 +9,14 @@ from benchmarks.records import Kind, Measurement, Result
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One side at one batch size. over_*: ratios of tokens/s, at the same batch size, to plain
-    vLLM, to vLLM's draft_model at its best k, to ours with f=0 at its best k. verify_ms: of an
-    engine step that verifies as many drafts a request. text: against plain vLLM's.
-    None: not measured, or not to be had."""
+    """One side at one batch size. over_*: ratios of tokens/s, at the same batch size and
+    temperature, to plain vLLM, to vLLM's draft_model at its best k, to ours with f=0 at its best k.
+    verify_ms: of an engine step that verifies as many drafts a request. text: against plain vLLM's,
+    if greedy. None: not measured, or not to be had."""
 
     side: str
     batch: int
+    temperature: float
     tokens_per_s: float
     over_ar: float | None
     over_draft_model: float | None
@@ -35,31 +36,34 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def make_rows(results: Sequence[Result]) -> list[Row]:
-    """A row for every measurement, by batch size and then in the order of the sides."""
+    """A row for every measurement, by batch size, temperature and then the order of the sides."""
     rows = [
         _row(result, measurement, results)
         for result in results
         for measurement in result.measurements
     ]
-    return sorted(rows, key=lambda row: row.batch)
+    return sorted(rows, key=lambda row: (row.batch, row.temperature))
 
 
 def _row(result: Result, measured: Measurement, results: Sequence[Result]) -> Row:
-    side, batch = result.side, measured.batch
+    side = result.side
     speculation = measured.speculation
 
     def figure(name: str) -> float | None:
         return getattr(speculation, name, None)
 
     def over(kind: Kind) -> float | None:
-        rates = [_rate(other) for _, other in _measured(results, kind, batch)]
+        rates = [_rate(other) for _, other in _beside(measured, results, kind)]
         return _rate(measured) / max(rates) if rates else None
 
-    verified = [other for k, other in _measured(results, "verify", batch) if k == side.k]
-    plain = [other.texts for _, other in _measured(results, "ar", batch)]
+    verified = [other for k, other in _beside(measured, results, "verify") if k == side.k]
+    # Sampled texts differ by chance.
+    greedy = measured.temperature == 0
+    plain = [other.texts for _, other in _beside(measured, results, "ar") if greedy]
     return Row(
         side=side.name,
-        batch=batch,
+        batch=measured.batch,
+        temperature=measured.temperature,
         tokens_per_s=_rate(measured),
         over_ar=over("ar"),
         over_draft_model=over("draft_model"),
@@ -79,14 +83,16 @@ def _row(result: Result, measured: Measurement, results: Sequence[Result]) -> Ro
     )
 
 
-def _measured(results: Sequence[Result], kind: Kind, batch: int) -> list[tuple[int, Measurement]]:
-    """(k, measurement) of all sides of a kind at a batch size."""
+def _beside(
+    one: Measurement, results: Sequence[Result], kind: Kind
+) -> list[tuple[int, Measurement]]:
+    """(k, measurement) of all sides of a kind at the batch size and temperature of one."""
     return [
         (result.side.k, measurement)
         for result in results
         if result.side.kind == kind
         for measurement in result.measurements
-        if measurement.batch == batch
+        if (measurement.batch, measurement.temperature) == (one.batch, one.temperature)
     ]
 
 
@@ -136,6 +142,7 @@ def _text(row: Row, field: str) -> str:
 
 COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
     "batch": ("batch", _text),
+    "T": ("temperature", _text),
     "side": ("side", _text),
     "tokens/s": ("tokens_per_s", _number(1)),
     "x AR": ("over_ar", _number(2)),
@@ -158,7 +165,10 @@ def markdown(rows: Sequence[Row], failed: Sequence[Result]) -> str:
     """The table, then what failed and its last words."""
     lines = [list(COLUMNS), ["---"] * len(COLUMNS)]
     lines += [[show(row, field) for field, show in COLUMNS.values()] for row in rows]
-    lines += [["–", result.side.name, "failed", *["–"] * (len(COLUMNS) - 3)] for result in failed]
+    empty = dict.fromkeys(COLUMNS, "–")
+    for result in failed:
+        cells = {**empty, "side": result.side.name, "tokens/s": "failed"}
+        lines.append(list(cells.values()))
     table = [f"| {' | '.join(cells)} |" for cells in lines]
     for result in failed:
         table += ["", f"{result.side.name} failed:", "", "```", result.error or "", "```"]

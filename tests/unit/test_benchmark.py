@@ -74,7 +74,7 @@ PLAN = Plan(
     draft_model=[3, 5],
     sd=[7],
     ssd=[(7, 1), (7, 3)],
-    options={"on_miss": "wait"},
+    options={},
 )
 
 
@@ -86,11 +86,14 @@ def test_sides() -> None:
     ]
     assert [side.gpus for side in sides.values()] == [2, 2, 2, 2, 3, 3, 3]
     assert "speculative_config" not in sides["ar"].engine
-    options = {"method": "ssd", "model": "draft", "k": 7, "f": 0, "on_miss": "wait"}
+    options = {"method": "ssd", "model": "draft", "k": 7, "f": 0}
     assert sides["sd k=7"].engine["speculative_config"] == options
     assert all(side.engine["max_num_seqs"] == 4 for side in sides.values())
     on_cpu = dataclasses.replace(PLAN, on_gpus=False, kinds=["verify", "ssd"]).sides()
     assert [(side.kind, side.gpus) for side in on_cpu] == [("ssd", 0), ("ssd", 0)]
+    told = dataclasses.replace(PLAN, options={"on_miss": "wait"}, kinds=["sd"]).sides()[0]
+    assert told.name == "sd k=7 on_miss=wait"
+    assert told.engine["speculative_config"] == {**options, "on_miss": "wait"}
 
 
 def test_environment_keeps_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +105,13 @@ def test_environment_keeps_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch
     assert environment["PYTHONPATH"].endswith(":mine")
 
 
-def measured(name: str, rate: float, texts: list, speculation: Speculation | None = None) -> Result:
+def measured(
+    name: str,
+    rate: float,
+    texts: list,
+    speculation: Speculation | None = None,
+    temperature: float = 0.0,
+) -> Result:
     """A side at batch size 1 that made `rate` tokens/s, with steps of `rate` / 10 ms."""
     side = next(side for side in PLAN.sides() if side.name == name)
     tokens = int(2 * rate)
@@ -116,6 +125,7 @@ def measured(name: str, rate: float, texts: list, speculation: Speculation | Non
         step_seconds=rate / 1000,
         speculation=speculation,
         texts=texts,
+        temperature=temperature,
     )
     return Result(side, [measurement])
 
@@ -145,6 +155,18 @@ def test_figures() -> None:
     assert table.endswith("exit status 1\nno memory\n```")
     widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
     assert len(widths) == 1
+
+
+def test_each_temperature_is_compared_with_its_own() -> None:
+    results = [
+        measured(name, rate, [[1]], temperature=temperature)
+        for temperature in (0.6, 0.0)
+        for name, rate in (("ar", 50 + 10 * temperature), ("ssd k=7 f=3", 112))
+    ]
+    rows = [row for row in make_rows(results) if row.side != "ar"]
+    assert [row.temperature for row in rows] == [0.0, 0.6]
+    assert [row.over_ar for row in rows] == [2.24, 2.0]
+    assert [row.text for row in rows] == ["identical", None]
 
 
 def test_texts_of_different_length_part() -> None:
@@ -209,7 +231,7 @@ def test_files_saved_before_are_joined(
         offline._save(file, {}, [measured(name, rate, [[1, 2]])])
     join = [word for file in files for word in ("--join", str(file))]
     assert main(["--sides", "", "--logs", str(tmp_path), *join]) == 0
-    assert "| 1 | ssd k=7 f=3 | 200.0 | 4.00 |" in capsys.readouterr().out
+    assert "| 1 | 0.0 | ssd k=7 f=3 | 200.0 | 4.00 |" in capsys.readouterr().out
 
 
 def test_bad_command_line(capsys: pytest.CaptureFixture[str]) -> None:
