@@ -26,12 +26,13 @@ class Chaos:
     def _tokens(self, count):
         return [self.chance.randrange(VOCAB) for _ in range(count)]
 
-    def _entries(self, count):
+    def _entries(self, drafts):
+        """What these may have been sampled from."""
         if not self.top_m:
             return None
-        tokens = [self._tokens(self.top_m) for _ in range(count)]
-        shares = [[self.chance.random() for _ in range(self.top_m)] for _ in range(count)]
-        return pack(torch.tensor(tokens), torch.tensor(shares)).numpy()
+        tokens = [[draft, *self._tokens(self.top_m - 1)] for draft in drafts]
+        shares = torch.tensor([[self.chance.random() for _ in range(self.top_m)] for _ in drafts])
+        return pack(torch.tensor(tokens), shares / shares.sum(-1, keepdim=True)).numpy()
 
     def act(self, slot, generation, round_, accepted, bonus):
         """Do something about the round whose outcome will be ``(accepted, bonus)``."""
@@ -42,7 +43,7 @@ class Chaos:
             self._predict(slot, stamp, accepted, bonus)
         if chance.random() < 0.4:
             reply = self._tokens(chance.randint(0, K))
-            entries = self._entries(len(reply)) if reply else None
+            entries = self._entries(reply) if reply else None
             for mailbox in self.mailboxes:
                 mailbox.publish_answer(slot, stamp, reply, entries=entries)
         if chance.random() < 0.3:
@@ -54,6 +55,8 @@ class Chaos:
                 mailbox.set_state(slot, generation, PREPARING)
         if chance.random() < 0.2:
             self._damage(slot, round_ & 1)
+        if chance.random() < 0.1:
+            self._scribble(slot)
 
     def _predict(self, slot, stamp, accepted, bonus):
         chance = self.chance
@@ -64,10 +67,11 @@ class Chaos:
             outcomes[-1] = (accepted, bonus)  # twice: the first one counts
         outcomes = outcomes[: chance.randint(1, SHAPE.branches)]
         count = len(outcomes)
-        columns = [(self._tokens(count), self._entries(count)) for _ in range(chance.randint(0, K))]
+        columns = [self._tokens(count) for _ in range(chance.randint(0, K))]
+        entries_of = [self._entries(tokens) for tokens in columns]
         for mailbox in self.mailboxes:
             mailbox.publish_prediction(slot, stamp, *zip(*outcomes))
-            for tokens, entries in columns:
+            for tokens, entries in zip(columns, entries_of):
                 mailbox.extend_prediction(slot, stamp, tokens, entries)
 
     def _damage(self, slot, parity):
@@ -84,6 +88,17 @@ class Chaos:
             damaged.flat[place if field in ("tokens", "proposals") else 0] = np.array(
                 number % 2**64, np.uint64
             ).astype(damaged.dtype)
+
+
+    def _scribble(self, slot):
+        """Random bytes anywhere in what the draft says of a slot."""
+        first = self.tables[0].slots.dtype.fields["state"][1]
+        size = self.tables[0].slots.itemsize
+        start = self.chance.randrange(first, size)
+        noise = self.chance.randbytes(min(self.chance.choice([1, 4, 64]), size - start))
+        for table in self.tables:
+            of_slot = table.slots[slot : slot + 1].view(np.uint8)
+            of_slot[start : start + len(noise)] = np.frombuffer(noise, np.uint8)
 
 
 def host_and_device_agree(folder, device, seed):

@@ -8,12 +8,15 @@ certainty is each of its entries, with probability 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 _HALVES = np.dtype([("token", "<i4"), ("probability", "<f4")])
 ONE = 0x3F800000 << 32  # probability 1 as the upper half of an entry
+TOLERANCE = 1e-4  # of a sum of probabilities, more than float32 ever rounds
 
 
 def pack(tokens: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
@@ -33,9 +36,16 @@ def certain(tokens: torch.Tensor, top_m: int) -> torch.Tensor:
     return (tokens | ONE).unsqueeze(-1).expand(*tokens.shape, top_m)
 
 
-def are_sound(entries: NDArray[np.int64], vocab_size: int) -> bool:
-    """Whether all are tokens of the vocabulary and probabilities; damage is not."""
-    halves = entries.view(_HALVES)
-    tokens, probabilities = halves["token"], halves["probability"]
-    known = (tokens >= 0) & (tokens < vocab_size)
-    return bool((known & (probabilities >= 0) & (probabilities <= 1)).all())
+def are_sound(tokens: Sequence[int], entries: NDArray[np.int64], vocab_size: int) -> bool:
+    """Whether drafts can have been sampled from their entries, int64 [len(tokens), top_m].
+
+    What has been damaged and still passes is off by no more than ``TOLERANCE`` in all.
+    """
+    if not entries.shape[-1]:
+        return True  # nothing is said of drafts that are certain
+    halves = entries.view(_HALVES).reshape(entries.shape)
+    known = (halves["token"] >= 0) & (halves["token"] < vocab_size)
+    probability = halves["probability"]
+    whole = np.abs(probability.sum(-1) - 1) <= TOLERANCE
+    listed = (halves["token"] == np.reshape(tokens, (-1, 1))) & (probability > 0)
+    return bool((known & (probability >= 0)).all() and whole.all() and listed.any(-1).all())

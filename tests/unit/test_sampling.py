@@ -88,12 +88,20 @@ def test_entries_are_pairs():
 
 @pytest.mark.parametrize(
     "token, probability, sound",
-    [(0, 0.0, True), (10, 1.0, True), (11, 0.5, False), (-1, 0.5, False)]
-    + [(3, wrong, False) for wrong in (-0.1, 1.1, math.inf, math.nan)],
+    [(0, 0.5, True), (10, 0.5, True), (11, 0.5, False), (-1, 0.5, False), (3, 0.51, False)]
+    + [(3, wrong, False) for wrong in (-0.5, 1.5, math.inf, math.nan)],
 )
 def test_damage_is_noticed(token, probability, sound):
-    entries = pack(torch.tensor([1, token]), torch.tensor([0.5, probability]))
-    assert are_sound(entries.numpy(), VOCAB) == sound
+    entries = pack(torch.tensor([[1, token]]), torch.tensor([[0.5, probability]]))
+    assert are_sound([1], entries.numpy(), VOCAB) == sound
+
+
+def test_a_draft_is_among_what_it_was_sampled_from():
+    entries = pack(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])).numpy()
+    assert are_sound([2, 3], entries, VOCAB)
+    assert not are_sound([3, 3], entries, VOCAB)
+    assert not are_sound([2, 4], entries, VOCAB), "not with probability 0"
+    assert are_sound([], entries[:0], VOCAB)
 
 
 def test_logits_hold_the_newest_distribution_only():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.proposals import ONE
+from vllm_ssd.proposals import ONE, TOLERANCE
 
 _ONE = tl.constexpr(ONE)
+_TOLERANCE = tl.constexpr(TOLERANCE)
 
 
 @triton.jit
@@ -28,12 +29,16 @@ def load_entries(proposals, depth, AT: tl.constexpr):
 
 
 @triton.jit
-def are_sound(entries, VOCAB: tl.constexpr):
-    """``proposals.are_sound``."""
+def are_sound(tokens, entries, depth, VOCAB: tl.constexpr, AT: tl.constexpr):
+    """``proposals.are_sound`` of the first ``depth`` drafts, int32 [token_lanes]."""
+    step = tl.arange(0, AT.token_lanes)
     token = entries.to(tl.int32)
     probability = (entries >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    known = (token >= 0) & (token < VOCAB) & (probability >= 0) & (probability <= 1)
-    return tl.min(tl.where(known, 1, 0)) == 1
+    known = (token >= 0) & (token < VOCAB) & (probability >= 0)
+    sound = tl.min(tl.where(known, 1, 0), axis=1)
+    sound = sound & (tl.abs(tl.sum(probability, axis=1) - 1) <= _TOLERANCE)
+    sound = sound & tl.max(tl.where((token == tokens[:, None]) & (probability > 0), 1, 0), axis=1)
+    return tl.min(tl.where(step < depth, sound, 1)) == 1
 
 
 @triton.jit

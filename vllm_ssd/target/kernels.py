@@ -177,8 +177,8 @@ def _find(
         proposals = stamps + (prediction + AT.branch_proposals) // 2
         of_branch = load_entries(proposals + chosen * AT.k * AT.top_m, depth, AT)
         of_reply = load_entries(stamps + (answer + AT.answer_proposals) // 2, reach, AT)
-        valid = valid & are_sound(of_branch, VOCAB)
-        reply_valid = reply_valid & are_sound(of_reply, VOCAB)
+        valid = valid & are_sound(tokens, of_branch, depth, VOCAB, AT)
+        reply_valid = reply_valid & are_sound(reply, of_reply, reach, VOCAB, AT)
 
     again = tl.load(
         stamps + prediction // 2,

@@ -93,7 +93,7 @@ class HostLookup:
                 if answer["stamp"] == stamp:
                     tokens, entries = reply
         known = all(0 <= token < self._vocab_size for token in tokens)
-        if not known or not are_sound(entries, self._vocab_size):
+        if not known or not are_sound(tokens, entries, self._vocab_size):
             tokens = []
         return Finding(published, predicted, tokens, entries[: len(tokens)])
 
