@@ -89,7 +89,6 @@ class Chaos:
                 number % 2**64, np.uint64
             ).astype(damaged.dtype)
 
-
     def _scribble(self, slot):
         """Random bytes anywhere in what the draft says of a slot."""
         first = self.tables[0].slots.dtype.fields["state"][1]

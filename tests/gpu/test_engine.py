@@ -18,6 +18,8 @@ from vllm_ssd.metrics import describe
 OPTIONS = {
     "max_model_len": 1024,
     "gpu_memory_utilization": 0.3,
+    # Given, not measured: other engines may come and go on the same GPUs.
+    "kv_cache_memory_bytes": 2**30,
     "enforce_eager": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }

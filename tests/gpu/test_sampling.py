@@ -8,13 +8,8 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
+from tests.gpu.test_engine import OPTIONS
 from tests.sampled_texts import METHODS, check, make_pair
-
-OPTIONS = {
-    "gpu_memory_utilization": 0.3,
-    "enforce_eager": False,
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-}
 
 
 @pytest.fixture(scope="module")
