@@ -245,6 +245,8 @@ def test_too_many_branches(refusal):
         ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
         ("draft_kv_cache_gib", -1, "a number above 0"),
         ("start_timeout_s", "10", "a number above 0"),
+        ("max_restarts", -1, "a whole number from 0"),
+        ("max_restarts", 1.0, "a whole number from 0"),
         ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),
         ("draft_device", 1.5, "the index or UUID of a visible GPU"),
         ("draft_device", -1, "the index or UUID of a visible GPU"),

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_ssd import rundir
-from vllm_ssd.draft.keeper import SPEC_FILE
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, ServerSpec
+from vllm_ssd.draft.spec import (
+    SPEC_FILE,
+    DraftModelSpec,
+    DraftPolicy,
+    KeeperSpec,
+    ServerSpec,
+)
 from vllm_ssd.log import get_logger
 from vllm_ssd.placement import (
     engine_index,
@@ -74,7 +79,8 @@ class DraftLauncher:
             ) from error
         policy = self._policy()
         device = self._device()
-        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *device)
+        server = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *device)
+        spec = KeeperSpec(server, self._config.start_timeout_s, self._config.max_restarts)
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.draft.keeper"]
@@ -136,7 +142,21 @@ class DraftLauncher:
             for line in words:
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "lost":
-                    logger.error("SSD: the draft is lost (%s); serving goes on without it", text)
+                    logger.error(
+                        "SSD: the draft is lost (%s); serving goes on without drafts while it is "
+                        "started again",
+                        text,
+                    )
+                elif kind == "back":
+                    logger.warning("SSD: the draft is back: %s", text)
+                elif kind == "given_up":
+                    logger.error(
+                        "SSD: the draft is lost (%s) and is not started again (max_restarts is "
+                        "%d); serving goes on without drafts: see above what it dies of, and start "
+                        "the engine anew to have drafts",
+                        text,
+                        self._config.max_restarts,
+                    )
                 else:
                     self._words.put((kind, text))
         self._words.put(("ended", "its keeper process ended; see the log above"))
