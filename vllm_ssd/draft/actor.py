@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from vllm_ssd.messages import ControlClient, Stop, endpoint
 from vllm_ssd.table import SpeculationTable
 
 STOP_S = 3.0
+POLL_S = 0.2
 HANG_S = 20.0  # without a heartbeat; several times what the longest forward takes
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum, nearly; nothing goes through it
 _VITAL = ("gcs_server", "raylet")
@@ -47,7 +47,8 @@ class DraftActor:
         self._pid: Any = None
         self._task: Any = None  # what it does now
         self._process: psutil.Process | None = None
-        self._serving_ns = 0  # since when; 0 = it does not
+        self._serving = False
+        self._beat = self._looks = 0  # the last heartbeat, and how often it was seen
         # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
@@ -66,11 +67,12 @@ class DraftActor:
     def serve(self) -> None:
         """Have the loaded draft serve."""
         self._task = self._actor.serve.remote()
-        self._serving_ns = time.monotonic_ns()
+        self._serving = True
+        self._looks = 0
 
     def result(self) -> str | None:
         """What the server says at the end of what it does now, None before; ``DraftLost`` if it
-        will never say."""
+        will never say. To be called every ``POLL_S``."""
         if not self._ray_lives():
             raise DraftLost("its Ray has ended")
         try:
@@ -82,8 +84,10 @@ class DraftActor:
             raise DraftLost(sentence(error)) from error
         except psutil.NoSuchProcess as error:
             raise DraftLost("its process has ended") from error
-        seen_ns = max(self._serving_ns, int(self._status["heartbeat"]))
-        if self._serving_ns and time.monotonic_ns() - seen_ns > HANG_S * 1e9:
+        # By looks and not by the clock, which goes on while a container is frozen with all of us.
+        before, self._beat = self._beat, int(self._status["heartbeat"])
+        self._looks = self._looks + 1 if self._beat == before else 0
+        if self._serving and self._looks * POLL_S > HANG_S:
             raise DraftLost(f"no sign of life for {HANG_S:g} s")
         return None
 
@@ -96,7 +100,7 @@ class DraftActor:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.kill()
         self._actor = self._pid = self._task = None
-        self._serving_ns = 0
+        self._serving = False
 
     def gone(self) -> bool:
         """Whether a killed server's process has ended, so that nobody writes to the table any more.
@@ -109,7 +113,7 @@ class DraftActor:
 
     def close(self) -> None:
         """Have the server stop, make sure that it has, and end Ray."""
-        if self._serving_ns and self._ray_lives():
+        if self._serving and self._ray_lives():
             control = ControlClient(endpoint(self._run_dir))
             control.send(Stop())
             self._ray.wait([self._task], timeout=STOP_S)

@@ -25,11 +25,10 @@ from pathlib import Path
 import msgspec
 
 from vllm_ssd import rundir
-from vllm_ssd.draft.actor import DraftActor, DraftLost, sentence
+from vllm_ssd.draft.actor import POLL_S, DraftActor, DraftLost, sentence
 from vllm_ssd.draft.restarts import Restarts
 from vllm_ssd.draft.spec import SPEC_FILE, KeeperSpec
 
-POLL_S = 0.2
 OTHER_RAY = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
 
 
