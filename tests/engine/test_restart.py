@@ -22,7 +22,9 @@ from vllm_ssd.table import SpeculationTable
 
 REQUESTS = 16
 OPTIONS = {"max_num_seqs": REQUESTS, "max_model_len": 256}
-STUCK_S = 120
+IN_A_ROW = 5
+SLACK = 8
+STUCK_S = 180
 
 
 class Load:
@@ -83,6 +85,11 @@ class Draft:
     def counted(self) -> dict[str, Any]:
         return counters(self.run_dir)
 
+    def new_servers(self) -> list[psutil.Process]:
+        """Draft servers that were not there before."""
+        known = set(self.seen)
+        return [process for process in self.named("ray::DraftServer") if process.pid not in known]
+
     def drafts_after(self, pid: int) -> Callable[[], bool]:
         """Whether a later server than this one has had drafts accepted."""
         before = self.counted()
@@ -117,15 +124,12 @@ def killed(draft: Draft, load: Load) -> None:
     psutil.Process(draft.counted()["pid"]).kill()
 
 
-def killed_twice(draft: Draft, load: Load) -> None:
-    """The second time while it loads."""
+def killed_in_a_row(draft: Draft, load: Load) -> None:
+    """While it serves, and then each time while it loads."""
     killed(draft, load)
-    known = set(draft.seen)
-    new = "process of a new draft"
-    (process,) = load.until(
-        new, lambda: [p for p in draft.named("ray::DraftServer") if p.pid not in known]
-    )
-    process.kill()
+    for _ in range(IN_A_ROW - 1):
+        (process,) = load.until("process of a new draft", draft.new_servers)
+        process.kill()
 
 
 def stopped(draft: Draft, load: Load) -> None:
@@ -142,8 +146,8 @@ def raising(draft: Draft, load: Load) -> None:
         load.until("exception in a round", lambda: draft.counted()["heartbeat"] == 0)
 
 
-DEATHS = [killed, raising, killed_twice, without_ray, *[killed] * 4, stopped, raising]
-DEATHS += [*[killed] * 3, killed_twice, without_ray, *[killed] * 3]  # 20 with the second ones
+DEATHS = [killed, raising, killed_in_a_row, without_ray, stopped]  # each of them leaves traces
+DEATHS += [killed_in_a_row, killed, killed_in_a_row]  # for the next ones
 
 
 @pytest.fixture(scope="module")
@@ -159,21 +163,24 @@ def test_the_draft_comes_back_every_time(target, draft, plain):
         load = Load(llm, plain)
         load.until("drafts", ours.drafts_after(0))
         held = open_files(ours)
-        kinds = Counter(process.name() for process in ours.processes())
+        before = kinds(ours)
         for number, die in enumerate(DEATHS):
             pid = ours.counted()["pid"]
             back = ours.drafts_after(pid)
-            print(f"death {number}: {die.__name__} at {time.monotonic():.1f}", flush=True)
             die(ours, load)
             load.until(f"drafts after death {number}, {die.__name__}", back)
-            ours.processes()
-            assert not psutil.pid_exists(pid) or not alive([psutil.Process(pid)])
+            assert pid not in {process.pid for process in ours.processes()}
         load.end()
-        assert load.finished >= REQUESTS
-        assert ours.counted()["restarts"] >= 20
-        later = open_files(ours)
-        print(held, later, kinds, Counter(process.name() for process in ours.processes()))
+        assert ours.counted()["restarts"] == len(DEATHS) + 3 * (IN_A_ROW - 1)
+        assert open_files(ours) == pytest.approx(held, abs=SLACK)
+        # Ray's agents outlive a Ray that is killed by a minute or so.
+        wait_for("end of what is left of Ray", lambda: kinds(ours) == before, 90)
     wait_for("end of all processes and files", lambda: not left(ours), 90)
+
+
+def kinds(draft: Draft) -> Counter[str]:
+    """How many processes there are of each name."""
+    return Counter(process.name() for process in draft.processes())
 
 
 def open_files(draft: Draft) -> list[int]:

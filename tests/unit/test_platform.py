@@ -398,6 +398,7 @@ def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_RAYLET_PID", "1")
     seen = {}
     monkeypatch.setattr(keeper.os, "fork", lambda: 0)
     monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
@@ -405,3 +406,4 @@ def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(keeper.Keeper, "run", lambda self: seen.update(os.environ))
     keeper.main(str(tmp_path), "0")
     assert seen and not {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"} & set(seen)
+    assert seen["RAY_RAYLET_PID"] == str(os.getpid())

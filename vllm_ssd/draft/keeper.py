@@ -114,6 +114,8 @@ def main(run_dir: str, channel_fd: str) -> None:
     # speculation table is: it must neither join that cluster nor repeat the job's setup.
     for name in OTHER_RAY:
         os.environ.pop(name, None)
+    # Ray would take its raylet for dead since this process has no parent, and then end it as well.
+    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     # SIGTERM is an order to put things away too: leave through run's finally.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd))).run()
