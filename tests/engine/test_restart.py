@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,14 @@ class Draft:
         return found
 
     def named(self, name: str) -> list[psutil.Process]:
-        return [p for p in self.processes() if name in " ".join(p.cmdline())]
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                found += [process] if name in " ".join(process.cmdline()) else []
+        return found
 
     def counted(self) -> dict[str, Any]:
         return counters(self.run_dir)
-
-    def new_servers(self) -> list[psutil.Process]:
-        """Draft servers that were not there before."""
-        known = set(self.seen)
-        return [process for process in self.named("ray::DraftServer") if process.pid not in known]
 
     def drafts_after(self, pid: int) -> Callable[[], bool]:
         """Whether a later server than this one has had drafts accepted."""
@@ -126,10 +125,16 @@ def killed(draft: Draft, load: Load) -> None:
 
 def killed_in_a_row(draft: Draft, load: Load) -> None:
     """While it serves, and then each time while it loads."""
+    dead = {draft.counted()["pid"]}
     killed(draft, load)
+
+    def loading() -> list[psutil.Process]:
+        return [p for p in draft.named("ray::DraftServer") if p.pid not in dead]
+
     for _ in range(IN_A_ROW - 1):
-        (process,) = load.until("process of a new draft", draft.new_servers)
+        (process,) = load.until("process of a new draft", loading)
         process.kill()
+        dead.add(process.pid)
 
 
 def stopped(draft: Draft, load: Load) -> None:
