@@ -6,7 +6,8 @@ exit hooks; and because the keeper sees the engine core die, however it dies, by
 socket, and puts everything away.
 
 Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
-``{"lost": text}``, which ``{"back": text}`` follows, or ``{"given_up": text}`` and no more.
+``{"lost": text}``, which ``{"back": text}`` follows, or ``{"given_up": text}`` and no more; and
+``{"awaited": text}``, what is being started.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ class Keeper:
         first = True
         while True:
             try:
+                self._say("awaited", "the draft's Ray")
                 actor.start(again=not first)
-                text = self._result(actor, spec.start_timeout_s)
+                self._say("awaited", "the draft model")
+                # How long the first start may take is for the engine core to say.
+                text = self._result(actor, math.inf if first else spec.start_timeout_s)
                 actor.serve()
                 restarts.served()
                 self._say("ready" if first else "back", text)
@@ -84,7 +88,9 @@ class Keeper:
         deadline = time.monotonic() + timeout_s
         while (text := actor.result()) is None:
             if time.monotonic() >= deadline:
-                raise DraftLost(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
+                actor.close()  # with Ray, which may be what hangs
+                limit = f"{timeout_s:g} s (start_timeout_s)"
+                raise DraftLost(f"the draft model was not ready within {limit}")
             self._rest(POLL_S)
         return text
 

@@ -69,7 +69,7 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class KeeperSpec:
-    """Everything the keeper is told. start_timeout_s: of every start of the server; max_restarts:
+    """Everything the keeper is told. start_timeout_s: of every start after the first; max_restarts:
     in a row, 0 = a draft that is lost stays so."""
 
     server: ServerSpec
