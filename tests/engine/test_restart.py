@@ -24,7 +24,7 @@ REQUESTS = 16
 OPTIONS = {"max_num_seqs": REQUESTS, "max_model_len": 256}
 IN_A_ROW = 5
 SLACK = 8
-STUCK_S = 180
+STALL_S, STUCK_S = 30, 180
 
 
 class Load:
@@ -45,7 +45,10 @@ class Load:
         self._going[str(self._count)] = prompt
 
     def step(self, again: bool = True) -> None:
-        for output in self._engine.step():
+        began = time.monotonic()
+        outputs = self._engine.step()
+        assert time.monotonic() - began < STALL_S, "the engine stood still"
+        for output in outputs:
             if output.finished:
                 prompt = self._going.pop(output.request_id)
                 assert texts([output]) == [self._plain[prompt]], "a text is not the plain engine's"

@@ -245,6 +245,7 @@ def test_too_many_branches(refusal):
         ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
         ("draft_kv_cache_gib", -1, "a number above 0"),
         ("start_timeout_s", "10", "a number above 0"),
+        ("required", 1, "true or false"),
         ("max_restarts", -1, "a whole number from 0"),
         ("max_restarts", 1.0, "a whole number from 0"),
         ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),

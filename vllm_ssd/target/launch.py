@@ -52,7 +52,8 @@ class DraftLauncher:
         self._channel: socket.socket | None = None
         self._lock = -1
         self._stopping = False
-        self._ready = False
+        self._awaited = "the keeper"  # what the draft's start is about
+        self._started = False
         self._may_share_gpu = False
         self._reserved: Any = None  # the draft's GPU, where vLLM's Ray gives them out
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -102,19 +103,28 @@ class DraftLauncher:
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails."""
-        if self._ready:
+        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
+        without drafts will do."""
+        if self._started:
             return
         timeout_s = self._config.start_timeout_s
         try:
             kind, text = self._words.get(timeout=timeout_s)
         except queue.Empty:
-            kind, text = "failed", f"it was not ready within {timeout_s:g} s (start_timeout_s)"
-        if kind != "ready":
+            kind = "failed"
+            text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
+        if kind == "ready":
+            logger.info("SSD: %s", text)
+        elif self._config.required:
             self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
-        self._ready = True
-        logger.info("SSD: %s", text)
+        else:
+            logger.error(
+                "SSD: the draft could not be started: %s; serving begins without drafts, as "
+                "required is false",
+                text,
+            )
+        self._started = True
 
     def begin_stop(self) -> None:
         """Have the draft taken down, and do not wait for it."""
@@ -147,7 +157,9 @@ class DraftLauncher:
                         "started again",
                         text,
                     )
-                elif kind == "back":
+                elif kind == "awaited":
+                    self._awaited = text
+                elif kind == "back" or (kind == "ready" and self._started):
                     logger.warning("SSD: the draft is back: %s", text)
                 elif kind == "given_up":
                     logger.error(
