@@ -23,7 +23,7 @@ from vllm_ssd.table import SpeculationTable
 REQUESTS = 16
 OPTIONS = {"max_num_seqs": REQUESTS, "max_model_len": 256}
 IN_A_ROW = 8
-SLACK = 8
+SLACK = 8  # open files that may come or go
 STALL_S, STUCK_S = 30, 180
 
 

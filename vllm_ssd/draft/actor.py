@@ -136,8 +136,7 @@ class DraftActor:
             )
         except Exception as error:  # Ray's are of many kinds
             raise DraftLost(f"Ray could not be started: {sentence(error)}") from error
-        children = psutil.Process().children()
-        self._vital = [process for process in children if process.name() in _VITAL]
+        self._vital = list(filter(_is_vital, psutil.Process().children()))
 
     def _done(self, task: Any) -> bool:
         return bool(self._ray.wait([task], timeout=0)[0])
@@ -150,6 +149,14 @@ def sentence(error: Exception) -> str:
     """The draft's own words out of an error that Ray wrapped in a traceback."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
+
+
+def _is_vital(process: psutil.Process) -> bool:
+    """Whether there is no Ray without it."""
+    try:
+        return process.name() in _VITAL
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _ended(process: psutil.Process) -> bool:
