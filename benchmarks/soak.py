@@ -38,6 +38,8 @@ from benchmarks.soak_watch import Killer, Sample, Watch
 from benchmarks.standin.folders import say
 
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
+BACK_S = 120.0  # for a draft that was killed shortly before the load ended
+MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
 # On two cores, with texts that reach the longest one.
 QUICK: dict[str, Any] = {
     **SMALL,
@@ -73,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draft_model=[],
         sd=[],
         ssd=[(args.k, args.f)],
-        options=dict(args.option),
+        options={
+            **({"max_restarts": MANY_RESTARTS} if args.kill_draft_every else {}),
+            **dict(args.option),
+        },
     )
     plain_side, side = plan.sides()
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-soak-"))
@@ -102,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rng = random.Random(args.seed)
         killer = Killer(watch, args.kill_draft_every or float("inf"), rng)
         outcome, samples = asyncio.run(_soak(args, server, watch, killer, questions, plain, rng))
-        draft_back = killer.draft_lives()
+        draft_back = _wait(killer.draft_lives, BACK_S if killer.at else 0.0)
         left += _end(server, lambda: leftovers(run_dir, list(watch.seen.values())))
     required = args.compare == "require"
     summary = summarise(outcome, samples, killer.at, draft_back, left, required)
@@ -171,10 +176,16 @@ def _end(server: Server, left: Callable[[], list[str]]) -> list[str]:
         server.end()
     except subprocess.TimeoutExpired:
         return ["the server, which did not end and was killed", *left()]
-    deadline = time.monotonic() + GONE_S
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    _wait(lambda: not left(), GONE_S)
     return left()
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether it holds, now or within that time."""
+    deadline = time.monotonic() + timeout_s
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return holds
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -190,7 +201,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=512, help="of the longest prompt")
     add("--tokens", type=int, default=256, help="of the longest answer")
     add("--seed", type=int, default=0)
-    add("--kill-draft-every", type=float, metavar="SECONDS", help="in the mean; default: never")
+    add(
+        "--kill-draft-every",
+        type=float,
+        metavar="SECONDS",
+        help="in the mean, and it is started again each time unless --option says otherwise; "
+        "default: never",
+    )
     add(
         "--compare",
         choices=("require", "report"),

@@ -51,13 +51,15 @@ def report(path: Path, table: SpeculationTable) -> list[str]:
     """The lines of one engine."""
     counters = snapshot(table)
     age = (time.monotonic_ns() - counters["heartbeat"]) / 1e9
-    beat = "has not started yet" if not counters["heartbeat"] else f"last seen {age:.1f} s ago"
+    beat = f"last seen {age:.1f} s ago"
+    if not counters["heartbeat"]:
+        beat = "is gone" if counters["pid"] else "has not started yet"
     lines = [
         f"engine {path.stem}: k={table.shape.k}, {table.shape.branches} branches, "
         f"{table.shape.slots} slots",
         f"  target  {describe(counters)}",
         f"  draft   process {counters['pid']}, {beat}, {counters['live']} requests, "
-        f"{counters['free_blocks']} free KV blocks",
+        f"{counters['free_blocks']} free KV blocks, started again {counters['restarts']} times",
     ]
     for name, label in WORK.items():
         count = counters[name]

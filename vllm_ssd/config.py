@@ -115,6 +115,11 @@ class SSDConfig(SpeculativeConfig):
         default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
     """How long start-up waits for the draft."""
+    required: bool = Field(default=True, strict=True, description="true or false")
+    """Whether a draft that cannot be started is a reason not to serve."""
+    max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
+    """How often in a row a draft that dies or hangs is started again. One that has served for a
+    minute makes up for those before it. 0: serving goes on without drafts."""
     run_dir: str = ""
     """Where the processes of one engine meet; set when the draft is launched."""
     engines: int = 1

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 2
+VERSION = 3
 NO_STAMP = np.uint64(0)
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
@@ -72,9 +72,10 @@ class TableShape:
         )
 
     def draft_dtype(self) -> np.dtype:
-        """Heartbeat and counters written by the draft; times are microseconds, summed."""
+        """Heartbeat and counters written by the draft; times are microseconds, summed. Its keeper
+        counts ``restarts``, and clears the heartbeat of one that is gone."""
         names = ["heartbeat", "pid", "live", "free_blocks", "prefill", "prefill_us"]
-        names += ["answer", "answer_us", "glue", "glue_us", "branch", "branch_us"]
+        names += ["answer", "answer_us", "glue", "glue_us", "branch", "branch_us", "restarts"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def slot_dtype(self) -> np.dtype:

@@ -35,6 +35,25 @@ def test_messages_arrive_whole_and_in_order(wire):
     assert seen == sent
 
 
+def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
+    """Killed, it leaves its socket's file behind. What it had taken in is lost with it."""
+    server, client, seen = wire
+    client.send(Remove(1, 2))
+    server.drain(wait_s=5)
+    path = tmp_path / "control.sock"
+    path.rename(tmp_path / "kept")
+    server.close()
+    (tmp_path / "kept").rename(path)
+    sent = [Add(1, generation, [5] * 1000) for generation in range(3, 8)]
+    assert all(client.send(message) for message in sent)
+    handlers = {Add: seen.append, Remove: seen.append, Stop: seen.append, Ping: seen.append}
+    later = ControlServer(endpoint(tmp_path), handlers)
+    while len(seen) < 1 + len(sent):
+        assert later.drain(wait_s=5)
+    assert seen[1:] == sent
+    later.close()
+
+
 def test_every_message_must_have_a_handler(tmp_path):
     with pytest.raises(TypeError, match="Ping"):
         ControlServer(endpoint(tmp_path), {Add: print, Remove: print, Stop: print})

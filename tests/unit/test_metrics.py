@@ -78,3 +78,6 @@ def test_stats_reports_an_engine(table):
     report = "\n".join(cli.report(table.path, table))
     assert "k=2, 2 branches, 1 slots" in report
     assert "Hit rate: 100.0%" in report and "has not started yet" in report
+    table.draft["pid"], table.draft["restarts"] = 7, 2
+    report = "\n".join(cli.report(table.path, table))
+    assert "process 7, is gone" in report and "started again 2 times" in report

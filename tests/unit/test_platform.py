@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -278,6 +279,64 @@ def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, wai
         made.stop()
 
 
+@pytest.fixture
+def talk(monkeypatch):
+    """Makes and starts a launcher whose keeper says this and then nothing."""
+    from vllm import platforms
+
+    made: list[DraftLauncher] = []
+    held: list[int] = []
+
+    def start(said: bytes, **options) -> DraftLauncher:
+        def say(command, **_):
+            held.append(os.dup(int(command[-1])))
+            os.write(held[-1], said)
+
+        monkeypatch.setattr(launch.subprocess, "run", say)
+        made.append(launcher(parallel(1), **options))
+        made[-1].start()
+        return made[-1]
+
+    model = DraftModelSpec({}, "sdpa", 64, 2**20, 2, 8)
+    monkeypatch.setattr(DraftLauncher, "_model_spec", lambda *_: model)
+    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    monkeypatch.setattr(launch, "STOP_S", 0.1)
+    yield start
+    for end in held:
+        os.close(end)
+    for one in made:
+        one.stop()
+
+
+def test_the_deadline_names_what_it_waited_for(talk):
+    made = talk(b'{"awaited": "the draft\'s Ray"}\n', start_timeout_s=0.3)
+    with pytest.raises(RuntimeError) as error:
+        made.wait_ready()
+    said = "the draft's Ray was not ready within 0.3 s (start_timeout_s)"
+    assert str(error.value) == f"SSD: the draft could not be started: {said}"
+
+
+def test_a_draft_that_is_not_required(talk, caplog):
+    made = talk(b'{"failed": "no luck"}\n', required=False)
+    made.wait_ready()
+    (record,) = caplog.records
+    said = "no luck; serving begins without drafts, as required is false"
+    assert record.getMessage() == f"SSD: the draft could not be started: {said}"
+
+
+def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
+    words = b'{"ready": "r"}\n{"lost": "l"}\n{"back": "b"}\n{"given_up": "g"}\n'
+    made = talk(words, max_restarts=1)
+    made.wait_ready()
+    deadline = time.monotonic() + 10
+    while len(caplog.records) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lost, back, given_up = [record.getMessage() for record in caplog.records]
+    assert "lost (l)" in lost and "without drafts while it is started again" in lost
+    assert back == "SSD: the draft is back: b"
+    assert "lost (g)" in given_up and "max_restarts is 1" in given_up
+
+
 # Ray
 
 
@@ -398,6 +457,7 @@ def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_RAYLET_PID", "1")
     seen = {}
     monkeypatch.setattr(keeper.os, "fork", lambda: 0)
     monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
@@ -405,3 +465,4 @@ def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(keeper.Keeper, "run", lambda self: seen.update(os.environ))
     keeper.main(str(tmp_path), "0")
     assert seen and not {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"} & set(seen)
+    assert seen["RAY_RAYLET_PID"] == str(os.getpid())

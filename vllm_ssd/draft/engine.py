@@ -58,6 +58,7 @@ class DraftEngine:
         self._rounds: list[Round] = []
         self._answers: list[Round] = []
         self._prefill_due = False
+        self._unknown = self._mailbox.unknown()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -65,6 +66,18 @@ class DraftEngine:
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Build, choose and record now what would otherwise be at first use."""
         self._catalog.warm_up(progress)
+
+    def take_over(self) -> None:
+        """Have the target add all its requests again: another server has drafted for them."""
+        self._mailbox.lose_all()
+
+    def ask_for_unknown(self) -> None:
+        """Have the target add requests again that it publishes outcomes of and that were never
+        added here: a server that died took the message with it, or the queue had no room. To be
+        called now and then, so that a message that is on its way is here at the next call."""
+        before, self._unknown = self._unknown, self._mailbox.unknown()
+        for slot in np.flatnonzero((self._unknown == before) & (before != 0)):
+            self._mailbox.set_state(slot, int(before[slot]), LOST)
 
     def add(
         self, slot: int, generation: int, tokens: Sequence[int], temperature: float = 0.0

@@ -1,37 +1,40 @@
-"""The keeper: the process that owns the draft's Ray.
+"""The keeper: the process that owns the draft's Ray, and starts a draft that was lost again.
 
 The engine core starts it and talks to it over one socket pair. Ray lives here and not in the
 engine core because Ray brings threads (after which forking workers is unsafe), signal handlers and
 exit hooks; and because the keeper sees the engine core die, however it dies, by the end of the
 socket, and puts everything away.
 
-Lines of JSON to the engine core: ``{"ready": text}``, ``{"failed": text}``, ``{"lost": text}``.
+Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
+``{"lost": text}``, which ``{"back": text}`` follows, or ``{"given_up": text}`` and no more; and
+``{"awaited": text}``, what is being started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from vllm_ssd import rundir
-from vllm_ssd.draft.server import DraftServer
-from vllm_ssd.draft.spec import ServerSpec
-from vllm_ssd.messages import ControlClient, Stop, endpoint
+from vllm_ssd.draft.actor import POLL_S, DraftActor, DraftLost, sentence
+from vllm_ssd.draft.restarts import Restarts
+from vllm_ssd.draft.spec import SPEC_FILE, KeeperSpec
 
-SPEC_FILE = "draft.json"
-POLL_S = 0.2
-STOP_S = 3.0
 OTHER_RAY = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
-OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum, nearly; nothing goes through it
+
+
+class OwnerGone(Exception):
+    """The engine core has closed the channel."""
 
 
 class Keeper:
@@ -40,89 +43,68 @@ class Keeper:
     def __init__(self, run_dir: Path, channel: socket.socket):
         self._run_dir = run_dir
         self._channel = channel
-        self._server: Any = None
 
     def run(self) -> None:
         """Until the engine core closes the channel."""
         try:
-            import ray
-
-            loading = self._start()
-            serving: Any = None
-            while not self._owner_gone(POLL_S):
-                tasks = [task for task in (loading, serving) if task is not None]
-                done, _ = ray.wait(tasks, timeout=0) if tasks else ([], [])
-                if not done:
-                    continue
-                try:
-                    text = ray.get(done[0])
-                except ray.exceptions.RayError as error:
-                    self._say("failed" if loading is not None else "lost", _sentence(error))
-                    loading = serving = None
-                    continue
-                if loading is not None:
-                    loading, serving = None, self._server.serve.remote()
-                    self._say("ready", text)
-                else:
-                    self._say("lost", text)
-                    serving = None
+            spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
+            with contextlib.closing(DraftActor(spec.server)) as actor:
+                self._keep(actor, spec)
+        except OwnerGone:
+            pass
         except Exception as error:  # whatever it is, the engine core must hear of it
-            self._say("failed", _sentence(error))
+            self._say("failed", sentence(error))
             raise
         finally:
-            self._put_away()
+            rundir.remove(self._run_dir)
 
-    def _start(self) -> Any:
-        import ray
+    def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
+        """One draft server after the other; ends by ``OwnerGone`` only."""
+        restarts = Restarts(spec.max_restarts)
+        first = True
+        while True:
+            try:
+                self._say("awaited", "the draft's Ray")
+                actor.start(again=not first)
+                self._say("awaited", "the draft model")
+                # How long the first start may take is for the engine core to say.
+                text = self._result(actor, math.inf if first else spec.start_timeout_s)
+                actor.serve()
+                restarts.served()
+                self._say("ready" if first else "back", text)
+                first = False
+                raise DraftLost(self._result(actor))
+            except DraftLost as error:
+                actor.kill()
+                while not actor.gone():
+                    self._rest(POLL_S)
+                pause = None if first else restarts.pause()
+                kind = "failed" if first else "given_up" if pause is None else "lost"
+                self._say(kind, str(error))
+            self._rest(pause)
 
-        spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=ServerSpec)
-        # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
-        # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
-        os.environ.update(spec.environment)
-        ray.init(
-            address="local",
-            num_cpus=1,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(self._run_dir / "ray"),
-            _node_ip_address="127.0.0.1",
-            logging_level=logging.WARNING,
-        )
-        actor = ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
-        self._server = actor.remote(spec)
-        return self._server.load.remote()
+    def _result(self, actor: DraftActor, timeout_s: float = math.inf) -> str:
+        """What the server says at the end of what it does now."""
+        deadline = time.monotonic() + timeout_s
+        while (text := actor.result()) is None:
+            if time.monotonic() >= deadline:
+                actor.close()  # with Ray, which may be what hangs
+                limit = f"{timeout_s:g} s (start_timeout_s)"
+                raise DraftLost(f"the draft model was not ready within {limit}")
+            self._rest(POLL_S)
+        return text
 
-    def _owner_gone(self, wait_s: float) -> bool:
-        """The engine core only ever closes the channel; wait that long for it."""
-        readable, _, _ = select.select([self._channel], [], [], wait_s)
-        return bool(readable)
+    def _rest(self, seconds: float | None) -> None:
+        """Let time pass, None = all there is. The engine core only ever closes the channel."""
+        readable, _, _ = select.select([self._channel], [], [], seconds)
+        if readable:
+            raise OwnerGone
 
     def _say(self, kind: str, text: str) -> None:
         try:
             self._channel.sendall(json.dumps({kind: text}).encode() + b"\n")
         except BrokenPipeError:
-            pass  # nobody is left to hear it; the loop ends at the next look
-
-    def _put_away(self) -> None:
-        """Ask the server to stop, make sure that it has, and remove every file."""
-        import ray
-
-        if self._server is not None and ray.is_initialized():
-            control = ControlClient(endpoint(self._run_dir))
-            control.send(Stop())
-            ray.wait([self._server.__ray_ready__.remote()], timeout=STOP_S)
-            control.close()
-            ray.kill(self._server)
-        if ray.is_initialized():
-            ray.shutdown()
-        rundir.remove(self._run_dir)
-
-
-def _sentence(error: Exception) -> str:
-    """The draft's own words out of an error that Ray wrapped in a traceback."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {cause}".splitlines()[0]
+            pass  # nobody is left to hear it; the next rest ends at once
 
 
 def main(run_dir: str, channel_fd: str) -> None:
@@ -138,6 +120,8 @@ def main(run_dir: str, channel_fd: str) -> None:
     # speculation table is: it must neither join that cluster nor repeat the job's setup.
     for name in OTHER_RAY:
         os.environ.pop(name, None)
+    # Ray would take its raylet for dead since this process has no parent, and then end it as well.
+    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     # SIGTERM is an order to put things away too: leave through run's finally.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd))).run()

@@ -116,8 +116,9 @@ def _join_a_world_of_one(scratch: Path) -> None:
 
         torch.cuda.set_device(0)  # the only one this process sees
         init_workspace_manager(torch.device("cuda:0"), 1)
-    init_method = f"file://{scratch / 'rendezvous'}"
-    init_distributed_environment(1, 0, init_method, 0, current_platform.dist_backend)
+    meeting = scratch / "rendezvous"
+    meeting.unlink(missing_ok=True)  # a draft that was killed would count as a member
+    init_distributed_environment(1, 0, f"file://{meeting}", 0, current_platform.dist_backend)
     ensure_model_parallel_initialized(1, 1)
 
 

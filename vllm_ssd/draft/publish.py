@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vllm_ssd.table import SpeculationTable, make_stamp
+from vllm_ssd.table import LOST, SpeculationTable, make_stamp
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ class DraftMailbox:
     def newest_stamps(self) -> NDArray[np.uint64]:
         """uint64 [slots]: the newest outcome of each slot, 0 where there is none."""
         return self._stamps.max(axis=1)
+
+    def unknown(self) -> NDArray[np.uint64]:
+        """uint64 [slots]: the generation of each slot's newest outcome, 0 where there is none and
+        where the draft has spoken of this request or a later one."""
+        generations = self.newest_stamps() >> np.uint64(32)
+        spoken = self._state >> np.uint64(32)
+        return np.where(generations > spoken, generations, np.uint64(0))
 
     def read_outcome(self, slot: int, stamp: np.uint64, known: int) -> Outcome | None:
         """The outcome with this stamp and the tokens after the first ``known`` of the text.
@@ -138,6 +145,14 @@ class DraftMailbox:
         """Withdraw everything the draft published for a slot."""
         self._prediction[slot]["stamp"] = 0
         self._answer[slot]["stamp"] = 0
+
+    def lose_all(self) -> None:
+        """Withdraw everything that was published, and say of every request that its text is
+        needed again."""
+        latest = np.maximum(self.newest_stamps(), self._state) >> np.uint64(32)
+        for slot in np.flatnonzero(latest):
+            self.clear(slot)
+            self.set_state(slot, int(latest[slot]), LOST)
 
 
 class Publisher(Protocol):

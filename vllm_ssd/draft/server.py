@@ -45,8 +45,13 @@ class DraftServer:
         if spec.cores:
             pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
 
+    def pid(self) -> int:
+        """Whom to kill if this hangs."""
+        return os.getpid()
+
     def load(self) -> str:
-        """Load the draft and open the table; a line that describes what was loaded."""
+        """Load the draft; a line that describes what was loaded. Nobody else sees any of it yet:
+        a server that is given up while it loads leaves no trace."""
         import torch
 
         from vllm_ssd.draft.engine import DraftEngine
@@ -67,11 +72,6 @@ class DraftServer:
         gc.freeze()
         self._look_s = 0.0 if model.device.type == "cuda" else LOOK_S
         self._status = table.draft[0]
-        self._status["pid"] = os.getpid()
-        self._control = ControlServer(
-            endpoint(self._run_dir),
-            {Add: self._add, Remove: self._remove, Ping: self._ping, Stop: self._stop},
-        )
         return (
             f"draft {self._spec.model.engine_args['model']} ({model.device.type}"
             f"{', cores ' + str(self._spec.cores) if self._spec.cores else ''}, "
@@ -83,6 +83,12 @@ class DraftServer:
         """Draft until stopped, or until the engine that it drafts for is gone; says which."""
         import torch
 
+        self._engine.take_over()
+        self._status["pid"] = os.getpid()
+        self._control = ControlServer(
+            endpoint(self._run_dir),
+            {Add: self._add, Remove: self._remove, Ping: self._ping, Stop: self._stop},
+        )
         with torch.inference_mode():
             return self._loop()
 
@@ -98,6 +104,7 @@ class DraftServer:
                     logger.warning("SSD: the engine is gone; the draft server exits")
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray is gone as well, or about to be: nobody takes a result
+                self._engine.ask_for_unknown()
             self._drain(0.0)
             if self._engine.step():
                 last_work = now

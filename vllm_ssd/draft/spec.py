@@ -1,9 +1,11 @@
-"""What a draft server is told before it starts. No torch here: the keeper reads these too."""
+"""What a draft server and its keeper are told before they start. No torch here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+SPEC_FILE = "draft.json"  # in the run directory
 
 
 @dataclass(frozen=True)
@@ -63,3 +65,13 @@ class ServerSpec:
     policy: DraftPolicy
     cores: list[int]
     environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class KeeperSpec:
+    """Everything the keeper is told. start_timeout_s: of every start after the first; max_restarts:
+    in a row, 0 = a draft that is lost stays so."""
+
+    server: ServerSpec
+    start_timeout_s: float
+    max_restarts: int

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_ssd import rundir
-from vllm_ssd.draft.keeper import SPEC_FILE
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, ServerSpec
+from vllm_ssd.draft.spec import (
+    SPEC_FILE,
+    DraftModelSpec,
+    DraftPolicy,
+    KeeperSpec,
+    ServerSpec,
+)
 from vllm_ssd.log import get_logger
 from vllm_ssd.placement import (
     engine_index,
@@ -47,7 +52,8 @@ class DraftLauncher:
         self._channel: socket.socket | None = None
         self._lock = -1
         self._stopping = False
-        self._ready = False
+        self._awaited = "the keeper"  # what the draft's start is about
+        self._started = False
         self._may_share_gpu = False
         self._reserved: Any = None  # the draft's GPU, where vLLM's Ray gives them out
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -74,7 +80,8 @@ class DraftLauncher:
             ) from error
         policy = self._policy()
         device = self._device()
-        spec = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *device)
+        server = ServerSpec(str(self._run_dir), self._model_spec(policy), policy, *device)
+        spec = KeeperSpec(server, self._config.start_timeout_s, self._config.max_restarts)
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.draft.keeper"]
@@ -96,19 +103,28 @@ class DraftLauncher:
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails."""
-        if self._ready:
+        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
+        without drafts will do."""
+        if self._started:
             return
         timeout_s = self._config.start_timeout_s
         try:
             kind, text = self._words.get(timeout=timeout_s)
         except queue.Empty:
-            kind, text = "failed", f"it was not ready within {timeout_s:g} s (start_timeout_s)"
-        if kind != "ready":
+            kind = "failed"
+            text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
+        if kind == "ready":
+            logger.info("SSD: %s", text)
+        elif self._config.required:
             self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
-        self._ready = True
-        logger.info("SSD: %s", text)
+        else:
+            logger.error(
+                "SSD: the draft could not be started: %s; serving begins without drafts, as "
+                "required is false",
+                text,
+            )
+        self._started = True
 
     def begin_stop(self) -> None:
         """Have the draft taken down, and do not wait for it."""
@@ -136,7 +152,23 @@ class DraftLauncher:
             for line in words:
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "lost":
-                    logger.error("SSD: the draft is lost (%s); serving goes on without it", text)
+                    logger.error(
+                        "SSD: the draft is lost (%s); serving goes on without drafts while it is "
+                        "started again",
+                        text,
+                    )
+                elif kind == "awaited":
+                    self._awaited = text
+                elif kind == "back" or (kind == "ready" and self._started):
+                    logger.warning("SSD: the draft is back: %s", text)
+                elif kind == "given_up":
+                    logger.error(
+                        "SSD: the draft is lost (%s) and is not started again (max_restarts is "
+                        "%d); serving goes on without drafts: see above what it dies of, and start "
+                        "the engine anew to have drafts",
+                        text,
+                        self._config.max_restarts,
+                    )
                 else:
                     self._words.put((kind, text))
         self._words.put(("ended", "its keeper process ended; see the log above"))

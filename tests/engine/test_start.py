@@ -1,0 +1,90 @@
+"""Starts that go wrong: a sentence and an exit status, or no drafts if they are not required."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# A command that begins so has 64 MB of shared memory.
+SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && "$@"', "-")
+SCRIPT = """
+import json, sys
+import tests.engine.conftest
+from tests.engine.harness import engine, greedy, texts
+
+if __name__ == "__main__":
+    speculation = json.loads(sys.argv[2])
+    with engine(sys.argv[1], speculative_config=speculation) as llm:
+        print("served:", texts(llm.generate(["A river is"], greedy(8), use_tqdm=False)))
+"""
+
+
+@pytest.fixture
+def start(target, tmp_path):
+    """Starts an engine in a process of its own; what it printed, and its exit status."""
+    script = tmp_path / "start.py"
+    script.write_text(SCRIPT)
+
+    def run(*before: str, **options: Any) -> tuple[str, int]:
+        speculation = json.dumps({"method": "ssd", "k": 3, "f": 1, **options})
+        command = [*before, sys.executable, str(script), target, speculation]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        return done.stdout, done.returncode
+
+    return run
+
+
+@pytest.fixture
+def damaged(draft, tmp_path):
+    """A draft whose weights end in the middle."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(draft, folder)
+    with (folder / "model.safetensors").open("r+b") as weights:
+        weights.truncate(10**6)
+    return str(folder)
+
+
+def test_a_damaged_draft(start, damaged):
+    said, status = start(model=damaged)
+    assert status != 0 and "served:" not in said
+    assert "SSD: the draft could not be started: SafetensorError: " in said
+
+
+def test_a_damaged_draft_that_is_not_required(start, damaged):
+    said, status = start(model=damaged, required=False)
+    assert status == 0 and "served:" in said
+    assert "SSD: the draft could not be started: SafetensorError: " in said
+    assert "serving begins without drafts" in said
+
+
+def test_a_container_with_little_shared_memory(start, draft):
+    """64 MB, as containers have if nobody says otherwise, are enough for a small engine."""
+    if subprocess.run([*SMALL, "true"], capture_output=True).returncode != 0:
+        pytest.skip("only root can have a /dev/shm of its own")
+    said, status = start(*SMALL, model=draft)
+    assert status == 0 and "served:" in said
+
+
+def test_a_table_that_does_not_fit(start, draft):
+    if subprocess.run([*SMALL, "true"], capture_output=True).returncode != 0:
+        pytest.skip("only root can have a /dev/shm of its own")
+    sampled = {"draft_sample_method": "probabilistic", "draft_top_m": 128}
+    said, status = start(*SMALL, model=draft, **{**sampled, "k": 16, "f": 30})
+    assert status != 0 and "served:" not in said
+    assert "no room for the speculation table (" in said and "raise --shm-size" in said

@@ -1,0 +1,110 @@
+"""What the keeper does with what becomes of a draft server, without Ray."""
+
+import json
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from vllm_ssd.draft.actor import DraftLost
+from vllm_ssd.draft.keeper import Keeper, OwnerGone
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, KeeperSpec, ServerSpec
+
+
+class Script:
+    """An actor to which this happens, one thing a look; then ``end`` is called."""
+
+    def __init__(self, end: Callable[[], None], *happens: str | DraftLost | None):
+        self._end = end
+        self._happens = list(happens)
+        self.done: list[str] = []
+
+    def start(self, again: bool) -> None:
+        self.done.append("start again" if again else "start")
+
+    def serve(self) -> None:
+        self.done.append("serve")
+
+    def result(self) -> str | None:
+        if not self._happens:
+            self._end()
+            return None
+        event = self._happens.pop(0)
+        if isinstance(event, DraftLost):
+            raise event
+        return event
+
+    def kill(self) -> None:
+        self.done.append("kill")
+
+    def gone(self) -> bool:
+        """At the second look."""
+        self.done.append("look")
+        gone = self.done[-2] == "look"
+        if gone and not self._happens:
+            self._end()
+        return gone
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+BURIED = ["kill", "look", "look"]
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """What an actor of this script did, and what the engine core was told."""
+
+    def run(*happens, max_restarts=3, start_timeout_s=60.0):
+        ours, theirs = socket.socketpair()
+        policy = DraftPolicy(2, (1, 1, 1), 2, 64)
+        model = DraftModelSpec({}, "sdpa", 64, None, 2, 8)
+        server = ServerSpec(str(tmp_path), model, policy, [], {})
+        actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
+        with ours, theirs:
+            spec = KeeperSpec(server, start_timeout_s, max_restarts)
+            with pytest.raises(OwnerGone):
+                Keeper(tmp_path, theirs)._keep(actor, spec)
+            theirs.close()
+            lines = [json.loads(line) for line in ours.makefile("rb")]
+        return actor.done, [line for line in lines if "awaited" not in line]
+
+    return run
+
+
+def test_a_lost_draft_is_started_again_until_it_serves(keep):
+    done, told = keep(None, "one", None, DraftLost("dead"), DraftLost("no memory"), "two")
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"lost": "no memory"}, {"back": "two"}]
+    again = [*BURIED, "start again"]
+    assert done == ["start", "serve", *again, *again, "serve"]
+
+
+def test_so_often_and_no_more(keep):
+    dead = [DraftLost("dead")] * 2
+    _, told = keep("one", *dead, DraftLost("still"), max_restarts=2)
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"lost": "dead"}, {"given_up": "still"}]
+
+
+def test_never(keep):
+    done, told = keep("one", DraftLost("dead"), max_restarts=0)
+    assert told == [{"ready": "one"}, {"given_up": "dead"}]
+    assert done == ["start", "serve", *BURIED]
+
+
+def test_a_first_start_that_fails_is_not_repeated(keep):
+    done, told = keep(DraftLost("no such file"))
+    assert told == [{"failed": "no such file"}]
+    assert done == ["start", *BURIED]
+
+
+def test_a_later_start_has_a_deadline(keep):
+    done, told = keep("one", DraftLost("dead"), None, start_timeout_s=0, max_restarts=1)
+    late = "the draft model was not ready within 0 s (start_timeout_s)"
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"given_up": late}]
+    assert done[-4:] == ["close", *BURIED]
+
+
+def test_a_server_that_was_told_to_stop_is_lost(keep):
+    _, told = keep("one", "stopped", max_restarts=0)
+    assert told == [{"ready": "one"}, {"given_up": "stopped"}]
