@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.engine.harness import greedy
-from tests.features.prompts import QUESTION, SHORT
+from tests.features.prompts import PEOPLE, QUESTION, SHORT
 
 SCHEMA = {
     "type": "object",
@@ -51,8 +51,8 @@ def parameters(token: Callable[[str], int]) -> dict[str, tuple[str, Any]]:
         **{
             name: greedy(32, structured_outputs=StructuredOutputsParams(**each))
             for name, each in (
-                ("JSON", {"json": SCHEMA, "disable_any_whitespace": True}),
-                ("JSON by guidance", {"json": ODD_SCHEMA, "disable_any_whitespace": True}),
+                ("JSON", {"json": SCHEMA}),
+                ("JSON by guidance", {"json": ODD_SCHEMA}),
                 ("regex", {"regex": REGEX}),
                 ("grammar", {"grammar": GRAMMAR}),
                 ("choice", {"choice": CHOICE}),
@@ -60,7 +60,7 @@ def parameters(token: Callable[[str], int]) -> dict[str, tuple[str, Any]]:
         },
     }
     return {
-        **{name: (SHORT, each) for name, each in story.items()},
+        **{name: (PEOPLE if "JSON" in name else SHORT, each) for name, each in story.items()},
         "end": (QUESTION, greedy(20)),
         "beyond the end": (QUESTION, greedy(20, ignore_eos=True)),
     }

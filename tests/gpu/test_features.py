@@ -22,7 +22,7 @@ from tests.gpu.test_engine import models  # noqa: F401
 def runs(models):  # noqa: F811
     """(results without SSD, results with it, accepted drafts by feature)."""
     target, draft = models
-    options = {**GPU_OPTIONS, **OPTIONS, "dtype": "float32"}
+    options = {**GPU_OPTIONS, **OPTIONS, "dtype": "float32", "enable_sleep_mode": True}
     speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
