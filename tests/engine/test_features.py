@@ -1,0 +1,142 @@
+"""vLLM's features with SSD and without it: the same results, and drafts had a part in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.running import counters
+from tests.engine.harness import engine, greedy, own_run_dir
+from tests.features import FEATURES, OPTIONS, run_all
+from tests.features.prompts import LONG, SHORT
+from tests.features.results import Refused, difference, generate, refusal
+from tests.features.sampling_parameters import CHOICE, NAMES, REGEX
+
+# One token a request, which ends with its prompt; or no request at all.
+WITHOUT_DRAFTS = {"beam search", "embed"}
+
+
+@dataclass
+class Runs:
+    """name -> result, of either engine; name -> how many drafts were accepted for it."""
+
+    plain: dict[str, Any]
+    ssd: dict[str, Any]
+    accepted: dict[str, int]
+    llm: Any  # with SSD, after all that
+
+
+def accepted_drafts(run_dir: Path) -> int:
+    """By all requests so far."""
+    return sum(drafts * times for drafts, times in enumerate(counters(run_dir)["accepted"]))
+
+
+def speculation(draft: str | Path) -> dict[str, Any]:
+    return {"speculative_config": {"method": "ssd", "k": 3, "f": 2, "model": str(draft)}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def given_ids() -> Iterator[None]:
+    """Requests keep the ids they are given; vLLM would add something random to each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain(target) -> dict[str, Any]:
+    with engine(target, **OPTIONS) as llm:
+        return run_all(llm)[0]
+
+
+def test_texts_longer_than_the_drafts_longest(target, draft, plain, tmp_path):
+    """Drafting stops for them, for nobody else, and serving goes on."""
+    for file in Path(draft).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    with engine(target, **speculation(tmp_path), **OPTIONS) as llm:
+        run_dir = own_run_dir()
+        for name in ("joining", "to the longest"):
+            before = accepted_drafts(run_dir)
+            assert difference(plain[name], FEATURES[name](llm), name) is None
+            assert accepted_drafts(run_dir) > before
+        before = counters(run_dir)
+        generate(llm, [LONG], greedy(16))
+        after = counters(run_dir)
+    assert after["rounds"] > before["rounds"] and after["drafts"] == before["drafts"]
+
+
+@pytest.fixture(scope="module")
+def runs(target, draft, plain) -> Iterator[Runs]:
+    options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
+    with engine(target, **speculation(draft), **options) as llm:
+        run_dir = own_run_dir()
+        ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))
+        yield Runs(plain, ssd, accepted, llm)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FEATURES])
+def test_same_result(runs, name):
+    assert difference(runs.plain[name], runs.ssd[name], name) is None
+    assert isinstance(runs.ssd[name], Refused) == (name == "embed")
+    assert name in WITHOUT_DRAFTS or runs.accepted[name] > 0
+
+
+def test_features_have_an_effect(runs):
+    """What is compared above is not the same as without the feature."""
+    results, text = runs.ssd, {name: runs.ssd[name][0]["text"] for name in NAMES}
+    for name in ("presence", "frequency", "repetition", "bad words", "allowed tokens"):
+        assert text[name] != text["plain"]
+    assert not re.search(r"\bthe\b", text["bad words"])
+    assert len(results["n"]) == 3 and all(each["tokens"] for each in results["n"])
+    for name, top in (("logprobs", 5), ("logprobs under a penalty", 3)):
+        assert all(top <= len(position) <= top + 1 for position in results[name][0]["logprobs"])
+    assert text["stop"].endswith(" a") and results["stop"][0]["finish"] == "stop"
+    sizes = {name: len(results[name][0]["tokens"]) for name in NAMES}
+    assert sizes["stop token"] < 12 < sizes["least tokens"]
+    assert results["end at a repetition"][0]["finish"] == "repetition"
+    assert results["end"][0]["finish"] == "stop" and sizes["end"] < sizes["beyond the end"]
+    for name in ("JSON", "JSON by guidance"):
+        assert json.loads(text[name])["age"] in (7, 77)
+    assert re.fullmatch(REGEX, text["regex"]) and text["choice"] in CHOICE
+    assert re.fullmatch(r"select \w+(, \w+){0,2} from \w+", text["grammar"].strip())
+
+
+def test_adapters_and_caches_have_an_effect(runs):
+    adapted, own = runs.ssd["LoRA"]["with"], runs.ssd["LoRA"]["without"]
+    assert adapted[0][0]["tokens"] != own[0][0]["tokens"]
+    assert own[0][0]["text"] == runs.ssd["plain"][0]["text"][: len(own[0][0]["text"])]
+    assert [hit for _, hit, _ in runs.ssd["prefix cache"]] == [False, True, False]
+    assert runs.ssd["sleep"][0] == ["abort"]
+
+
+def test_refused_requests_leave_the_others_alone(runs):
+    """What no speculative method can serve; the words are tested in test_refusals.py."""
+    for options in ({"min_p": 0.1}, {"logit_bias": {5: 2.0}}):
+        said = refusal(lambda o=options: generate(runs.llm, [SHORT, LONG], greedy(8, **o)))
+        assert said is not None and "speculative decoding" in said.text
+    (found,) = generate(runs.llm, [SHORT], greedy(20))
+    assert found == runs.plain["plain"]
+
+
+def test_vllm_counts_what_ssd_counts(runs):
+    """How often how many drafts of a request were accepted; and of all requests together."""
+    run_dir = own_run_dir()
+    before = counters(run_dir)["accepted"]
+    (output,) = runs.llm.generate([SHORT], greedy(20), use_tqdm=False)
+    own = [now - then for now, then in zip(counters(run_dir)["accepted"], before)]
+    assert output.outputs[0].spec_decode_metrics.histogram[1:] == own[1:] and any(own[1:])
+    (total,) = [
+        metric.value
+        for metric in runs.llm.get_metrics()
+        if metric.name == "vllm:spec_decode_num_accepted_tokens"
+    ]
+    assert total >= accepted_drafts(run_dir)  # more where ssd was not asked, at the longest text

@@ -1,0 +1,47 @@
+"""vLLM's features with SSD and without it on GPUs: Model Runner V2. What it refuses without SSD,
+it refuses in the same words with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two GPUs", allow_module_level=True)
+
+from benchmarks.running import counters
+from tests.engine.harness import engine, own_run_dir
+from tests.features import FEATURES, OPTIONS, run_all
+from tests.features.results import Refused, difference
+from tests.features.sampling_parameters import NAMES
+from tests.gpu.test_engine import OPTIONS as GPU_OPTIONS
+from tests.gpu.test_engine import models  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def runs(models):  # noqa: F811
+    """(results without SSD, results with it, accepted drafts by feature)."""
+    target, draft = models
+    options = {**GPU_OPTIONS, **OPTIONS, "dtype": "float32", "enable_sleep_mode": True}
+    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+        with engine(target, **options) as llm:
+            plain, _ = run_all(llm)
+        with engine(target, speculative_config=speculation, **options) as llm:
+            run_dir = own_run_dir()
+
+            def accepted() -> int:
+                return sum(n * times for n, times in enumerate(counters(run_dir)["accepted"]))
+
+            return plain, *run_all(llm, accepted)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FEATURES])
+def test_same_result(runs, name):
+    plain, ssd, accepted = runs
+    assert difference(plain[name], ssd[name], name) is None
+    refused = isinstance(plain[name], Refused)
+    assert refused or name == "beam search" or accepted[name] > 0
+    if refused and name != "embed":
+        pytest.skip(f"refused with SSD and without: {plain[name].text}")
