@@ -1,4 +1,5 @@
-"""The worst end: engine core and keeper are killed at once, so that nobody puts anything away."""
+"""The worst end: engine core and keeper are killed at once, so that nobody puts anything away.
+And, while it lives: nothing of the draft's listens to the network."""
 
 from __future__ import annotations
 
@@ -9,6 +10,13 @@ from tests.engine.harness import engine, greedy, own_run_dir, wait_for
 from vllm_ssd import rundir
 
 
+def listening(processes):
+    """The addresses that TCP sockets of these listen at."""
+    sockets = [socket for process in processes for socket in process.net_connections("tcp")]
+    open_ones = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    return {address.removeprefix("::ffff:") for address in open_ones}
+
+
 def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(tiny_pair):
     _, small = tiny_pair
     speculation = {"method": "ssd", "k": 2, "f": 1, "model": str(small)}
@@ -17,6 +25,7 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(tiny_pai
         run_dir = own_run_dir()
         prompt = {"prompt_token_ids": [1, 2, 3]}
         llm.generate([prompt], greedy(8, detokenize=False, ignore_eos=True), use_tqdm=False)
+        assert listening(processes_of(run_dir)) == {"127.0.0.1"}
         # Ray's agents outlive a Ray that is killed by a minute or so: they hold nothing of ours.
         own = [p for p in processes_of(run_dir) if "Agent" not in p.name()]
         children = psutil.Process().children(recursive=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,16 @@ def test_same_tokens_with_and_without(models):
         run_dir = own_run_dir()
         found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
         counted = counters(run_dir)
-    print(describe(counted))
-    assert found == plain
-    assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
+        print(describe(counted))
+        assert found == plain
+        assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
+
+        os.kill(counted["pid"], signal.SIGKILL)
+        assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "without a draft"
+        wait_for("another draft", lambda: counters(run_dir)["pid"] != counted["pid"], 120)
+        before = counters(run_dir)["hits"]
+        assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "with another"
+        assert counters(run_dir)["hits"] > before
     wait_for("clean end", lambda: not leftovers(run_dir, []), 20)
 
 

@@ -120,6 +120,9 @@ def main(run_dir: str, channel_fd: str) -> None:
     # speculation table is: it must neither join that cluster nor repeat the job's setup.
     for name in OTHER_RAY:
         os.environ.pop(name, None)
+    # Ray listens on all interfaces, whatever address it is told, except where it thinks that there
+    # can be no cluster. The name is Ray's; it does the same everywhere.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     # Ray would take its raylet for dead since this process has no parent, and then end it as well.
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     # SIGTERM is an order to put things away too: leave through run's finally.
