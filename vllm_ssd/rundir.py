@@ -3,7 +3,8 @@
 The directory is in the temporary folder, the table in shared memory, both under one name that
 nobody can guess and only the owner can read. The lock is held by the engine core and by the
 keeper of its draft, and by nobody once they are gone, however they went: whoever can take it may
-remove the rest.
+remove the rest. The engine core also holds its table's, for engines with another temporary folder,
+which do not find the directory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from vllm_ssd.log import get_logger
@@ -21,6 +23,8 @@ logger = get_logger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 # Unix socket paths end at 107 characters and Ray's own take 70, so a long TMPDIR will not do.
 _LONGEST_BASE = 16
+# A table that is younger may have been made just now, to be locked next.
+_SETTLED_S = 60.0
 
 
 def _base() -> Path:
@@ -47,10 +51,21 @@ def create() -> tuple[Path, int]:
     return run_dir, lock
 
 
+def hold_table(run_dir: Path) -> int:
+    """The file descriptor that holds the lock of a run directory's table."""
+    lock = os.open(table_path(run_dir), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
 def is_alive(run_dir: Path) -> bool:
     """Whether some process of the engine still holds the lock."""
+    return _is_locked(run_dir / "lock")
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(run_dir / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -82,8 +97,14 @@ def sweep() -> None:
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else _base()
     for table in memory.glob(f"{_prefix()}*.table"):
         run_dir = _base() / table.name.removesuffix(".table")
-        if not run_dir.exists() and table.stat().st_uid == os.getuid():
+        if not run_dir.exists() and _is_abandoned(table):
             table.unlink(missing_ok=True)
+
+
+def _is_abandoned(table: Path) -> bool:
+    about = table.lstat()
+    old = time.time() - about.st_mtime > _SETTLED_S
+    return old and about.st_uid == os.getuid() and not _is_locked(table)
 
 
 def _all() -> list[Path]:

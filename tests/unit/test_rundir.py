@@ -72,7 +72,27 @@ def test_tables_without_a_directory_are_swept():
     (path / "lock").unlink()
     path.rmdir()
     rundir.sweep()
+    assert table.exists(), "it may have been made just now"
+    os.utime(table, (0, 0))
+    rundir.sweep()
     assert not table.exists()
+
+
+def test_a_living_engine_with_another_temporary_folder_keeps_its_table(tmp_path, monkeypatch):
+    path, lock = rundir.create()
+    table = rundir.table_path(path)
+    table.touch()
+    os.utime(table, (0, 0))
+    held = rundir.hold_table(path)
+    monkeypatch.setattr(rundir, "_base", lambda: tmp_path)
+    rundir.sweep()
+    assert table.exists()
+    os.close(held)
+    rundir.sweep()
+    assert not table.exists()
+    monkeypatch.undo()
+    os.close(lock)
+    rundir.remove(path)
 
 
 def test_foreign_links_are_not_followed(tmp_path):

@@ -50,7 +50,7 @@ class DraftLauncher:
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
         self._channel: socket.socket | None = None
-        self._lock = -1
+        self._locks: list[int] = []
         self._stopping = False
         self._awaited = "the keeper"  # what the draft's start is about
         self._started = False
@@ -62,7 +62,8 @@ class DraftLauncher:
         """Make the table and set the draft server off; returns before it is up, unless it may
         share a GPU with the target."""
         rundir.sweep()
-        self._run_dir, self._lock = rundir.create()
+        self._run_dir, lock = rundir.create()
+        self._locks.append(lock)
         self._config.run_dir = str(self._run_dir)
         shape = TableShape(
             slots=self._vllm_config.scheduler_config.max_num_seqs,
@@ -72,6 +73,7 @@ class DraftLauncher:
         )
         try:
             SpeculationTable.create(rundir.table_path(self._run_dir), shape)
+            self._locks.append(rundir.hold_table(self._run_dir))
         except OSError as error:
             size = SpeculationTable.size_of(shape) / 2**20
             raise RuntimeError(
@@ -89,7 +91,7 @@ class DraftLauncher:
             # Returns at once: the keeper detaches itself, lest it be killed with this process.
             subprocess.run(
                 [*keeper, str(self._run_dir), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), self._lock),
+                pass_fds=(theirs.fileno(), lock),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 check=True,
@@ -139,10 +141,10 @@ class DraftLauncher:
         if self._channel is not None:
             self._listener.join(STOP_S)
             self._channel = None
-        if self._lock >= 0:
+        if self._locks:
             rundir.remove(self._run_dir)
-            os.close(self._lock)
-            self._lock = -1
+        while self._locks:
+            os.close(self._locks.pop())
         self._reserved = None
 
     def _listen(self) -> None:
