@@ -13,13 +13,13 @@ process of vLLM and therefore imports nothing heavy by itself.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.patching import patch
 from vllm_ssd.versions import check_vllm, find_mismatch
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ logger = get_logger(__name__)
 
 METHOD = "ssd"
 PROPOSER = "vllm_ssd.target.proposer.SSDProposer"
-_PATCHED = "_patched_by_vllm_ssd"
 
 
 def register() -> None:
@@ -44,24 +43,17 @@ def register() -> None:
     if METHOD in get_args(getattr(speculative, "SpeculativeMethod", None)):
         logger.warning("vLLM has a speculative method %r of its own: vllm-ssd is not used", METHOD)
         return
-    _patch(EngineArgs, "create_speculative_config", _with_ssd_options)
+    if hasattr(EngineArgs, "create_speculative_config"):
+        patch(EngineArgs, "create_speculative_config", _with_ssd_options)
     # An unsupported vLLM stays as it is, except that asking for ssd says why there is none.
     if find_mismatch() is None:
-        _patch(EngineArgs, "create_engine_config", _with_proposer)
-        _patch(Executor, "__init__", _with_draft)
-        _patch(spec_decode, "init_speculator", _with_speculator)
+        patch(EngineArgs, "create_engine_config", _with_proposer)
+        patch(Executor, "__init__", _with_draft)
+        patch(spec_decode, "init_speculator", _with_speculator)
         # The runner imports the function by name, perhaps before us.
         runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
         if runner is not None:
-            _patch(runner, "init_speculator", _with_speculator)
-
-
-def _patch(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-    original = getattr(owner, name, None)
-    if original is not None and not hasattr(original, _PATCHED):
-        wrapper = functools.wraps(original)(wrap(original))
-        setattr(wrapper, _PATCHED, True)
-        setattr(owner, name, wrapper)
+            patch(runner, "init_speculator", _with_speculator)
 
 
 def _with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +163,7 @@ def _with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_shutdown(executor: type[Executor]) -> None:
     """Executors override ``shutdown`` without calling super, so patch the one that will run."""
     owner = next(cls for cls in executor.__mro__ if "shutdown" in vars(cls))
-    _patch(owner, "shutdown", _with_draft_stopped)
+    patch(owner, "shutdown", _with_draft_stopped)
 
 
 def _with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,6 +23,13 @@ def test_fractions_stay():
 
 
 def test_the_sampler_uses_it(monkeypatch):
-    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", None)
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", lambda *_: None)
     repair_sampling()
-    assert rejection_sampler.expand_batch_to_tokens is expand_batch_to_tokens
+    found = rejection_sampler.expand_batch_to_tokens(torch.tensor([4, 5]), torch.tensor([1, 3]), 3)
+    assert found.tolist() == [4, 5, 5]
+
+
+def test_a_sampler_without_it_is_not_one_that_we_know(monkeypatch):
+    monkeypatch.delattr(rejection_sampler, "expand_batch_to_tokens")
+    with pytest.raises(RuntimeError, match="rejection_sampler.expand_batch_to_tokens is missing"):
+        repair_sampling()

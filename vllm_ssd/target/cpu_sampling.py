@@ -7,14 +7,18 @@ request that samples is enough for that, the greedy ones beside it get wrong tex
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
+
+from vllm_ssd.patching import patch
 
 
 def repair_sampling() -> None:
     """Have this process's rejection sampler use our ``expand_batch_to_tokens``."""
     from vllm.v1.sample import rejection_sampler
 
-    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    patch(rejection_sampler, "expand_batch_to_tokens", lambda _: partial(expand_batch_to_tokens))
 
 
 def expand_batch_to_tokens(

@@ -6,7 +6,7 @@ go; both are taken from the model runner, by wrapping two of its methods when th
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vllm_ssd.patching import patch
 from vllm_ssd.target.client import Row, SpeculationClient, make_client
 from vllm_ssd.target.cpu_sampling import repair_sampling
 from vllm_ssd.target.distributions import dense
@@ -110,26 +111,27 @@ def _follow_runners() -> None:
     drafts that it has taken."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    if hasattr(GPUModelRunner._update_states, "_ssd_follows"):
-        return
-    update, propose = GPUModelRunner._update_states, GPUModelRunner.propose_draft_token_ids
+    patch(GPUModelRunner, "_update_states", _telling_of_updates)
+    patch(GPUModelRunner, "propose_draft_token_ids", _telling_of_drafts)
 
-    @functools.wraps(update)
+
+def _telling_of_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
-        result = update(self, scheduler_output)
+        result = original(self, scheduler_output)
         proposer = getattr(self, "drafter", None)
         if isinstance(proposer, SSDProposer):
             proposer.on_update(self, scheduler_output)
         return result
 
-    @functools.wraps(propose)
+    return _update_states
+
+
+def _telling_of_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
     def propose_draft_token_ids(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
-        result = propose(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
         proposer = getattr(self, "drafter", None)
         if isinstance(proposer, SSDProposer):
             proposer.on_proposed(self)
         return result
 
-    _update_states._ssd_follows = True  # type: ignore[attr-defined]
-    GPUModelRunner._update_states = _update_states
-    GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
+    return propose_draft_token_ids

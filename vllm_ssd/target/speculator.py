@@ -6,7 +6,6 @@ the host does it: each step then waits for the sampled counts to reach the CPU.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.patching import patch
 from vllm_ssd.proposals import certain
 from vllm_ssd.target.client import Row, SpeculationClient, connect
 from vllm_ssd.target.distributions import DraftLogits
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.states import RequestState
 
     from vllm_ssd.target.device import DeviceClient
@@ -272,15 +273,13 @@ def _follow_runners() -> None:
     """Have every V2 model runner of this process tell its speculator of new requests first."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    original = GPUModelRunner.add_requests
-    if hasattr(original, "_ssd_follows"):
-        return
+    patch(GPUModelRunner, "add_requests", _telling_of_requests)
 
-    @functools.wraps(original)
+
+def _telling_of_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
         if isinstance(self.speculator, SSDSpeculator):
             self.speculator.before_add(scheduler_output)
         return original(self, scheduler_output)
 
-    add_requests._ssd_follows = True  # type: ignore[attr-defined]
-    GPUModelRunner.add_requests = add_requests
+    return add_requests
