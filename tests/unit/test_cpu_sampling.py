@@ -31,5 +31,5 @@ def test_the_sampler_uses_it(monkeypatch):
 
 def test_a_sampler_without_it_is_not_one_that_we_know(monkeypatch):
     monkeypatch.delattr(rejection_sampler, "expand_batch_to_tokens")
-    with pytest.raises(RuntimeError, match="rejection_sampler.expand_batch_to_tokens is missing"):
+    with pytest.raises(RuntimeError, match="expand_batch_to_tokens is missing"):
         repair_sampling()
