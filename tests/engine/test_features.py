@@ -41,14 +41,6 @@ def speculation(draft: str | Path) -> dict[str, Any]:
     return {"speculative_config": {"method": "ssd", "k": 3, "f": 2, "model": str(draft)}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def given_ids() -> Iterator[None]:
-    """Requests keep the ids they are given; vLLM would add something random to each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
-        yield
-
-
 @pytest.fixture(scope="module")
 def plain(target) -> dict[str, Any]:
     with engine(target, **OPTIONS) as llm:
