@@ -43,7 +43,8 @@ def to_the_longest(llm: Any) -> Any:
 
 
 def same_id(llm: Any) -> Any:
-    """A request is aborted and another comes under its id."""
+    """A request is aborted and another comes under its id, to which vLLM adds something random:
+    without that, its engine core may abort the second as well."""
     engine = llm.llm_engine
     found = []
     for prompt in (SHORT, LONG, SHORT):

@@ -25,17 +25,15 @@ def runs(models):  # noqa: F811
     options = {**GPU_OPTIONS, **OPTIONS, "dtype": "float32", "enable_sleep_mode": True}
     options["enable_lora"] = False  # vLLM's kernels for it know no float32
     speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
-        with engine(target, **options) as llm:
-            plain, _ = run_all(llm)
-        with engine(target, speculative_config=speculation, **options) as llm:
-            run_dir = own_run_dir()
+    with engine(target, **options) as llm:
+        plain, _ = run_all(llm)
+    with engine(target, speculative_config=speculation, **options) as llm:
+        run_dir = own_run_dir()
 
-            def accepted() -> int:
-                return sum(n * times for n, times in enumerate(counters(run_dir)["accepted"]))
+        def accepted() -> int:
+            return sum(n * times for n, times in enumerate(counters(run_dir)["accepted"]))
 
-            return plain, *run_all(llm, accepted)
+        return plain, *run_all(llm, accepted)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *FEATURES])
