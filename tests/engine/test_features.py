@@ -112,8 +112,12 @@ def test_adapters_and_caches_have_an_effect(runs):
 
 def test_refused_requests_leave_the_others_alone(runs):
     """What no speculative method can serve; the words are tested in test_refusals.py."""
+    from vllm import SamplingParams
+
     for options in ({"min_p": 0.1}, {"logit_bias": {5: 2.0}}):
-        said = refusal(lambda o=options: generate(runs.llm, [SHORT, LONG], greedy(8, **o)))
+        # Not greedy: then vLLM would leave min_p out of account, and accept it.
+        settings = SamplingParams(temperature=1.0, max_tokens=8, **options)
+        said = refusal(lambda s=settings: generate(runs.llm, [SHORT, LONG], s))
         assert said is not None and "speculative decoding" in said.text
     (found,) = generate(runs.llm, [SHORT], greedy(20))
     assert found == runs.plain["plain"]

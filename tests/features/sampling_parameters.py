@@ -33,8 +33,8 @@ def parameters(token: Callable[[str], int]) -> dict[str, tuple[str, Any]]:
         "plain": greedy(20),
         "logprobs": greedy(16, logprobs=5),
         "logprobs under a penalty": greedy(16, logprobs=3, repetition_penalty=1.3),
-        # Sampled, and yet only one text is possible. Without top_p, vLLM on CPUs would stop.
-        "n": SamplingParams(temperature=1.0, top_k=1, top_p=0.9, n=3, max_tokens=16),
+        # Sampled, and yet only one text is possible.
+        "n": SamplingParams(temperature=1.0, top_k=1, n=3, max_tokens=16),
         "stop": greedy(20, stop=[" a"], include_stop_str_in_output=True),
         "stop token": greedy(20, stop_token_ids=[token(".")]),
         "least tokens": greedy(32, stop_token_ids=[token(".")], min_tokens=12),

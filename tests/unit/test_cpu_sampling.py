@@ -1,5 +1,7 @@
 """The part of vLLM's rejection sampler that is ours on CPUs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from vllm.v1.sample import rejection_sampler
@@ -27,6 +29,21 @@ def test_the_sampler_uses_it(monkeypatch):
     repair_sampling()
     found = rejection_sampler.expand_batch_to_tokens(torch.tensor([4, 5]), torch.tensor([1, 3]), 3)
     assert found.tolist() == [4, 5, 5]
+
+
+def test_a_step_without_drafts_has_nothing_to_constrain():
+    """vLLM's own raises, for a top_k without a top_p."""
+    settings = SimpleNamespace(
+        all_greedy=False, temperature=torch.ones(2), top_k=torch.tensor([5, 5]), top_p=None
+    )
+    logits, counts = torch.zeros(0, 9), torch.zeros(2, dtype=torch.int32)
+    repair_sampling()
+    found = rejection_sampler.apply_sampling_constraints(logits, counts, settings)
+    assert found.shape == (0, 9)
+    settings.top_k = torch.tensor([1, 2])
+    logits = torch.tensor([[1.0, 2.0, 3.0]] * 2)
+    found = rejection_sampler.apply_sampling_constraints(logits, torch.tensor([1, 2]), settings)
+    assert found.isfinite().tolist() == [[False, False, True], [False, True, True]]
 
 
 def test_a_sampler_without_it_is_not_one_that_we_know(monkeypatch):

@@ -2,12 +2,16 @@
 
 vLLM 0.32's ``expand_kernel`` for CPUs fills a copy of its output and forgets it (vLLM issue 55005).
 Temperature, top-k and top-p of the drafts of a step are then whatever the memory held, and as one
-request that samples is enough for that, the greedy ones beside it get wrong text, too.
+request that samples is enough for that, the greedy ones beside it get wrong text, too. And where no
+request of a step has drafts, ``apply_top_k_only`` looks for the largest of no numbers, which ends
+the engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,10 +19,19 @@ from vllm_ssd.patching import patch
 
 
 def repair_sampling() -> None:
-    """Have this process's rejection sampler use our ``expand_batch_to_tokens``."""
+    """Have this process's rejection sampler use our ``expand_batch_to_tokens``, and leave steps
+    without drafts alone."""
     from vllm.v1.sample import rejection_sampler
 
     patch(rejection_sampler, "expand_batch_to_tokens", lambda _: partial(expand_batch_to_tokens))
+    patch(rejection_sampler, "apply_sampling_constraints", _where_there_are_drafts)
+
+
+def _where_there_are_drafts(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def apply_sampling_constraints(logits: torch.Tensor, *args: Any) -> torch.Tensor:
+        return original(logits, *args) if len(logits) else logits
+
+    return apply_sampling_constraints
 
 
 def expand_batch_to_tokens(
