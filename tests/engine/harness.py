@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.running import run_dir_of
+from vllm_ssd.rundir import table_path
+from vllm_ssd.table import SpeculationTable
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 
@@ -44,6 +49,31 @@ def own_run_dir() -> Path:
     found = run_dir_of(psutil.Process().children(recursive=True))
     assert found is not None, "no engine of this process has a draft"
     return found
+
+
+@contextmanager
+def damage(run_dir: Path) -> Iterator[None]:
+    """Meanwhile: random bytes anywhere in what the draft says, a thousand times a second."""
+    table = SpeculationTable.open(table_path(run_dir))
+    first = table.slots.dtype.fields["state"][1]
+    size = table.slots.itemsize - first
+    done = threading.Event()
+
+    def write() -> None:
+        chance = random.Random(1)
+        of_draft = table.slots.view(np.uint8).reshape(len(table.slots), -1)[:, first:]
+        while not done.wait(1e-3):
+            slot, start = chance.randrange(len(of_draft)), chance.randrange(size)
+            noise = chance.randbytes(min(chance.choice([1, 8, 64]), size - start))
+            of_draft[slot, start : start + len(noise)] = np.frombuffer(noise, np.uint8)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
 
 
 def greedy(max_tokens: int = 64, **options: Any) -> Any:

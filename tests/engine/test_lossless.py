@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+import psutil
 import pytest
 
 from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import engine, greedy, own_run_dir, texts, wait_for
+from tests.engine.harness import damage, engine, greedy, own_run_dir, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -51,6 +52,11 @@ def beside_sampled(llm) -> list[object]:
     return texts(outputs[::2])
 
 
+def serves(counted) -> bool:
+    """Whether the draft of an engine is at work."""
+    return counted["heartbeat"] > 0 and psutil.pid_exists(counted["pid"])
+
+
 def preemptions(llm) -> int:
     (metric,) = [m for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
     return metric.value
@@ -82,8 +88,9 @@ def plain(target):
 
 def test_same_tokens_with_and_without(target, draft, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
-    the draft is killed in the middle of a batch; then the engine goes and nothing is left."""
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
+    what the draft says is damaged all the time; then the draft is killed in the middle of a batch;
+    then the engine goes and nothing is left."""
+    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "max_restarts": 1000}
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         own = processes_of(run_dir)
@@ -96,7 +103,13 @@ def test_same_tokens_with_and_without(target, draft, plain):
         assert counted["hits"] + counted["misses"] > 0
         assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
 
-        os.kill(counted["pid"], signal.SIGKILL)
+        with damage(run_dir):
+            damaged = texts(llm.generate(PROMPTS[:12], greedy(), use_tqdm=False))
+        assert damaged == plain["batch"][:12], "texts changed when the table was damaged"
+        # The draft reads there as well, and may have been started anew.
+        wait_for("living draft", lambda: serves(counters(run_dir)), 120)
+
+        os.kill(counters(run_dir)["pid"], signal.SIGKILL)
         again = texts(llm.generate(PROMPTS, greedy(), use_tqdm=False))
         assert again == plain["batch"], "texts changed when the draft died"
     wait_for("end of all processes and files", lambda: not leftovers(run_dir, own), 20)
