@@ -6,45 +6,29 @@ unchanged. Nothing here depends on the plugin having run: under spawn, processes
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
 from vllm.platforms import current_platform
 
+from vllm_ssd.backends import Backend, TreeBackend, default_tree_backend, resolve_tree_backend
 from vllm_ssd.checks import check_draft, check_draft_source, check_vocabulary, first_sentence
-from vllm_ssd.draft.attention.flashinfer import DTYPES, HEAD_DIMS
 from vllm_ssd.pairs import default_draft
 
 if TYPE_CHECKING:
     from vllm.platforms.interface import Platform
 
-TREE_BACKEND_VARIABLE = "SSD_TREE_DECODE_BACKEND"
 MAX_FAN_OUT = 64
 MAX_BRANCHES = 512
 MAX_TOP_M, DEFAULT_TOP_M = 128, 32
 
-TreeBackend = Literal["auto", "triton", "flashinfer", "sdpa"]
-_ON_GPUS: tuple[Literal["triton", "flashinfer"], ...] = ("triton", "flashinfer")
 FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
 DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
 # A core list such as "2-3,6"; the index of a visible GPU or its UUID, or several of them.
 _NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
 DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}(,{_NAME})*$")]
-
-
-def _default_tree_backend() -> TreeBackend:
-    value = os.environ.get(TREE_BACKEND_VARIABLE, "auto")
-    for backend in get_args(TreeBackend):
-        if value == backend:
-            return backend
-    raise ValueError(
-        f"the environment variable {TREE_BACKEND_VARIABLE} must be one of "
-        f"{', '.join(get_args(TreeBackend))}, not {value!r}"
-    )
 
 
 @config
@@ -79,7 +63,7 @@ class SSDConfig(SpeculativeConfig):
     """Where the draft runs. None: a device the target does not use. With data parallelism, several
     GPUs separated by commas are for one engine of this host each, and a single one is for all."""
     tree_backend: TreeBackend = Field(
-        default_factory=_default_tree_backend,
+        default_factory=default_tree_backend,
         description='"auto", "triton", "flashinfer" or "sdpa"',
     )
     """The draft's attention. Not given: the environment variable SSD_TREE_DECODE_BACKEND, or
@@ -200,36 +184,9 @@ class SSDConfig(SpeculativeConfig):
             return 0
         return min(self.draft_top_m or DEFAULT_TOP_M, self.target_model_config.get_vocab_size())
 
-    def resolve_tree_backend(self, platform: Platform) -> Literal["triton", "flashinfer", "sdpa"]:
+    def resolve_tree_backend(self, platform: Platform) -> Backend:
         """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
-        for backend in _ON_GPUS:
-            obstacle = self._obstacle(backend, platform)
-            if self.tree_backend == backend and obstacle:
-                raise ValueError(
-                    f"tree_backend {backend!r} (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
-                    "write 'auto' or 'sdpa'"
-                )
-            if self.tree_backend in ("auto", backend) and not obstacle:
-                return backend
-        return "sdpa"
-
-    def _obstacle(self, backend: str, platform: Platform) -> str | None:
-        """Why this cannot be the draft's attention, as the end of a sentence."""
-        if platform.is_cpu():
-            return "needs a GPU"
-        if importlib.util.find_spec(backend) is None:
-            return "is not installed"
-        if self.draft_model_config is None:
-            return None
-        dtype, head = self.draft_model_config.dtype, self.draft_model_config.get_head_size()
-        if backend == "triton":
-            two = head >= 16 and head & (head - 1) == 0
-            return None if two else f"needs heads of a power of two and the draft's have {head}"
-        if dtype not in DTYPES:
-            return f"needs a 16-bit draft and this one is {str(dtype).removeprefix('torch.')}"
-        if head not in HEAD_DIMS:
-            return f"needs heads of 64, 128 or 256 and the draft's have {head}"
-        return None
+        return resolve_tree_backend(self.tree_backend, self.draft_model_config, platform)
 
     def draft_shares_target_positions(self) -> bool:
         """True: a draft with a shorter context does not shorten the target's.
