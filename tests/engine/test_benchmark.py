@@ -29,6 +29,7 @@ def test_quick(target, tmp_path):
         assert row["tokens_per_round"] > 1.5 and len(row["acceptance"]) == 3, row
     for row in rows[2:]:
         assert abs(row["hit"] + row["miss"] + row["late"] - 1) < 1e-9, row
-    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert [line.split(" | ")[1] for line in table[2:]] == SIDES
+    table = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
+    side = table[0].index("side")
+    assert [row[side] for row in table[2:]] == SIDES
     assert "stand-in" in done.stdout
