@@ -29,34 +29,51 @@ def parse_cores(text: str) -> list[int]:
 
 
 def split_cores(
-    available: Sequence[int], ranks: int, draft_device: str | None, bind: str | None
+    available: Sequence[int],
+    ranks: int,
+    draft_device: str | None,
+    bind: str | None,
+    engine: int = 0,
+    engines: int = 1,
 ) -> CoreSplit:
-    """Divide ``available`` cores among ``ranks`` target workers and the draft.
+    """Divide ``available`` cores among ``ranks`` target workers and the draft of one engine, which
+    is number ``engine`` of ``engines`` that share them.
 
-    draft_device: cores the user chose for the draft. bind: the user's thread binding of the
-    target, one list a rank separated by ``|``, or None. By default the draft, which is small,
-    takes a quarter of the cores, at least one, and the target the rest; less than a quarter where
-    some worker would have to share a core.
+    draft_device: cores the user chose for the drafts. bind: the user's thread binding of the
+    targets, one list a rank separated by ``|``, or None. By default the draft, which is small,
+    takes a quarter of the engine's cores, at least one, and the target the rest; less than a
+    quarter where some worker would have to share a core.
     """
     if bind is not None:
         taken = {core for part in bind.split("|") for core in parse_cores(part)}
         left = [core for core in available if core not in taken]
-        draft = parse_cores(draft_device) if draft_device is not None else left
+        drafts = parse_cores(draft_device) if draft_device is not None else left
+        draft = _share(drafts, engine, engines) or list(drafts)
         return CoreSplit(draft or list(available), None, not draft or bool(taken & set(draft)))
     if draft_device is not None:
-        draft = parse_cores(draft_device)
+        drafts = parse_cores(draft_device)
+        draft = _share(drafts, engine, engines) or drafts
+        own = _share([core for core in available if core not in drafts], engine, engines)
+        left = own
     else:
-        spare = min(len(available) // 4, len(available) - ranks)
-        draft = list(available[-max(1, spare) :])
-    left = [core for core in available if core not in draft]
-    shared = not left
-    left = left or list(available)
+        own = _share(available, engine, engines) or list(available)
+        spare = min(len(own) // 4, len(own) - ranks)
+        draft = own[-max(1, spare) :]
+        left = [core for core in own if core not in draft]
+    shared = not left or len(available) < engines
+    left = left or own or list(available)
     parts = []
     for rank in range(ranks):
-        own = left[rank * len(left) // ranks : (rank + 1) * len(left) // ranks]
-        shared |= not own
-        parts.append(",".join(map(str, own or left)))
-    return CoreSplit(draft, "|".join(parts), shared)
+        mine = _share(left, rank, ranks)
+        shared |= not mine
+        parts.append(",".join(map(str, mine or left)))
+    # vLLM gives every engine the parts at its own place.
+    return CoreSplit(draft, "|".join(parts * engines), shared)
+
+
+def _share(cores: Sequence[int], number: int, of: int) -> list[int]:
+    """One part of several of about the same size; empty if there are too few."""
+    return list(cores[number * len(cores) // of : (number + 1) * len(cores) // of])
 
 
 def available_cores() -> list[int]:

@@ -64,6 +64,26 @@ def test_the_users_choices_come_first():
     assert split_cores([0, 1], 1, None, "0-1").shared
 
 
+def test_engines_of_one_machine_have_cores_of_their_own():
+    """Every one tells vLLM of all, which takes the parts at the engine's own place."""
+    one, two = (split_cores(range(8), 2, None, None, engine, 2) for engine in (0, 1))
+    assert (one.draft, one.target) == ([3], "0|1,2|0|1,2")
+    assert (two.draft, two.target) == ([7], "4|5,6|4|5,6")
+    assert not one.shared and not two.shared
+    chosen = [split_cores(range(6), 1, "4-5", None, engine, 2) for engine in (0, 1)]
+    assert [(s.draft, s.target, s.shared) for s in chosen] == [
+        ([4], "0,1|0,1", False),
+        ([5], "2,3|2,3", False),
+    ]
+    bound = [split_cores(range(6), 1, None, "0,1|2,3", engine, 2) for engine in (0, 1)]
+    assert [(s.draft, s.target) for s in bound] == [([4], None), ([5], None)]
+    few = [split_cores([0, 1], 1, None, None, engine, 2) for engine in (0, 1)]
+    assert [(s.draft, s.target, s.shared) for s in few] == [
+        ([0], "0|0", True),
+        ([1], "1|1", True),
+    ]
+
+
 # GPUs
 
 

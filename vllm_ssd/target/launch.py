@@ -269,11 +269,14 @@ class DraftLauncher:
         """The draft's cores. The target's workers are bound to the others."""
         bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
         device = self._config.draft_device
+        parallel = self._vllm_config.parallel_config
         split = split_cores(
             available_cores(),
-            self._vllm_config.parallel_config.world_size,
+            parallel.world_size,
             None if device is None else str(device),
             None if bind in ("auto", "nobind") else bind,
+            engine_index(parallel),
+            self._config.engines,
         )
         if split.target is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = split.target

@@ -1,0 +1,44 @@
+"""Data parallelism: every engine of a server has a draft of its own, and cores of its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from openai import OpenAI
+
+from benchmarks import serve
+from benchmarks.running import counters, leftovers, processes_of
+from tests.engine.harness import ENGINE, engine, greedy, wait_for
+from vllm_ssd import rundir
+
+PROMPTS = ["Rome is", "1, 2, 3, 4,", "Name one fact about gold:", "Once upon a time, old maps"]
+
+
+def test_two_engines_of_one_server(target, draft, tmp_path):
+    with engine(target) as llm:
+        plain = [o.outputs[0].text for o in llm.generate(PROMPTS, greedy(24), use_tqdm=False)]
+    before = set(rundir.living())
+    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft}
+    arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
+    log = tmp_path / "log"
+    server = serve.Server({**arguments, "speculative_config": speculation}, log)
+    try:
+        server.wait_healthy(300)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+        def ask(prompt: str) -> str:
+            answer = client.completions.create(
+                model=serve.NAME, prompt=prompt, max_tokens=24, temperature=0
+            )
+            return answer.choices[0].text
+
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            assert list(pool.map(ask, PROMPTS)) == plain
+        run_dirs = set(rundir.living()) - before
+        counted = [counters(run_dir) for run_dir in run_dirs]
+        assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)
+        own = [process for run_dir in run_dirs for process in processes_of(run_dir)]
+    finally:
+        server.end()
+    for run_dir in run_dirs:
+        wait_for("clean end", lambda run_dir=run_dir: not leftovers(run_dir, own), 20)
