@@ -53,15 +53,15 @@ def split_cores(
     if draft_device is not None:
         drafts = parse_cores(draft_device)
         draft = _share(drafts, engine, engines) or drafts
-        own = _share([core for core in available if core not in drafts], engine, engines)
-        left = own
+        own = list(available)
+        left = _share([core for core in available if core not in drafts], engine, engines)
     else:
         own = _share(available, engine, engines) or list(available)
         spare = min(len(own) // 4, len(own) - ranks)
         draft = own[-max(1, spare) :]
         left = [core for core in own if core not in draft]
     shared = not left or len(available) < engines
-    left = left or own or list(available)
+    left = left or own
     parts = []
     for rank in range(ranks):
         mine = _share(left, rank, ranks)

@@ -217,7 +217,7 @@ class HostPublisher:
         entries: torch.Tensor | None,
     ) -> None:
         for row, slot, stamp in _real(slots, stamps):
-            of_row = None if entries is None else entries[row].numpy(force=True)
+            of_row = _entries_of(row, entries)
             self._mailbox.extend_prediction(slot, stamp, tokens[row].tolist(), of_row)
 
     def answer(
@@ -229,8 +229,12 @@ class HostPublisher:
         entries: torch.Tensor | None,
     ) -> None:
         for row, slot, stamp in _real(slots, stamps):
-            of_row = None if entries is None else entries[row].numpy(force=True)
+            of_row = _entries_of(row, entries)
             self._mailbox.publish_answer(slot, stamp, tokens[row].tolist(), int(step), of_row)
+
+
+def _entries_of(row: int, entries: torch.Tensor | None) -> NDArray[np.int64] | None:
+    return None if entries is None else entries[row].numpy(force=True)
 
 
 def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int, np.uint64]]:

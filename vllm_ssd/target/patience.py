@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from statistics import median_high
 from typing import Literal
 
 from vllm_ssd.table import SpeculationTable
@@ -50,7 +51,7 @@ class Patience:
         answer_us = self._answer_us()
         if not (self._yield and answer_us and self._rounds):
             return batch == 1
-        round_us = sorted(self._rounds)[len(self._rounds) // 2] * 1e6
+        round_us = median_high(self._rounds) * 1e6
         without = (batch - missed) * self._yield + missed
         return answer_us * without < missed * (self._yield - 1) * round_us
 
