@@ -34,7 +34,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "default": [],
         "metavar": "KEY=JSON",
     }
-    add("--option", help="a further option of method ssd", **key)
+    add("--option", help="of method ssd; may be repeated", **key)
     add("--engine-option", help="a further argument of every engine", **key)
     add("--max-model-len", type=int, default=2048)
     add("--gpu-memory-utilization", type=float, default=0.9)

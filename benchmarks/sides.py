@@ -25,7 +25,8 @@ _TELL_RUN_DIR = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 @dataclass(frozen=True)
 class Plan:
     """What to compare. engine: arguments of all engines. ssd: (k, f) of each; sd: k of each with
-    f=0; draft_model: k of vLLM's own. options: of method ssd, with f=0 too."""
+    f=0; draft_model: k of vLLM's own. options: further ones of method ssd, with f=0 too; each is a
+    side of its own."""
 
     engine: dict[str, Any]
     draft: str
@@ -36,7 +37,7 @@ class Plan:
     draft_model: Sequence[int]
     sd: Sequence[int]
     ssd: Sequence[tuple[int, int]]
-    options: dict[str, Any]
+    options: Sequence[dict[str, Any]]
 
     def sides(self) -> list[Side]:
         """In the order of the table. The verify step alone is measured on GPUs only, at each k."""
@@ -50,18 +51,15 @@ class Plan:
         for k in self.draft_model:
             own = {"method": "draft_model", "model": self.draft, "num_speculative_tokens": k}
             sides.append(self._side(f"draft_model k={k}", "draft_model", k, engine, own))
-        for k in self.sd:
-            options = {**ours, "k": k, "f": 0, **self.options}
-            sides.append(self._side(f"sd k={k}{self._told()}", "sd", k, engine, options))
-        for k, f in self.ssd:
-            options = {**ours, "k": k, "f": f, **self.options}
-            name = f"ssd k={k} f={f}{self._told()}"
-            sides.append(self._side(name, "ssd", k, engine, options))
+        for further in self.options:
+            told = "".join(f" {name}={value}" for name, value in further.items())
+            for k in self.sd:
+                options = {**ours, "k": k, "f": 0, **further}
+                sides.append(self._side(f"sd k={k}{told}", "sd", k, engine, options))
+            for k, f in self.ssd:
+                options = {**ours, "k": k, "f": f, **further}
+                sides.append(self._side(f"ssd k={k} f={f}{told}", "ssd", k, engine, options))
         return [side for side in sides if side.kind in self.kinds]
-
-    def _told(self) -> str:
-        """The further options, so that sides of several runs can be told apart."""
-        return "".join(f" {name}={value}" for name, value in self.options.items())
 
     def _engine(self) -> dict[str, Any]:
         return {

@@ -75,10 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draft_model=[],
         sd=[],
         ssd=[(args.k, args.f)],
-        options={
-            **({"max_restarts": MANY_RESTARTS} if args.kill_draft_every else {}),
-            **dict(args.option),
-        },
+        options=[
+            {
+                **({"max_restarts": MANY_RESTARTS} if args.kill_draft_every else {}),
+                **dict(args.option),
+            }
+        ],
     )
     plain_side, side = plan.sides()
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-soak-"))

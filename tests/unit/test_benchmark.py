@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from benchmarks import offline, process
@@ -15,6 +16,7 @@ from benchmarks.prompts import make_prompts
 from benchmarks.records import Load, Measurement, Result, Speculation
 from benchmarks.sides import Plan
 from benchmarks.table import compare, make_rows, markdown
+from benchmarks.turns import Turns
 
 
 class Engine:
@@ -74,7 +76,7 @@ PLAN = Plan(
     draft_model=[3, 5],
     sd=[7],
     ssd=[(7, 1), (7, 3)],
-    options={},
+    options=[{}],
 )
 
 
@@ -91,7 +93,7 @@ def test_sides() -> None:
     assert all(side.engine["max_num_seqs"] == 4 for side in sides.values())
     on_cpu = dataclasses.replace(PLAN, on_gpus=False, kinds=["verify", "ssd"]).sides()
     assert [(side.kind, side.gpus) for side in on_cpu] == [("ssd", 0), ("ssd", 0)]
-    told = dataclasses.replace(PLAN, options={"on_miss": "wait"}, kinds=["sd"]).sides()[0]
+    told = dataclasses.replace(PLAN, options=[{"on_miss": "wait"}], kinds=["sd"]).sides()[0]
     assert told.name == "sd k=7 on_miss=wait"
     assert told.engine["speculative_config"] == {**options, "on_miss": "wait"}
 
@@ -190,16 +192,21 @@ def test_prompts() -> None:
     assert make_prompts(Tokenizer(), 3, 500) == prompts[:3]
 
 
-def run(tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> Result:
-    """Run a side whose process does `code`; `events` is where it should report."""
+def write_script(tmp_path: Path, code: str) -> Path:
+    """A side's process that does `code`; `side` is what it is told, `events` where it reports."""
     script = tmp_path / "script"
     script.write_text(
-        f"#!{sys.executable}\nimport os, sys, time\nevents = int(sys.argv[3])\n"
-        f"sys.stdin.read()\n{code}\n"
+        f"#!{sys.executable}\nimport json, os, sys, time\nevents = int(sys.argv[3])\n"
+        f"side = sys.stdin.readline()\n{code}\n"
     )
     script.chmod(0o700)
+    return script
+
+
+def run(tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+    script = write_script(tmp_path, code)
     monkeypatch.setattr(process.sys, "executable", str(script))
-    return process.run_side(PLAN.sides()[0], tmp_path / "log", 5.0, lambda text: None)
+    return process.run_side(PLAN.sides()[0], tmp_path / "log", 5.0, lambda text: None, Turns(1))
 
 
 def test_failed_side_keeps_what_it_measured(
@@ -220,6 +227,29 @@ def test_side_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert result.error == "not done after 5 s\nwaiting"
 
 
+def test_no_side_is_measured_while_another_starts_or_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one fails at its start, which the others do not wait for."""
+    log, names = tmp_path / "what", ("one", "two", "three")
+    code = f"""
+name = json.loads(side)["name"]
+def note(what):
+    with open({str(log)!r}, "a") as file: file.write(what + chr(10))
+time.sleep({{"one": 0, "two": 0.3, "three": 0.6}}[name])
+note("start")
+if name == "two": sys.exit("no memory left")
+os.write(events, b'{{"type":"Up"}}' + bytes([10]))
+sys.stdin.readline()
+note("begin"); time.sleep(0.1); note("end")
+"""
+    monkeypatch.setattr(process.sys, "executable", str(write_script(tmp_path, code)))
+    sides = [msgspec.structs.replace(PLAN.sides()[0], name=name) for name in names]
+    results = list(offline._run(sides, tmp_path, 5.0))
+    assert [result.error is None for result in results] == [True, False, True]
+    assert log.read_text().split() == ["start"] * 3 + ["begin", "end"] * 2
+
+
 def test_files_saved_before_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +262,15 @@ def test_files_saved_before_are_joined(
     join = [word for file in files for word in ("--join", str(file))]
     assert main(["--sides", "", "--logs", str(tmp_path), *join]) == 0
     assert "| 1 | 0.0 | ssd k=7 f=3 | 200.0 | 4.00 |" in capsys.readouterr().out
+
+
+def test_options_given_twice_are_sides_of_their_own() -> None:
+    given = [("on_miss", "wait"), ("min_depth", 2), ("on_miss", "skip")]
+    assert offline._variants(given) == [
+        {"on_miss": "wait", "min_depth": 2},
+        {"on_miss": "skip", "min_depth": 2},
+    ]
+    assert offline._variants([]) == [{}]
 
 
 def test_bad_command_line(capsys: pytest.CaptureFixture[str]) -> None:
