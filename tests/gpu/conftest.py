@@ -3,4 +3,4 @@
 import os
 
 # Some tests compute on the GPU themselves, after which CUDA does not survive a fork.
-os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
