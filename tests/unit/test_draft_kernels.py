@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from vllm_ssd.draft.attention.masks import tree_mask
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.draft.kernels import DevicePublisher
-    from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
+    from vllm_ssd.draft.publish import DraftMailbox, HostPublisher, Step
     from vllm_ssd.table import SpeculationTable, TableShape
 
     @pytest.mark.parametrize("group, contexts", [(1, [33]), (3, [1, 70])])
@@ -49,8 +49,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
                 of_columns = torch.randint(0, 2**62, (*each, top_m)) if top_m else None
                 of_answers = torch.randint(0, 2**62, (3, 1, top_m)) if top_m else None
                 for publisher in publishers:
-                    publisher.extend(slots, stamps, columns, at, of_columns)
-                    publisher.answer(slots, stamps, answers, at, of_answers)
+                    publisher.extend(Step(slots, stamps, columns, at, of_columns))
+                    publisher.answer(Step(slots, stamps, answers, at, of_answers))
                 assert ours.slots.tobytes() == theirs.slots.tobytes()
 
     def test_packed_masks():
