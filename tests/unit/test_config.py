@@ -12,10 +12,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from vllm.config import ModelConfig, ParallelConfig
 from vllm.config.utils import replace
 
+from tests.tiny_llama import tiny_config
 from vllm_ssd import checks
 from vllm_ssd.checks import check_device, check_draft, check_vocabulary
 from vllm_ssd.config import SSDConfig
@@ -26,16 +27,8 @@ WORDS = [f"w{i}" for i in range(60)]
 
 def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, **config) -> str:
     """A Llama without weights; without a tokenizer if ``words`` is None."""
-    LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)
+    shape = {"num_hidden_layers": layers, "max_position_embeddings": 256}
+    tiny_config(vocab_size, **shape).save_pretrained(folder)
     if config:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))

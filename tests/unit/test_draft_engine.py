@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.tiny_llama import tiny_llama
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
@@ -30,19 +30,8 @@ VOCAB, MAX_LEN, SLOTS = 300, 256, 4
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_LEN,
-        initializer_range=0.4,
-    )
     folder = tmp_path_factory.mktemp("tiny")
-    model = LlamaForCausalLM(config).float().eval()
+    model = tiny_llama(0, VOCAB, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
     model.save_pretrained(folder)
     return folder, model
 
