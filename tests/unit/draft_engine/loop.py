@@ -91,16 +91,18 @@ class Loop:
 
 
 class Target:
-    """One request whose true text is known."""
+    """One request whose true text is known: what ``reference`` says after ``truth``."""
 
-    def __init__(self, name, prompt, truth):
-        self.name, self.text, self.truth = name, list(prompt), list(truth)
-        self.prompt_length = len(prompt)
+    def __init__(self, name, prompt, reference, truth=()):
+        self.name, self.text, self.truth = name, list(prompt), [*prompt, *truth]
+        self._reference = reference
         self.drafts: list[int] = []
 
     def verify(self):
         """The tokens one verification yields."""
-        ahead = self.truth[len(self.text) - self.prompt_length :]
+        missing = len(self.text) + len(self.drafts) + 1 - len(self.truth)
+        self.truth += self._reference.continuation(self.truth, missing)
+        ahead = self.truth[len(self.text) :]
         accepted = 0
         while accepted < len(self.drafts) and self.drafts[accepted] == ahead[accepted]:
             accepted += 1

@@ -23,7 +23,7 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     k = 4
     policy = DraftPolicy(k, (f,) * (k + 1), 0, chunk=16, top_m=top_m)
     loop = Loop(draft_model, tmp_path / "t", policy)
-    target = Target("a", PROMPT, reference.continuation(PROMPT, 80))
+    target = Target("a", PROMPT, reference)
     loop.client.add("a", PROMPT)
     loop.work()
     assert target.round(loop.client) == 0  # the prompt's own token
@@ -89,8 +89,7 @@ def test_every_published_branch_continues_the_text_as_the_model_would(
             prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))]
             truth = reference.continuation(prompt, 5)
             truth += [chance.randrange(VOCAB) for _ in range(2)]
-            truth += reference.continuation(prompt + truth, 150)
-            targets.append(Target(f"r{started}", prompt, truth))
+            targets.append(Target(f"r{started}", prompt, reference, truth))
             started += 1
             if chance.random() < 0.8:  # else the client meets it unannounced
                 loop.client.add(targets[-1].name, prompt)
@@ -122,7 +121,7 @@ def test_stale_stamps_never_reach_the_target(tmp_path, draft_model, reference):
     the table when the target looks."""
     k = 3
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), 0, chunk=64))
-    target = Target("a", PROMPT, reference.continuation(PROMPT, 80))
+    target = Target("a", PROMPT, reference)
     loop.client.add("a", PROMPT)
     seat = loop.client._seats["a"]
     poison = DraftMailbox(loop.table)

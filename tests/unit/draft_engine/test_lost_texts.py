@@ -1,5 +1,6 @@
 """The draft does not know a request's text, or no longer: the target sends it again."""
 
+from tests.control_socket import Sent
 from tests.unit.draft_engine.loop import PROMPT, Loop, Target
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import DRAFTING, LOST, PREPARING
@@ -8,7 +9,7 @@ from vllm_ssd.table import DRAFTING, LOST, PREPARING
 def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference):
     k = 2
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), 0, chunk=64))
-    target = Target("a", PROMPT, reference.continuation(PROMPT, 150))
+    target = Target("a", PROMPT, reference)
     loop.client.add("a", PROMPT)
     for _ in range(60):  # the draft sleeps; the tail holds 64 tokens
         target.round(loop.client)
@@ -24,20 +25,13 @@ def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference
     assert target.drafts == reference.continuation(target.text, k)
 
 
-class Taken:
-    """A control socket whose messages nobody gets any more."""
-
-    def send(self, message):
-        return True
-
-
 def test_another_draft_takes_over(tmp_path, draft_model, reference):
     """Nothing of the first one's is used from then on, and every request is added again: one in
     the middle of its text, and one without an outcome yet."""
     k = 3
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), 0, chunk=64))
-    begun = Target("begun", PROMPT, reference.continuation(PROMPT, 60))
-    fresh = Target("fresh", PROMPT[:3], reference.continuation(PROMPT[:3], 60))
+    begun = Target("begun", PROMPT, reference)
+    fresh = Target("fresh", PROMPT[:3], reference)
     for target in (begun, fresh):
         loop.client.add(target.name, target.text)
     for _ in range(3):
@@ -62,8 +56,8 @@ def test_a_request_whose_message_was_lost_is_asked_for(tmp_path, draft_model, re
     """It is added again once two looks in a row have found an outcome of it, and only then."""
     k = 2
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), 0, chunk=64))
-    target = Target("a", PROMPT, reference.continuation(PROMPT, 60))
-    control, loop.client._roster._control = loop.client._roster._control, Taken()
+    target = Target("a", PROMPT, reference)
+    control, loop.client._roster._control = loop.client._roster._control, Sent()
     loop.client.add("a", PROMPT)
     loop.engine.ask_for_unknown()
     target.round(loop.client)

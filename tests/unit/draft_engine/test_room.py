@@ -31,7 +31,7 @@ def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, referen
     assert states["a"] == DRAFTING and states["b"] != DRAFTING
     loop.client.remove("a")
     loop.work()
-    target = Target("b", prompts["b"], reference.continuation(prompts["b"], 30))
+    target = Target("b", prompts["b"], reference)
     target.round(loop.client)
     assert target.drafts == reference.continuation(target.text, k)
     loop.engine.pool.give(spare)
