@@ -8,7 +8,7 @@ from tests.gpu_hosts import gpus, parallel
 from tests.sentences import one_sentence
 from vllm_ssd.checks import check_device
 from vllm_ssd.config import SSDConfig
-from vllm_ssd.placement import Place, engine_index, gpu_environment, local_engines, place_draft
+from vllm_ssd.placement import Placement, engine_index, gpu_environment, local_engines, place_draft
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_drafts_come_after_all_targets(engines, target, count, drafts):
     config = SSDConfig(engines=engines)
     check_device(config, target, gpus(count))
     places = [place_draft(config, target, gpus(count), engine) for engine in range(engines)]
-    assert places == [Place(draft) for draft in drafts]
+    assert places == [Placement(draft) for draft in drafts]
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_an_engine_that_nobody_foresaw():
 @pytest.mark.parametrize(
     "device, engines, engine, place",
     [
-        (3, 1, 0, Place(3)),
-        ("2", 1, 0, Place(2)),
-        ("GPU-00002", 1, 0, Place(2)),
-        ("GPU-0000", 1, 0, Place(0, with_target=True)),  # CUDA takes the first digits, too
-        (1, 1, 0, Place(1, with_target=True)),
-        ("GPU-00001", 1, 0, Place(1, with_target=True)),
-        ("MIG-1-2/3", 1, 0, Place("MIG-1-2/3")),
-        ("5,4", 2, 0, Place(5)),
-        ("5,4", 2, 1, Place(4)),
-        ("GPU-00005,4", 2, 1, Place(4)),
-        ("3,4", 2, 0, Place(3, with_target=True)),
-        ("4", 2, 1, Place(4, with_drafts=True)),
-        ("4,4", 2, 0, Place(4, with_drafts=True)),
+        (3, 1, 0, Placement(3)),
+        ("2", 1, 0, Placement(2)),
+        ("GPU-00002", 1, 0, Placement(2)),
+        ("GPU-0000", 1, 0, Placement(0, with_target=True)),  # CUDA takes the first digits, too
+        (1, 1, 0, Placement(1, with_target=True)),
+        ("GPU-00001", 1, 0, Placement(1, with_target=True)),
+        ("MIG-1-2/3", 1, 0, Placement("MIG-1-2/3")),
+        ("5,4", 2, 0, Placement(5)),
+        ("5,4", 2, 1, Placement(4)),
+        ("GPU-00005,4", 2, 1, Placement(4)),
+        ("3,4", 2, 0, Placement(3, with_target=True)),
+        ("4", 2, 1, Placement(4, with_drafts=True)),
+        ("4,4", 2, 0, Placement(4, with_drafts=True)),
     ],
 )
 def test_the_users_gpu(device, engines, engine, place):
@@ -83,7 +83,7 @@ def test_the_users_gpu_among_device_ids():
 
 def test_rocm_has_its_own_uuids():
     place = place_draft(SSDConfig(draft_device="GPU-beef"), parallel(1), gpus(2, rocm=True), 0)
-    assert place == Place("GPU-beef")
+    assert place == Placement("GPU-beef")
 
 
 @pytest.mark.parametrize(
