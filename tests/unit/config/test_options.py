@@ -45,6 +45,11 @@ def test_what_says_nothing_new_is_taken(make):
     assert make(draft_tensor_parallel_size=1, draft_sample_method="greedy").k == 7
 
 
+def test_how_the_draft_is_loaded(make):
+    assert make().draft_load_config is None
+    assert make(draft_load_config={"load_format": "dummy"}).draft_load_config.load_format == "dummy"
+
+
 def test_synthetic_acceptance_is_left_to_vllm(make):
     config = make(k=3, rejection_sample_method="synthetic", synthetic_acceptance_length=2.5)
     assert config.synthetic_acceptance_rates == [1.0, 0.5, 0.0]
