@@ -8,6 +8,7 @@ import psutil
 
 from vllm_ssd import rundir
 from vllm_ssd.metrics import snapshot
+from vllm_ssd.processes import has_ended
 from vllm_ssd.table import SpeculationTable
 
 
@@ -41,7 +42,7 @@ def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
 
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Those that still run."""
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes if not has_ended(process)]
 
 
 def leftovers(run_dir: Path, processes: Sequence[psutil.Process]) -> list[str]:

@@ -11,11 +11,12 @@ from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention, Plan
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
 
-BLOCK, STEPS = 16, 7
+BLOCK = 16
 
 
 class Pair:
-    """A backend and the reference, with one layer of 4 KV heads each, over the same pages."""
+    """A backend and the reference, with one layer each, over the same pages. group: query heads
+    for each KV head; steps: of the trees."""
 
     def __init__(
         self,
@@ -26,15 +27,20 @@ class Pair:
         branches: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_heads: int = 4,
+        steps: int = 7,
     ):
+        self.steps = steps
         self.chance = random.Random(len(contexts) * group * head_dim)
-        per_request = [-(-(c + 8 + STEPS * branches) // BLOCK) for c in contexts]
+        per_request = [-(-(c + 8 + steps * branches) // BLOCK) for c in contexts]
         order = list(range(sum(per_request)))
         self.chance.shuffle(order)
         self.tables = [[order.pop() for _ in range(count)] for count in per_request]
         self.contexts, self.branches = contexts, branches
-        self.shape = AttentionShape(1, 4 * group, 4, head_dim, head_dim**-0.5, dtype, device)
-        longest = max(contexts) + 8 + STEPS * branches
+        self.shape = AttentionShape(
+            1, kv_heads * group, kv_heads, head_dim, head_dim**-0.5, dtype, device
+        )
+        longest = max(contexts) + 8 + steps * branches
         self.both = [
             cls(self.shape, sum(per_request), BLOCK, longest) for cls in (backend, SDPAAttention)
         ]
@@ -55,7 +61,7 @@ class Pair:
 
     def trees(self, active: int) -> list[Tree]:
         return [
-            Tree(table, context, self._parents(context), STEPS)
+            Tree(table, context, self._parents(context), self.steps)
             for table, context in list(zip(self.tables, self.contexts))[:active]
         ]
 
@@ -83,12 +89,12 @@ def prompts_and_trees(pair: Pair) -> float:
         outs = [plan.attend(0, *tokens).view(batch, queries, -1) for plan in plans]
         for row, chunk in enumerate(chunks):
             worst = max(worst, pair.error(*(out[row, : chunk.query_len] for out in outs)))
-    trees = [attention.tree_plan(batch, pair.branches, STEPS) for attention in pair.both]
+    trees = [attention.tree_plan(batch, pair.branches, pair.steps) for attention in pair.both]
     for active in (len(pair.contexts), 1):
         layout = [None, *pair.trees(active)]
         for tree in trees:
             tree.load(layout)
-        for step in range(STEPS):
+        for step in range(pair.steps):
             tokens = pair.tokens(batch * pair.branches)
             for tree in trees:
                 tree.prepare(torch.tensor([step], device=pair.shape.device))
@@ -103,7 +109,7 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
     for ours, reference in zip(*((a.keys[0], a.values[0]) for a in pair.both)):
         ours.normal_()
         reference.copy_(ours)
-    plans = [attention.tree_plan(batch, branches, STEPS) for attention in pair.both]
+    plans = [attention.tree_plan(batch, branches, pair.steps) for attention in pair.both]
     step = torch.zeros(1, dtype=torch.int64, device=device)
     tokens = [part.clone() for part in pair.tokens(batch * branches)]
 
@@ -122,7 +128,7 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
         for plan in plans:
             pair.chance.seed(0)
             plan.load(pair.trees(batch))
-        for number in range(STEPS):
+        for number in range(pair.steps):
             step.fill_(number)
             for part in tokens:
                 part.normal_()

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import torch
 
-from tests.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Sent, Target, beat
+from tests.control_socket import Sent
+from tests.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Target, beat
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.proposals import certain, pack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp

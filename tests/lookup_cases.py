@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from tests.control_socket import Sent
 from tests.lookup_drafts import answer_slowly, publish_at_random
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.messages import Add, Remove
@@ -26,17 +27,6 @@ TOP_M = 3
 SAMPLED = replace(SHAPE, top_m=TOP_M)  # with what drafts were sampled from
 LOOK_NS = 100_000
 ENDLESS_S = 3600.0  # for waits that end by themselves
-
-
-class Sent(list):
-    """Control messages, or a draft whose socket takes no more."""
-
-    full = False
-
-    def send(self, message):
-        if not self.full:
-            self.append(message)
-        return not self.full
 
 
 class Target:

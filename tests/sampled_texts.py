@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from benchmarks.running import counters
 from tests.chi_square import chance_of
 from tests.engine.harness import engine, own_run_dir
+from tests.tiny_llama import tiny_llama
 
 VOCAB, TOKENS, TEXTS, K = 6, 3, 2000, 3
 PROMPT = [1, 5, 0, 2, 3]
@@ -32,22 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
     """(target, draft): the draft is the target with other output weights."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).float()
+    model = tiny_llama(3, VOCAB, head_dim=64, initializer_range=0.2)
     target, draft = folder / "target", folder / "draft"
     with torch.no_grad():
         model.lm_head.weight *= 0.3  # no token is nearly certain

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from vllm_ssd.draft.outcomes import choose
-from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
+from vllm_ssd.draft.publish import DraftMailbox, HostPublisher, Step
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.proposals import certain
@@ -118,8 +118,8 @@ class Play:
             depth = int(torch.randint(K + 1, (1,), generator=self.draft_luck))
         for step in range(depth):
             tips, entries = self._grow(tips, step)
-            each = tips.view(SLOTS, -1)
-            self.publisher.extend(self.slots, stamps, each, torch.tensor([step]), entries)
+            each, at = tips.view(SLOTS, -1), torch.tensor([step])
+            self.publisher.extend(Step(self.slots, stamps, each, at, entries))
 
     def _grow(self, tips, step):
         logits, rows = self.q[tips], len(tips)

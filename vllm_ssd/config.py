@@ -72,11 +72,12 @@ class SSDConfig(SpeculativeConfig):
         default="auto", description='"auto", "wait" or "skip"'
     )
     """What the target does when its outcome was not predicted, or too few tokens of the branch
-    are ready: wait for the draft, or verify what there is."""
+    are ready: wait for the draft, or verify what there is; "auto" waits, but for answers to what
+    was not predicted only where that pays (``target/patience.py``)."""
     min_depth: int = Field(  # type: ignore[assignment]
         default=None, strict=True, ge=1, description="a whole number from 1 to k"
     )
-    """Drafted tokens the target waits for if ``on_miss`` is "wait". Not given: k."""
+    """Drafted tokens the target waits for, unless ``on_miss`` is "skip". Not given: k."""
     max_wait_ms: float = Field(  # type: ignore[assignment]
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
@@ -160,7 +161,7 @@ class SSDConfig(SpeculativeConfig):
             self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
-        self.resolve_tree_backend(current_platform)
+        self.resolve_tree_backend(current_platform)  # refuses one that will not do
 
     def __repr__(self) -> str:
         draft = self.draft_model or self.model

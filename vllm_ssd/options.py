@@ -51,7 +51,7 @@ def make_ssd_config(
 ) -> SSDConfig:
     """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
     given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    meant = {key: value for key, value in given.items() if not _is_idle(key, value)}
+    meant = {key: value for key, value in given.items() if _is_ours(key, value)}
     try:
         return SSDConfig(
             **meant,
@@ -63,13 +63,14 @@ def make_ssd_config(
         raise ValueError(_one_sentence(error, given)) from None
 
 
-def _is_idle(key: str, value: Any) -> bool:
-    """Whether an option says what is the case anyway. Refuses options that ssd does not have."""
+def _is_ours(key: str, value: Any) -> bool:
+    """Whether ssd has this option. If not, it may only be one of vLLM's that says what is the case
+    anyway; ``ValueError`` for any other."""
     if key in OPTIONS or key in _TOLERATED:
-        return False
+        return True
     if key in _INHERITED and not key.startswith("target_"):
         if value == get_field(SpeculativeConfig, key).default:
-            return True
+            return False
         raise ValueError(
             f"the option {key!r} of --speculative-config belongs to other speculative methods and "
             "would do nothing for ssd: leave it out"

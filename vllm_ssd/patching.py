@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from vllm_ssd.versions import SUPPORTED
+
 _PATCHED = "_patched_by_vllm_ssd"
 
 
@@ -18,7 +20,7 @@ def patch(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> N
     if original is None:
         raise RuntimeError(
             f"the speculative method 'ssd' cannot work with this build of vLLM, in which "
-            f"{owner.__name__}.{name} is missing: install a released vLLM"
+            f"{owner.__name__}.{name} is missing: install a released vLLM {SUPPORTED}"
         )
     if not hasattr(original, _PATCHED):
         wrapper = functools.wraps(original)(wrap(original))

@@ -24,7 +24,7 @@ _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """device: index among the visible GPUs, or a name for CUDA_VISIBLE_DEVICES. with_target: a
     target runs there too. with_drafts: drafts of other engines run there too."""
 
@@ -48,7 +48,9 @@ def engine_index(parallel: ParallelConfig) -> int:
     return parallel.data_parallel_index if index is None else index
 
 
-def place_draft(config: SSDConfig, parallel: ParallelConfig, platform: Any, engine: int) -> Place:
+def place_draft(
+    config: SSDConfig, parallel: ParallelConfig, platform: Any, engine: int
+) -> Placement:
     """The place of one engine's draft; ``ValueError`` with a sentence if there is none.
 
     platform: vLLM's. Not for the Ray executor, unless ``draft_device`` says where.
@@ -65,11 +67,11 @@ def place_draft(config: SSDConfig, parallel: ParallelConfig, platform: Any, engi
                 f'development share one of the target with "draft_device": {next(iter(order), 0)} '
                 "in --speculative-config"
             )
-        return Place(free[engine])
+        return Placement(free[engine])
     named = named_gpus(config)
     device = named[engine % len(named)]
     index = _visible_index(device, platform)
-    return Place(
+    return Placement(
         device if index is None else index,
         with_target=index in used,
         with_drafts=config.engines > 1 and (len(named) == 1 or named.count(device) > 1),

@@ -41,7 +41,7 @@ def register() -> None:
     from vllm.v1.worker.gpu import spec_decode
 
     if METHOD in get_args(getattr(speculative, "SpeculativeMethod", None)):
-        logger.warning("vLLM has a speculative method %r of its own: vllm-ssd is not used", METHOD)
+        logger.warning("SSD: vLLM has a method %r of its own: vllm-ssd is not used", METHOD)
         return
     if hasattr(EngineArgs, "create_speculative_config"):
         patch(EngineArgs, "create_speculative_config", _with_ssd_options)
@@ -102,11 +102,10 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
 def _with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
         config: VllmConfig = original(self, *args, **kwargs)
-        if _uses_ssd(config):
-            if not config.use_v2_model_runner:
-                # The name by which the V1 runner takes a proposer from outside of vLLM.
-                config.speculative_config.method = "custom_class"
-                config.speculative_config.model = PROPOSER
+        if _uses_ssd(config) and not config.use_v2_model_runner:
+            # The name by which the V1 runner takes a proposer from outside of vLLM.
+            config.speculative_config.method = "custom_class"
+            config.speculative_config.model = PROPOSER
         return config
 
     return create_engine_config

@@ -10,8 +10,7 @@ A stamp is ``generation << 32 | round``. The generation changes when a slot is g
 request and is never 0, so no valid stamp is 0. Records are double-buffered by round parity: what
 is written for round T + 1 never touches what may still be read of round T.
 
-Layout (``SlotLayout``): C-ordered structured arrays, naturally aligned, all offsets fixed by
-``TableShape``.
+Layout: C-ordered structured arrays, naturally aligned, all offsets fixed by ``TableShape``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
 VERSION = 3
-NO_STAMP = np.uint64(0)
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
 # it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
@@ -204,7 +202,3 @@ class SpeculationTable:
         if len(pages) < cls.size_of(shape):
             raise ValueError(f"{path} is truncated")
         return cls(path, shape, pages, writable)
-
-    def unlink(self) -> None:
-        """Remove the name; processes that have the table open keep their pages."""
-        self.path.unlink(missing_ok=True)

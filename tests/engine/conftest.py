@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,31 +49,26 @@ def even_target() -> str:
 
 
 @pytest.fixture(scope="session")
+def plain(target) -> dict[str, Any]:
+    """What an engine without SSD answers to ``test_lossless.run_all``."""
+    from tests.engine.harness import engine
+    from tests.engine.test_lossless import OPTIONS, run_all
+
+    with engine(target, **OPTIONS) as llm:
+        return run_all(llm)
+
+
+@pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
     """(wide, small): one random function of 400 tokens, at a large cost and at a small one."""
     import torch
     from safetensors.torch import save_file
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from benchmarks.standin import Shape, standin_config, standin_tensors
+    from tests.tiny_llama import tiny_llama
 
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=400,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        initializer_range=0.4,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
     small = tmp_path_factory.mktemp("small")
-    LlamaForCausalLM(config).float().save_pretrained(small)
+    tiny_llama(1, 400, tie_word_embeddings=True).save_pretrained(small)
     wide = tmp_path_factory.mktemp("wide")
     shape = Shape(1024, 24, 16, 8, 64, 4096)
     tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.control_socket import Sent
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
@@ -33,17 +34,6 @@ class Clock:
         self.now += seconds
         self.slept += seconds
         self.during()
-
-
-class Sent(list):
-    """Control messages, or a draft whose socket takes no more."""
-
-    full = False
-
-    def send(self, message):
-        if not self.full:
-            self.append(message)
-        return not self.full
 
 
 @pytest.fixture

@@ -1,18 +1,12 @@
-"""The draft's GPU kernels in Triton's interpreter, against what runs on the host.
-
-The interpreter is chosen for a whole process, before Triton is imported. So this file, collected
-by any other, runs itself again in a process of its own.
-"""
-
-import os
-import subprocess
-import sys
+"""The draft's GPU kernels in Triton's interpreter, against what runs on the host."""
 
 import pytest
 
+from tests import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") == "1":
+if interpreter.HERE:
     import numpy as np
     import torch
 
@@ -22,14 +16,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from vllm_ssd.draft.attention.masks import tree_mask
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.draft.kernels import DevicePublisher
-    from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
+    from vllm_ssd.draft.publish import DraftMailbox, HostPublisher, Step
     from vllm_ssd.table import SpeculationTable, TableShape
 
     @pytest.mark.parametrize("group, contexts", [(1, [33]), (3, [1, 70])])
     def test_tree_attention(group, contexts, monkeypatch):
-        monkeypatch.setattr(triton_attention, "_ENOUGH_PROGRAMS", 24)  # each takes long here
-        pair = Pair(TritonAttention, group, 16, contexts, 5, torch.float32, torch.device("cpu"))
-        prompts_and_trees(pair)
+        monkeypatch.setattr(triton_attention, "_ENOUGH_PROGRAMS", 12)  # each takes long here
+        cpu, small = torch.device("cpu"), {"kv_heads": 2, "steps": 4}
+        prompts_and_trees(
+            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, cpu, **small)
+        )
 
     @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])
     def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):
@@ -49,8 +45,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
                 of_columns = torch.randint(0, 2**62, (*each, top_m)) if top_m else None
                 of_answers = torch.randint(0, 2**62, (3, 1, top_m)) if top_m else None
                 for publisher in publishers:
-                    publisher.extend(slots, stamps, columns, at, of_columns)
-                    publisher.answer(slots, stamps, answers, at, of_answers)
+                    publisher.extend(Step(slots, stamps, columns, at, of_columns))
+                    publisher.answer(Step(slots, stamps, answers, at, of_answers))
                 assert ours.slots.tobytes() == theirs.slots.tobytes()
 
     def test_packed_masks():
@@ -68,10 +64,4 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 else:
 
     def test_the_draft_kernels_in_the_interpreter():
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert run.returncode == 0, run.stdout + run.stderr
+        interpreter.run_again(__file__)

@@ -1,11 +1,13 @@
 """What the keeper does with what becomes of a draft server, without Ray."""
 
 import json
+import os
 import socket
 from collections.abc import Callable
 
 import pytest
 
+from vllm_ssd.draft import keeper
 from vllm_ssd.draft.actor import DraftLost
 from vllm_ssd.draft.keeper import Keeper, OwnerGone
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy, KeeperSpec, ServerSpec
@@ -108,3 +110,19 @@ def test_a_later_start_has_a_deadline(keep):
 def test_a_server_that_was_told_to_stop_is_lost(keep):
     _, told = keep("one", "stopped", max_restarts=0)
     assert told == [{"ready": "one"}, {"given_up": "stopped"}]
+
+
+def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
+    """Whatever cluster the environment names."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_RAYLET_PID", "1")
+    seen = {}
+    monkeypatch.setattr(keeper.os, "fork", lambda: 0)
+    monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(keeper.socket, "socket", lambda **_: None)
+    monkeypatch.setattr(keeper.Keeper, "run", lambda self: seen.update(os.environ))
+    keeper.main(str(tmp_path), "0")
+    assert seen and not {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"} & set(seen)
+    assert seen["RAY_RAYLET_PID"] == str(os.getpid())

@@ -1,18 +1,12 @@
-"""The device lookup in Triton's interpreter: ``lookup_cases.py``, ``lookup_agreement.py``.
-
-The interpreter is chosen for a whole process, before Triton is imported. So this file, collected
-by any other, runs itself again in a process of its own.
-"""
-
-import os
-import subprocess
-import sys
+"""The device lookup in Triton's interpreter: ``lookup_cases.py``, ``lookup_agreement.py``."""
 
 import pytest
 
+from tests import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") == "1":
+if interpreter.HERE:
     import torch
 
     from tests.lookup_agreement import host_and_device_agree
@@ -31,10 +25,4 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 else:
 
     def test_the_device_lookup_in_the_interpreter():
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert run.returncode == 0, run.stdout + run.stderr
+        interpreter.run_again(__file__)

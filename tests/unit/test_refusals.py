@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.sample.logits_processor import LogitsProcessor, build_logitsprocs
 
-from tests.unit.test_config import write_model
+from tests.model_folders import write_model
 from vllm_ssd.plugin import register
 
 

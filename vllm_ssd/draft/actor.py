@@ -19,6 +19,7 @@ from vllm_ssd import rundir
 from vllm_ssd.draft.server import DraftServer
 from vllm_ssd.draft.spec import ServerSpec
 from vllm_ssd.messages import ControlClient, Stop, endpoint
+from vllm_ssd.processes import has_ended
 from vllm_ssd.table import SpeculationTable
 
 STOP_S = 3.0
@@ -105,7 +106,7 @@ class DraftActor:
     def gone(self) -> bool:
         """Whether a killed server's process has ended, so that nobody writes to the table any more.
         Nobody waits for it then, either."""
-        if self._process is not None and not _ended(self._process):
+        if self._process is not None and not has_ended(self._process):
             return False
         self._process = None
         self._status["heartbeat"] = 0
@@ -142,7 +143,7 @@ class DraftActor:
         return bool(self._ray.wait([task], timeout=0)[0])
 
     def _ray_lives(self) -> bool:
-        return self._ray.is_initialized() and not any(map(_ended, self._vital))
+        return self._ray.is_initialized() and not any(map(has_ended, self._vital))
 
 
 def sentence(error: Exception) -> str:
@@ -157,11 +158,3 @@ def _is_vital(process: psutil.Process) -> bool:
         return process.name() in _VITAL
     except psutil.NoSuchProcess:
         return False
-
-
-def _ended(process: psutil.Process) -> bool:
-    """Whether nothing but an entry for its parent is left of it."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

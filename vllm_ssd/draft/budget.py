@@ -22,6 +22,35 @@ _OUTCOME, _WINDOW = 0.005, 0.1
 _SHARE = 0.95
 
 
+class OutcomeChances:
+    """How likely outcomes are, by accepted length and rank of the bonus; of late, mostly.
+
+    branches: the most there can be, so that no rank beyond it matters.
+    """
+
+    def __init__(self, k: int, branches: int):
+        # To begin with lengths are alike, and the bonus is not among the F likeliest with a chance
+        # of 1 / (F + 1): the power law of arXiv 2603.03251 with r = 1.
+        rank = np.arange(branches + 1)
+        self._by_rank = 1 / ((rank + 1) * (rank + 2))
+        self._chances = np.tile(self._by_rank / (k + 1), (k + 1, 1))
+
+    def fan_out(self, branches: int) -> tuple[int, ...]:
+        """The fan-out of so many branches that misses least."""
+        return allocate(branches, self._chances.tolist())
+
+    def count(self, predicted: Prediction, accepted: int, branch: int) -> None:
+        """An outcome: so many drafts were accepted, and this branch came true, -1 if none has."""
+        self._chances *= 1 - _OUTCOME
+        row = self._chances[accepted]
+        if branch >= 0:
+            row[predicted.ranks[branch]] += _OUTCOME
+        else:  # some rank beyond those predicted
+            beyond = list(predicted.accepted).count(accepted)
+            tail = self._by_rank[beyond:]
+            row[beyond:] += _OUTCOME * tail / tail.sum()
+
+
 class BranchBudget:
     """cost_us: what a whole round takes, by requests and branches a request; filled by whoever has
     measured it. Without, rounds are as large as the policy allows."""
@@ -29,18 +58,14 @@ class BranchBudget:
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
         self.cost_us: dict[tuple[int, int], float] = {}
-        # Chance of an outcome, by length and rank of the bonus. To begin with lengths are alike,
-        # and the bonus is not among the F likeliest with a chance of 1 / (F + 1): the power law of
-        # arXiv 2603.03251 with r = 1.
-        rank = np.arange(sum(policy.fan_out) + 1)
-        self._by_rank = 1 / ((rank + 1) * (rank + 2))
-        self._chances = np.tile(self._by_rank / (policy.k + 1), (policy.k + 1, 1))
+        # Where the numbers are given, there is nothing to learn.
+        self._chances = OutcomeChances(policy.k, policy.branches) if policy.adaptive else None
         self._window_us = 0.0
 
     def sizes(self, requests: int) -> list[int]:
         """Branches a request may get when there are so many, most first; one choice at least."""
         fan_out = self._policy.fan_out
-        most = min(sum(fan_out), self._policy.max_branches // requests)
+        most = min(self._policy.branches, self._policy.max_branches // requests)
         least = sum(count > 0 for count in fan_out)
         sizes = {max(least, most * part // 3) for part in (1, 2, 3)}
         if not self._policy.adaptive:  # given numbers shrink in steps of several branches
@@ -53,8 +78,8 @@ class BranchBudget:
         limit = self._window_us * _SHARE
         fitting = [s for s in sizes if self.cost_us.get((requests, s), 0.0) <= limit]
         size = sizes[0] if not limit else max(fitting, default=sizes[-1])
-        if self._policy.adaptive:
-            return allocate(size, self._chances.tolist())
+        if self._chances is not None:
+            return self._chances.fan_out(size)
         return shrink(self._policy.fan_out, size)
 
     def outcome(self, request: DraftRequest, accepted: int, branch: int | None) -> None:
@@ -62,8 +87,8 @@ class BranchBudget:
         branch: the one that came true, -1 if none has, None if that is not known."""
         if len(request.drafts) < self._policy.k or not 0 <= accepted <= self._policy.k:
             return
-        if branch is not None and request.predicted is not None:
-            self._count(request.predicted, accepted, branch)
+        if self._chances is not None and branch is not None and request.predicted is not None:
+            self._chances.count(request.predicted, accepted, branch)
         took = (time.monotonic_ns() - request.decided_ns) / 1000
         if self._window_us:
             # A step that did more than verify (a prompt, a pause) says little about the next.
@@ -71,13 +96,3 @@ class BranchBudget:
             self._window_us += _WINDOW * (took - self._window_us)
         else:
             self._window_us = took
-
-    def _count(self, predicted: Prediction, accepted: int, branch: int) -> None:
-        self._chances *= 1 - _OUTCOME
-        row = self._chances[accepted]
-        if branch >= 0:
-            row[predicted.ranks[branch]] += _OUTCOME
-        else:  # some rank beyond those predicted
-            beyond = list(predicted.accepted).count(accepted)
-            tail = self._by_rank[beyond:]
-            row[beyond:] += _OUTCOME * tail / tail.sum()

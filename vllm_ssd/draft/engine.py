@@ -141,7 +141,7 @@ class DraftEngine:
     # What the target published
 
     def _take_outcomes(self) -> int:
-        """How many there were."""
+        """Take in what rounds have yielded; how many there were."""
         taken = 0
         newest = self._mailbox.newest_stamps()
         for request in list(self._requests.values()):
@@ -163,7 +163,7 @@ class DraftEngine:
         return taken
 
     def _take_decisions(self) -> int:
-        """How many there were."""
+        """Take in which drafts are verified next; of how many requests."""
         taken = 0
         for request in self._requests.values():
             if request.phase is Phase.DECIDING:

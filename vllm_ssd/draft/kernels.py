@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_ssd.draft.publish import Step
 from vllm_ssd.layout import Layout
 from vllm_ssd.pages import memory_of, register
 from vllm_ssd.table import SpeculationTable
@@ -133,44 +134,23 @@ class DevicePublisher:
             num_warps=1,
         )
 
-    def extend(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        tokens: torch.Tensor,
-        step: torch.Tensor,
-        entries: torch.Tensor | None,
-    ) -> None:
-        batch, branches = tokens.shape
-        _extend_kernel[(batch,)](
-            self._words,
-            self._stamps,
-            slots,
-            stamps,
-            tokens,
-            tokens if entries is None else entries,
-            step,
-            branches,
-            self._layout,
-            num_warps=1,
-        )
+    def extend(self, step: Step) -> None:
+        batch, branches = step.tokens.shape
+        _extend_kernel[(batch,)](*self._arguments(step), branches, self._layout, num_warps=1)
 
-    def answer(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        tokens: torch.Tensor,
-        step: torch.Tensor,
-        entries: torch.Tensor | None,
-    ) -> None:
-        _answer_kernel[(len(tokens),)](
+    def answer(self, step: Step) -> None:
+        batch = len(step.tokens)
+        _answer_kernel[(batch,)](*self._arguments(step), self._layout, num_warps=1)
+
+    def _arguments(self, step: Step) -> tuple[torch.Tensor, ...]:
+        """What both kernels begin with."""
+        entries = step.tokens if step.entries is None else step.entries  # a kernel wants a tensor
+        return (
             self._words,
             self._stamps,
-            slots,
-            stamps,
-            tokens,
-            tokens if entries is None else entries,
-            step,
-            self._layout,
-            num_warps=1,
+            step.slots,
+            step.stamps,
+            step.tokens,
+            entries,
+            step.number,
         )

@@ -19,7 +19,7 @@ from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.outcomes import choose
 from vllm_ssd.draft.place import Place
-from vllm_ssd.draft.publish import Publisher
+from vllm_ssd.draft.publish import Publisher, Step
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
 
@@ -222,5 +222,5 @@ class Grow:
             self.tips.copy_(tokens)
             entries = entries.view(self.batch, self.branches, -1)
         tokens = self.tips.view(self.batch, self.branches)
-        self._publish(inputs["slot"], inputs["stamp"], tokens, step, entries)
+        self._publish(Step(inputs["slot"], inputs["stamp"], tokens, step, entries))
         step += 1

@@ -155,10 +155,22 @@ class DraftMailbox:
             self.set_state(slot, int(latest[slot]), LOST)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One more token for every branch of a batch. slots: int64 [batch], -1 = publish nothing for
+    this row; stamps: int64 [batch], of the outcomes; tokens: int64 [batch, branches]; number:
+    int64 [1], steps before this one; entries: int64 [batch, branches, top_m], what the tokens were
+    sampled from, None if they were not."""
+
+    slots: torch.Tensor
+    stamps: torch.Tensor
+    tokens: torch.Tensor
+    number: torch.Tensor
+    entries: torch.Tensor | None
+
+
 class Publisher(Protocol):
-    """Publishes what programs computed. slots: int64 [batch], -1 = publish nothing for this row;
-    stamps: int64 [batch]; step: int64 [1], steps that ran before this one; entries: int64 [batch,
-    branches, top_m], what tokens were sampled from, None if they were not."""
+    """Publishes what programs computed."""
 
     def predict(
         self,
@@ -167,27 +179,14 @@ class Publisher(Protocol):
         accepted: torch.Tensor,
         bonus: torch.Tensor,
     ) -> None:
-        """Predict outcomes, int64 [batch, branches] each; their branches have depth 0 yet."""
+        """Predict outcomes, int64 [batch, branches] each; their branches have depth 0 yet. slots,
+        stamps: as in ``Step``."""
 
-    def extend(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        tokens: torch.Tensor,
-        step: torch.Tensor,
-        entries: torch.Tensor | None,
-    ) -> None:
-        """Add a token to each branch of the predictions, int64 [batch, branches]."""
+    def extend(self, step: Step) -> None:
+        """Add a token to each branch of the predictions."""
 
-    def answer(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        tokens: torch.Tensor,
-        step: torch.Tensor,
-        entries: torch.Tensor | None,
-    ) -> None:
-        """Add a token, int64 [batch, 1], to the answers to the outcomes ``stamps``."""
+    def answer(self, step: Step) -> None:
+        """Add a token to the one branch that answers each outcome."""
 
 
 class HostPublisher:
@@ -208,33 +207,15 @@ class HostPublisher:
                 slot, stamp, accepted[row].tolist(), bonus[row].tolist()
             )
 
-    def extend(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        tokens: torch.Tensor,
-        step: torch.Tensor,
-        entries: torch.Tensor | None,
-    ) -> None:
-        for row, slot, stamp in _real(slots, stamps):
-            of_row = _entries_of(row, entries)
-            self._mailbox.extend_prediction(slot, stamp, tokens[row].tolist(), of_row)
+    def extend(self, step: Step) -> None:
+        for row, slot, stamp in _real(step.slots, step.stamps):
+            tokens, entries = _of_row(step, row)
+            self._mailbox.extend_prediction(slot, stamp, tokens, entries)
 
-    def answer(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        tokens: torch.Tensor,
-        step: torch.Tensor,
-        entries: torch.Tensor | None,
-    ) -> None:
-        for row, slot, stamp in _real(slots, stamps):
-            of_row = _entries_of(row, entries)
-            self._mailbox.publish_answer(slot, stamp, tokens[row].tolist(), int(step), of_row)
-
-
-def _entries_of(row: int, entries: torch.Tensor | None) -> NDArray[np.int64] | None:
-    return None if entries is None else entries[row].numpy(force=True)
+    def answer(self, step: Step) -> None:
+        for row, slot, stamp in _real(step.slots, step.stamps):
+            tokens, entries = _of_row(step, row)
+            self._mailbox.publish_answer(slot, stamp, tokens, int(step.number), entries)
 
 
 def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int, np.uint64]]:
@@ -242,3 +223,9 @@ def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int,
     for row, (slot, stamp) in enumerate(zip(slots.tolist(), stamps.tolist())):
         if slot >= 0:
             yield row, slot, np.uint64(stamp)
+
+
+def _of_row(step: Step, row: int) -> tuple[list[int], NDArray[np.int64] | None]:
+    """The tokens of a row, and what they were sampled from."""
+    entries = None if step.entries is None else step.entries[row].numpy(force=True)
+    return step.tokens[row].tolist(), entries

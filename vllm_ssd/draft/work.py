@@ -40,14 +40,14 @@ class Work:
         self._policy = policy
         self._postpone = postpone
 
-    def grow(self, round_: Round, work: str) -> None:
-        """One more token for every branch of a round; ``work`` is what to count it as."""
-        with self._pace.timed(work):
+    def grow(self, round_: Round, kind: str) -> None:
+        """One more token for every branch of a round; ``kind`` is what to count it as."""
+        with self._pace.timed(kind):
             round_.grow()
 
     def answer(self, requests: Sequence[DraftRequest]) -> list[Round]:
         """A branch for each outcome that was not predicted: the bonus is known."""
-        rows: list[DraftRequest | None] = []
+        answered: list[DraftRequest] = []
         trees, places, tips = [], [], []
         for request in requests[: self._catalog.max_batch]:
             try:
@@ -55,14 +55,14 @@ class Work:
             except OutOfBlocks:
                 self._postpone(request)
                 continue
-            rows.append(request)
+            answered.append(request)
             places.append(request.place(int(request.stamp), 1, self._policy.k))
             tips.append(request.tokens[-1])
-        if not rows:
+        if not answered:
             return []
-        program = self._catalog.answers(len(rows))
-        answer = Round(program, rows, [*trees], places, torch.tensor(tips))
-        for request in filter(None, rows):
+        program = self._catalog.answers(len(answered))
+        answer = Round(program, [*answered], [*trees], places, torch.tensor(tips))
+        for request in answered:
             request.answer = answer
         return [answer]
 

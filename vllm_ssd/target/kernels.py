@@ -29,6 +29,7 @@ from vllm_ssd.target.table_kernels import (
 # Columns of the seats, int64 [slots, SEAT_FIELDS]: as ``Seat``, with overdue 0 for none. Generation
 # 0: nobody the draft has heard of, to whom nothing is published.
 SEAT_FIELDS = 4
+_SEAT_FIELDS = tl.constexpr(SEAT_FIELDS)
 
 
 @triton.jit(
@@ -62,7 +63,7 @@ def look_up_kernel(
     slot = tl.load(slots + row).to(tl.int64)
     sampled = tl.load(num_sampled + row)
     length = tl.load(lengths + slot).to(tl.int64)
-    seat = seats + slot * 4
+    seat = seats + slot * _SEAT_FIELDS
     generation = tl.load(seat)
     round_ = tl.load(seat + 1)
     known = tl.load(seat + 2)

@@ -77,8 +77,8 @@ class DraftLauncher:
         except OSError as error:
             size = SpeculationTable.size_of(shape) / 2**20
             raise RuntimeError(
-                f"no room for the speculation table ({size:.1f} MiB of shared memory: {error}): "
-                "free some, or in a container raise --shm-size"
+                f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
+                f"{error}): free some, or in a container raise --shm-size"
             ) from error
         policy = self._policy()
         device = self._device()

@@ -161,8 +161,8 @@ def make_lookups(vllm_config: VllmConfig, device: torch.device, states: RequestS
             register(parts[0], device)
         except OSError as error:
             logger.warning(
-                "The GPU cannot reach the speculation table (%s): drafts are looked up on the "
-                "host, and vLLM cannot schedule ahead",
+                "SSD: the GPU cannot reach the speculation table (%s): drafts are looked up on "
+                "the host, and vLLM cannot schedule ahead",
                 error,
             )
         else:

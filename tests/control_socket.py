@@ -1,0 +1,14 @@
+"""A control socket with nobody at its other end."""
+
+from __future__ import annotations
+
+
+class Sent(list):
+    """The messages that were sent; ``full``: the queue has no room for more."""
+
+    full = False
+
+    def send(self, message) -> bool:
+        if not self.full:
+            self.append(message)
+        return not self.full

@@ -1,0 +1,25 @@
+"""Triton's interpreter, which runs kernels on a CPU.
+
+It is chosen for a whole process, before Triton is imported. So a file of tests that need it,
+collected by any other process, runs itself again in one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+HERE = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def run_again(file: str) -> None:
+    """Run a file's tests in the interpreter; an ``AssertionError`` with what pytest says if one of
+    them fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,42 @@
+"""Options of a user's, given for a tiny target with a tiny draft."""
+
+import pytest
+from vllm.config import ModelConfig, ParallelConfig
+
+from tests.model_folders import write_model
+from tests.sentences import one_sentence
+from vllm_ssd.config import SSDConfig
+from vllm_ssd.options import make_ssd_config
+
+
+@pytest.fixture(scope="session")
+def draft(tmp_path_factory) -> str:
+    return write_model(tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory) -> ModelConfig:
+    return ModelConfig(write_model(tmp_path_factory.mktemp("target"), layers=2), dtype="float32")
+
+
+@pytest.fixture
+def make(target, draft):
+    """A config for these options, with the tiny draft unless they name another."""
+
+    def make(**options) -> SSDConfig:
+        return make_ssd_config({"model": draft, **options}, target, ParallelConfig())
+
+    return make
+
+
+@pytest.fixture
+def refusal(make):
+    """The sentence with which these options are refused."""
+
+    def refusal(**options) -> str:
+        with pytest.raises(ValueError) as error:
+            make(**options)
+        assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
+        return one_sentence(error)
+
+    return refusal

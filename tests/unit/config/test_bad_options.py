@@ -1,0 +1,136 @@
+"""How options are refused: with a sentence that says what to write instead."""
+
+import pytest
+
+from vllm_ssd.options import OPTIONS
+
+
+@pytest.mark.parametrize("value", [0, 17, -1, True, 7.0, "7", [7]])
+def test_k(refusal, value):
+    said = refusal(k=value)
+    assert said == f"k must be a whole number from 1 to 16, not {value!r}"
+
+
+@pytest.mark.parametrize("value", [-1, 65, True, 1.5, "3", [1] * 7 + [-1], [1] * 7 + [2.0], {}])
+def test_f(refusal, value):
+    said = refusal(f=value)
+    assert said.startswith("f must be a whole number from 0 to 64, or a list of k+1 such numbers")
+
+
+def test_f_of_the_wrong_length(refusal):
+    said = refusal(k=3, f=[1, 2, 3])
+    assert "one for each accepted length" in said
+    assert "makes 4 with k=3: it lists 3" in said
+
+
+def test_too_many_branches(refusal):
+    said = refusal(k=16, f=64)
+    assert "1088 branches" in said
+    assert "the most is 512" in said
+    assert "lower f or k" in said
+
+
+@pytest.mark.parametrize(
+    "option, value, expected",
+    [
+        ("on_miss", "hope", '"auto", "wait" or "skip"'),
+        ("min_depth", 0, "from 1 to k"),
+        ("min_depth", 8, "from 1 to k, which is 7"),
+        ("min_depth", 1.0, "a whole number"),
+        ("max_wait_ms", 0, "a number above 0"),
+        ("max_wait_ms", True, "a number above 0"),
+        ("max_wait_ms", float("inf"), "a number above 0"),
+        ("draft_dtype", "int8", '"float32"'),
+        ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
+        ("draft_kv_cache_gib", -1, "a number above 0"),
+        ("start_timeout_s", "10", "a number above 0"),
+        ("required", 1, "true or false"),
+        ("max_restarts", -1, "a whole number from 0"),
+        ("max_restarts", 1.0, "a whole number from 0"),
+        ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),
+        ("draft_device", 1.5, "the index or UUID of a visible GPU"),
+        ("draft_device", -1, "the index or UUID of a visible GPU"),
+        ("draft_device", "one", '"2-3,6"'),
+        ("draft_device", "4,", '"2-3,6"'),
+        ("draft_tensor_parallel_size", 2, "1, as the draft runs on one device"),
+        ("draft_sample_method", "gumbel", '"greedy" or "probabilistic"'),
+        ("draft_top_m", 0, "a whole number from 1 to 128"),
+        ("saguaro", 0, "a number above 0, at most 1"),
+        ("saguaro", 1.5, "a number above 0, at most 1"),
+        ("rejection_sample_method", "block", '"standard" or "synthetic"'),
+    ],
+)
+def test_bad_values(refusal, option, value, expected):
+    said = refusal(**{option: value})
+    assert said.startswith(f"{option} must be ")
+    assert expected in said
+    assert said.endswith(f"not {value!r}")
+
+
+def test_sampled_drafts(make, refusal):
+    assert make().top_m == 0
+    assert make(draft_sample_method="probabilistic").top_m == 32
+    config = make(draft_sample_method="probabilistic", draft_top_m=5, saguaro=0.4)
+    assert (config.top_m, config.saguaro) == (5, 0.4)
+    for name, value in (("draft_top_m", 8), ("saguaro", 0.5)):
+        said = refusal(**{name: value})
+        assert f'write draft_sample_method "probabilistic" as well, or leave {name} out' in said
+    for f, top_m in ((0, 32), (8, 8)):
+        said = refusal(
+            draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
+        )
+        assert f"f must be above 0 and less than that: it is {f}" in said
+
+
+def test_bad_value_of_an_inherited_option(refusal):
+    assert refusal(revision=3).startswith("revision is 3: ")
+
+
+@pytest.mark.parametrize(
+    "option, meant",
+    [("onmiss", "on_miss"), ("draft-devise", "draft_device"), ("fan_out", "f"), ("draft", "model")],
+)
+def test_unknown_option(refusal, option, meant):
+    said = refusal(**{option: 1})
+    assert f"no option {option.replace('-', '_')!r} (did you mean {meant!r}?)" in said
+    assert ", ".join(OPTIONS) in said
+
+
+@pytest.mark.parametrize(
+    "option", ["run_dir", "draft_model", "engines", "target_model_config", "xyzzy"]
+)
+def test_internal_fields_are_no_options(refusal, option):
+    assert f"no option {option!r}" in refusal(**{option: "x"})
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("prompt_lookup_max", 3),
+        ("parallel_drafting", True),
+        ("use_heterogeneous_vocab", True),
+        ("tensor_parallel_size", 2),
+        ("num_speculative_tokens_per_batch_size", [[1, 8, 3]]),
+        ("enforce_eager", True),
+    ],
+)
+def test_options_of_other_methods(refusal, option, value):
+    said = refusal(**{option: value})
+    assert repr(option) in said
+    assert "belongs to other speculative methods" in said
+    assert "leave it out" in said
+
+
+def test_num_speculative_tokens(refusal):
+    said = refusal(num_speculative_tokens=5)
+    assert 'write only k in --speculative-config, as in "k": 5' in said
+
+
+def test_max_model_len(refusal):
+    assert "write at most 256" in refusal(max_model_len=257)
+
+
+def test_quantization(refusal):
+    said = refusal(quantization="wishful")
+    assert "Unknown quantization method: wishful" in said
+    assert 'name another with "model"' in said

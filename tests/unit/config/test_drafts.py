@@ -1,0 +1,86 @@
+"""Which models are refused as drafts."""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.config import ParallelConfig
+
+from tests.model_folders import write_model
+from tests.sentences import one_sentence
+from vllm_ssd import checks
+from vllm_ssd.checks import check_draft
+from vllm_ssd.options import make_ssd_config
+
+
+@pytest.mark.parametrize("path", ["/nowhere/draft", "./draft", "~/draft", "models/of/mine"])
+def test_draft_folder_that_does_not_exist(refusal, path):
+    said = refusal(model=path)
+    assert f"the draft {path!r} is not a folder on this machine" in said
+
+
+def test_draft_folder_without_a_model(refusal, tmp_path):
+    assert "no config.json can be read from the folder" in refusal(model=str(tmp_path))
+
+
+def test_unknown_hub_name(refusal, monkeypatch):
+    monkeypatch.setattr(checks, "file_or_path_exists", lambda *_: False)
+    said = refusal(model="nobody/nothing")
+    assert "Hugging Face Hub's model 'nobody/nothing'" in said
+    assert "check the spelling, the access and the network" in said
+
+
+def test_no_default_draft(target):
+    with pytest.raises(ValueError, match='name one with "model"') as error:
+        make_ssd_config({}, target, ParallelConfig())
+    one_sentence(error)
+
+
+def test_architecture_vllm_does_not_have(refusal, tmp_path):
+    said = refusal(model=write_model(tmp_path, architectures=["OddForCausalLM"]))
+    assert "['OddForCausalLM'] are not supported" in said
+    assert 'name another with "model"' in said
+
+
+@pytest.mark.parametrize(
+    "name, config, what",
+    [
+        ("window", {"sliding_window": 32}, "sliding window attention"),
+        ("mixed", {"layer_types": ["chunked_attention"]}, "layers of the type chunked_attention"),
+        ("capped", {"attn_logit_softcapping": 30.0}, "soft-capped attention"),
+        ("EAGLE-LLaMA3", {}, "a head for another speculative method"),
+        ("alibi", {"alibi": True}, "ALiBi"),
+    ],
+)
+def test_drafts_from_their_config(refusal, tmp_path, name, config, what):
+    said = refusal(model=write_model(tmp_path / name, **config))
+    assert what in said
+    assert 'name another with "model"' in said
+
+
+@pytest.mark.parametrize(
+    "differs, what",
+    [
+        ({"architectures": ["Eagle3LlamaForCausalLM"]}, "a head for another speculative method"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "a classifier"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"is_multimodal_model": True}, "a multimodal model"),
+        ({"is_hybrid": True}, "a hybrid"),
+        ({"has_inner_state": True}, "a hybrid"),
+        ({"is_attention_free": True}, "without attention"),
+        ({"use_mla": True}, "MLA"),
+    ],
+)
+def test_drafts_from_what_vllm_says(differs, what):
+    plain = {
+        "model": "some/draft",
+        "architectures": ["LlamaForCausalLM"],
+        "hf_config": SimpleNamespace(model_type="llama"),
+        "hf_text_config": SimpleNamespace(layer_types=["full_attention"]),
+        "get_sliding_window": lambda: None,
+    }
+    flags = "is_encoder_decoder is_multimodal_model is_hybrid has_inner_state is_attention_free "
+    plain |= dict.fromkeys((flags + "use_mla uses_alibi").split(), False)
+    check_draft(SimpleNamespace(**plain))
+    with pytest.raises(ValueError, match=what) as error:
+        check_draft(SimpleNamespace(**plain | differs))
+    one_sentence(error)

@@ -1,0 +1,121 @@
+"""What is understood of a user's options, and the config it makes."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import cloudpickle
+import pytest
+from vllm.config import ParallelConfig
+from vllm.config.utils import replace
+
+from vllm_ssd.config import SSDConfig
+from vllm_ssd.options import make_ssd_config
+
+
+def test_defaults(make, draft):
+    config = make()
+    assert (config.method, config.k, config.num_speculative_tokens) == ("ssd", 7, 7)
+    assert config.fan_out == (3,) * 8
+    assert config.max_branches == 24
+    assert config.model == config.draft_model == draft
+    assert (config.on_miss, config.min_depth, config.max_wait_ms) == ("auto", 7, 2000.0)
+    assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: True)) == "sdpa"
+
+
+def test_a_number_for_each_accepted_length(make):
+    config = make(k=2, f=[4, 2, 0])
+    assert config.fan_out == (4, 2, 0)
+    assert config.max_branches == 6
+
+
+@pytest.mark.parametrize("f", [0, [0, 0, 0, 0]])
+def test_no_drafting_ahead(make, f):
+    assert make(k=3, f=f).max_branches == 0
+
+
+def test_keys_may_have_dashes_and_null_means_not_given(make):
+    config = make(**{"on-miss": "skip", "max-wait-ms": 5, "min_depth": None, "revision": None})
+    assert (config.on_miss, config.max_wait_ms, config.min_depth) == ("skip", 5.0, 7)
+
+
+def test_what_says_nothing_new_is_taken(make):
+    config = make(k=4, num_speculative_tokens=4, parallel_drafting=False, method="ssd")
+    assert config.k == 4
+    assert make(draft_tensor_parallel_size=1, draft_sample_method="greedy").k == 7
+
+
+def test_how_the_draft_is_loaded(make):
+    assert make().draft_load_config is None
+    assert make(draft_load_config={"load_format": "dummy"}).draft_load_config.load_format == "dummy"
+
+
+def test_synthetic_acceptance_is_left_to_vllm(make):
+    config = make(k=3, rejection_sample_method="synthetic", synthetic_acceptance_length=2.5)
+    assert config.synthetic_acceptance_rates == [1.0, 0.5, 0.0]
+
+
+def test_draft_model_config(make, target):
+    draft = make().draft_model_config
+    assert (draft.runner_type, draft.dtype, draft.max_model_len) == ("draft", target.dtype, 256)
+    assert draft.tokenizer == target.tokenizer
+    assert str(make(draft_dtype="bfloat16").draft_model_config.dtype) == "torch.bfloat16"
+    assert make().draft_parallel_config.world_size == 1
+
+
+def test_a_short_draft_does_not_shorten_the_target(make):
+    config = make(max_model_len=16)
+    assert config.max_model_len == 16
+    # vLLM's runners read this one, and would stop drafting for everybody.
+    assert config.draft_model_config.max_model_len == 256
+    assert config.draft_shares_target_positions()
+    assert make().max_model_len == 256
+
+
+def test_drafts_that_never_come_are_refused(make):
+    with pytest.raises(ValueError, match="leave on_miss out or write an f above 0"):
+        make(f=0, on_miss="skip")
+    assert make(f=0).max_branches == 0
+
+
+def test_without_a_target_only_the_options_are_checked():
+    config = SSDConfig(k=2, f=[1, 2, 3], model="a/draft")
+    assert config.draft_model_config is None
+    assert config.max_branches == 6
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda config: pickle.loads(pickle.dumps(config)),
+        lambda config: cloudpickle.loads(cloudpickle.dumps(config)),
+        copy.deepcopy,
+        replace,
+    ],
+    ids=["pickle", "cloudpickle", "deepcopy", "replace"],
+)
+def test_copies_are_complete(make, draft, copied):
+    config = make(k=3, f=[1, 2, 3, 4], min_depth=2, on_miss="skip")
+    config.method, config.model = "custom_class", "some.Proposer"
+    config.run_dir = "/run"
+    twin = copied(config)
+    assert type(twin) is SSDConfig
+    assert (twin.method, twin.model, twin.draft_model) == ("custom_class", "some.Proposer", draft)
+    assert (twin.k, twin.fan_out, twin.min_depth) == (3, (1, 2, 3, 4), 2)
+    assert (twin.on_miss, twin.run_dir) == ("skip", "/run")
+    assert twin.draft_model_config.model == draft
+
+
+def test_engines_are_counted_before_vllm_forgets_them(make, target, draft):
+    """The engine core of a dense model is told that it is the only one."""
+    assert make().engines == 1
+    parallel = ParallelConfig(data_parallel_size=2, data_parallel_size_local=2)
+    config = make_ssd_config({"model": draft}, target, parallel)
+    parallel.data_parallel_rank_local = 1
+    parallel.reconfigure_for_independent_dp_rank()
+    assert parallel.data_parallel_size_local == 1
+    assert pickle.loads(pickle.dumps(config)).engines == 2
+
+
+def test_repr_is_short(make, draft):
+    assert repr(make()) == f"SSDConfig(draft={draft!r}, k=7, f=3, on_miss='auto')"

@@ -1,0 +1,148 @@
+"""What is drafted is what the model would say, and is used where it belongs."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.draft_engine.loop import MAX_LEN, PROMPT, SLOTS, VOCAB, Loop, Target
+from vllm_ssd.draft.publish import DraftMailbox
+from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.target import client
+from vllm_ssd.target.client import Row
+
+
+@pytest.mark.parametrize("f, top_m", [(1, 0), (3, 0), (3, 6)])
+def test_draft_equal_to_target_always_hits_and_accepts_k(
+    tmp_path, draft_model, reference, f, top_m
+):
+    """Invariant 5, and more: given time, even the first outcome is predicted. Where drafts are
+    sampled, a greedy request's are still the likeliest."""
+    k = 4
+    policy = DraftPolicy(k, (f,) * (k + 1), 0, chunk=16, top_m=top_m)
+    loop = Loop(draft_model, tmp_path / "t", policy)
+    target = Target("a", PROMPT, reference)
+    loop.client.add("a", PROMPT)
+    loop.work()
+    assert target.round(loop.client) == 0  # the prompt's own token
+    for _ in range(12):
+        loop.work()
+        assert target.round(loop.client) == k
+    counters = loop.counters()
+    assert counters["hits"] == counters["rounds"] == 13
+    assert counters["misses"] == counters["late"] == 0
+
+
+def test_sync_mode_is_ordinary_speculation(tmp_path, draft_model, reference):
+    """f = 0: nothing is predicted, every outcome is answered with k drafts."""
+    k = 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (0,) * (k + 1), k, chunk=16))
+    truth = reference.continuation(PROMPT, 60)
+    loop.client.add("a", PROMPT)
+    loop.work()
+    text, accepted = list(PROMPT), 0
+    for number in range(10):
+        new = truth[len(text) - len(PROMPT) :][: accepted + 1]
+        text += new
+        seat = loop.client._seats["a"]
+        stamp = seat.generation << 32 | number
+        loop.lookup.publish(seat.slot, stamp, len(text), accepted, new)
+        loop.work()
+        finding = loop.lookup.find(seat.slot, stamp, accepted, new[-1])
+        assert not finding.published
+        assert finding.tokens == reference.continuation(text, k)
+        loop.lookup.confirm(seat.slot, stamp, finding.tokens)
+        accepted = k
+
+
+@st.composite
+def scripts(draw):
+    k = draw(st.integers(1, 5))
+    fan_out = draw(st.lists(st.integers(0, 3), min_size=k + 1, max_size=k + 1))
+    answer = draw(st.sampled_from([0, k]))
+    policy = DraftPolicy(k, tuple(fan_out), answer, draw(st.sampled_from([16, 64])))
+    return policy, draw(st.integers(0, 2**31))
+
+
+@given(script=scripts())
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_published_branch_continues_the_text_as_the_model_would(
+    tmp_path_factory, monkeypatch, draft_model, reference, script
+):
+    """Requests come and go, the target looks too early, disagrees with the draft, skips rounds:
+    whatever drafts it is given are the model's own continuation of its text."""
+    policy, seed = script
+    chance = random.Random(seed)
+    on_miss = "wait" if policy.answer_depth else "skip"
+    loop = Loop(draft_model, tmp_path_factory.mktemp("loop") / "t", policy, on_miss)
+    monkeypatch.setattr(client, "time", loop)
+    targets: list[Target] = []
+    started = 0
+    for _ in range(30):
+        loop.work(chance.choice([0, 1, 2, 5, None]))
+        event = chance.random()
+        if event < 0.15 or not targets:
+            prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))]
+            truth = reference.continuation(prompt, 5)
+            truth += [chance.randrange(VOCAB) for _ in range(2)]
+            targets.append(Target(f"r{started}", prompt, reference, truth))
+            started += 1
+            if chance.random() < 0.8:  # else the client meets it unannounced
+                loop.client.add(targets[-1].name, prompt)
+        elif event < 0.2:
+            gone = targets.pop(chance.randrange(len(targets)))
+            loop.client.remove(gone.name)
+        elif event < 0.3:  # a round without drafting: the text grows unseen
+            target = chance.choice(targets)
+            target.text += target.verify()[:1]
+            target.drafts = []
+        elif len(targets) > SLOTS:
+            targets = targets[:SLOTS]
+        else:
+            target = chance.choice(targets)
+            if len(target.text) < MAX_LEN - 30:
+                target.round(loop.client)
+                assert target.drafts == reference.continuation(target.text, len(target.drafts))
+                if on_miss == "wait":
+                    assert len(target.drafts) == policy.k, "not worth waiting, yet waited for"
+    for target in targets:
+        loop.client.remove(target.name)
+    for slot in list(loop.engine._requests):
+        loop.engine._drop(slot)
+    assert loop.engine.pool.num_free == loop.engine.pool.num_blocks, "KV blocks leaked"
+
+
+def test_stale_stamps_never_reach_the_target(tmp_path, draft_model, reference):
+    """Invariant 1: predictions for another round or another request are not used, whatever is in
+    the table when the target looks."""
+    k = 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), 0, chunk=64))
+    target = Target("a", PROMPT, reference)
+    loop.client.add("a", PROMPT)
+    seat = loop.client._seats["a"]
+    poison = DraftMailbox(loop.table)
+    target.round(loop.client)
+    for number in range(1, 8):
+        new = target.verify()
+        for generation, round_ in (
+            (seat.generation, number - 1),
+            (seat.generation, number + 1),
+            (seat.generation - 1, number),
+            (seat.generation + 1, number),
+        ):
+            stamp = generation << 32 | round_
+            poison.publish_prediction(seat.slot, stamp, [len(new) - 1], [new[-1]])
+            poison.extend_prediction(seat.slot, stamp, [VOCAB - 1])
+            poison.publish_answer(seat.slot, stamp, [VOCAB - 1] * k)
+            if (number + round_) % 2:
+                continue
+            target.text += new
+            row = torch.tensor(target.text, dtype=torch.int32).numpy()
+            assert loop.client.exchange([Row("a", row, len(new))]) == [[]]
+            new = target.verify()[:1]
+            number += 1
+            break
