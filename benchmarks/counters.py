@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.load import Counters
-from benchmarks.records import Kind, Speculation
+from benchmarks.records import OURS, Kind, Speculation
 from vllm_ssd import rundir
 from vllm_ssd.metrics import rates, snapshot, subtract
 from vllm_ssd.table import SpeculationTable
@@ -23,12 +23,17 @@ class Counting(Protocol):
 
 
 def counting(llm: Any, kind: Kind) -> Counting:
-    """The counters of an engine. For method ssd it must have been started in an environment that
-    lets functions travel to vLLM's workers."""
-    if kind in ("sd", "ssd"):
-        run_dir, *_ = llm.collective_rpc(_run_dir)
-        return _Ours(SpeculationTable.open(rundir.table_path(Path(run_dir)), writable=False))
+    """The counters of an engine."""
+    if kind in OURS:
+        return _Ours(table_of(llm))
     return _Plain() if kind == "ar" else _VllmsOwn(llm)
+
+
+def table_of(llm: Any) -> SpeculationTable:
+    """The table of an engine of method ssd, to be read. It must have been started in an environment
+    that lets functions travel to vLLM's workers."""
+    run_dir, *_ = llm.collective_rpc(_run_dir)
+    return SpeculationTable.open(rundir.table_path(Path(run_dir)), writable=False)
 
 
 def _run_dir(worker: Any) -> str:

@@ -1,4 +1,5 @@
-"""Plain vLLM, vLLM's own speculation, and ours, on the same prompts, one after the other.
+"""Plain vLLM, vLLM's own speculation, ours, and ours without its draft, on the same prompts, one
+after the other.
 
 Prints a markdown table. Requests run in a closed loop: exactly a batch of them at a time. tokens/s
 is of the time in which the batch is full, later prefills included; ms/round is the mean time of the

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["ar", "verify", "draft_model", "sd", "ssd"]
+Kind = Literal["ar", "verify", "draft_model", "sd", "ssd", "away"]
+OURS: tuple[Kind, ...] = ("sd", "ssd", "away")  # those with a draft in a process of its own
 
 
 class Load(msgspec.Struct, frozen=True):

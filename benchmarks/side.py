@@ -12,7 +12,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from benchmarks.counters import Counting, counting
+from benchmarks.away import lose_draft
+from benchmarks.counters import Counting, counting, table_of
 from benchmarks.load import ClosedLoop
 from benchmarks.prompts import make_prompts
 from benchmarks.records import Event, Measurement, Side, Up
@@ -44,6 +45,12 @@ def _run(side: Side, events: TextIO) -> None:
         _tell(events, Up())
         sys.stdin.buffer.readline()
         counters = counting(llm, side.kind)
+        if side.kind == "away":
+            prompts = make_prompts(llm.get_tokenizer(), 1, side.load.prompt_tokens)
+            loop = ClosedLoop(llm.llm_engine, 1, _sampling(WARM_UP_TOKENS, 0.0), counters.read)
+            loop.run(prompts, "with-draft")
+            lose_draft(table_of(llm))
+            _tell(events, Progress("its draft is gone"))
         for batch in side.load.batch_sizes:
             for temperature in side.load.temperatures:
                 _tell(events, _measure(llm, side, batch, temperature, counters))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.records import Kind, Load, Side
+from benchmarks.records import OURS, Kind, Load, Side
 from benchmarks.standin import environment
 from vllm_ssd.platform import available_cores
 
@@ -26,7 +26,7 @@ _TELL_RUN_DIR = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 class Plan:
     """What to compare. engine: arguments of all engines. ssd: (k, f) of each; sd: k of each with
     f=0; draft_model: k of vLLM's own. options: further ones of method ssd, with f=0 too; each is a
-    side of its own."""
+    side of its own. The side "away" is ssd at each k once its draft is gone for good."""
 
     engine: dict[str, Any]
     draft: str
@@ -59,6 +59,9 @@ class Plan:
             for k, f in self.ssd:
                 options = {**ours, "k": k, "f": f, **further}
                 sides.append(self._side(f"ssd k={k} f={f}{told}", "ssd", k, engine, options))
+            for k, f in dict(self.ssd).items():
+                options = {**ours, "k": k, "f": f, **further, "max_restarts": 0}
+                sides.append(self._side(f"away k={k}{told}", "away", k, engine, options))
         return [side for side in sides if side.kind in self.kinds]
 
     def _engine(self) -> dict[str, Any]:
@@ -79,7 +82,7 @@ class Plan:
         engine: dict[str, Any],
         speculative: dict[str, Any] | None = None,
     ) -> Side:
-        has_draft = kind in ("sd", "ssd")
+        has_draft = kind in OURS
         gpus = self.tensor_parallel + has_draft if self.on_gpus else 0
         if speculative is not None:
             engine = {**engine, "speculative_config": speculative}

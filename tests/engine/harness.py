@@ -51,6 +51,11 @@ def own_run_dir() -> Path:
     return found
 
 
+def serves(counted: dict[str, Any]) -> bool:
+    """Whether the draft of an engine is at work, by its counters."""
+    return counted["heartbeat"] > 0 and psutil.pid_exists(counted["pid"])
+
+
 @contextmanager
 def damage(run_dir: Path) -> Iterator[None]:
     """Meanwhile: random bytes anywhere in what the draft says, a thousand times a second."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SIDES = ["ar", "draft_model k=3", "sd k=3", "ssd k=3 f=1"]
+SIDES = ["ar", "draft_model k=3", "sd k=3", "ssd k=3 f=1", "away k=3"]
 
 
 def test_quick(target, tmp_path):
@@ -22,13 +22,14 @@ def test_quick(target, tmp_path):
 
     rows = json.loads(saved.read_text())["rows"]
     assert [row["side"] for row in rows] == SIDES
-    assert [row["text"] for row in rows] == [None, *["identical"] * 3]
-    plain, *speculating = rows
+    assert [row["text"] for row in rows] == [None, *["identical"] * 4]
+    plain, *speculating, away = rows
     assert plain["tokens_per_round"] == 1
     for row in speculating:
         assert row["tokens_per_round"] > 1.5 and len(row["acceptance"]) == 3, row
     for row in rows[2:]:
         assert abs(row["hit"] + row["miss"] + row["late"] - 1) < 1e-9, row
+    assert away["tokens_per_round"] == away["late"] == 1, "drafts of a draft that is gone"
     table = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
     side = table[0].index("side")
     assert [row[side] for row in table[2:]] == SIDES

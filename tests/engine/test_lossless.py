@@ -7,11 +7,10 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import damage, engine, greedy, own_run_dir, texts, wait_for
+from tests.engine.harness import damage, engine, greedy, own_run_dir, serves, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -53,11 +52,6 @@ def beside_sampled(llm) -> list[object]:
     settings[1].temperature = 0.8
     outputs = llm.generate(PROMPTS[:8], settings * 4, use_tqdm=False)
     return texts(outputs[::2])
-
-
-def serves(counted) -> bool:
-    """Whether the draft of an engine is at work."""
-    return counted["heartbeat"] > 0 and psutil.pid_exists(counted["pid"])
 
 
 def preemptions(llm) -> int:

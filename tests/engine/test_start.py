@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.engine.starts import make_start
+
 # A command that begins so has 64 MB of shared memory.
 SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && "$@"', "-")
-SCRIPT = """
-import json, sys
-import tests.engine.conftest
-from tests.engine.harness import engine, greedy, texts
-
-if __name__ == "__main__":
-    speculation = json.loads(sys.argv[2])
-    with engine(sys.argv[1], speculative_config=speculation) as llm:
-        print("served:", texts(llm.generate(["A river is"], greedy(8), use_tqdm=False)))
-"""
 
 
 @pytest.fixture
 def start(target, tmp_path):
-    """Starts an engine in a process of its own; what it printed, and its exit status."""
-    script = tmp_path / "start.py"
-    script.write_text(SCRIPT)
-
-    def run(*before: str, **options: Any) -> tuple[str, int]:
-        speculation = json.dumps({"method": "ssd", "k": 3, "f": 1, **options})
-        command = [*before, sys.executable, str(script), target, speculation]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        return done.stdout, done.returncode
-
-    return run
+    return make_start(tmp_path, "tests.engine.conftest", target)
 
 
 @pytest.fixture

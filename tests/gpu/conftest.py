@@ -1,6 +1,18 @@
-"""Several engines in one test process."""
+"""Several engines in one test process, and the models of most."""
 
 import os
 
+import pytest
+
+from tests.gpu.settings import FOLDER
+
 # Some tests compute on the GPU themselves, after which CUDA does not survive a fork.
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+@pytest.fixture(scope="session")
+def models() -> tuple[str, str]:
+    """(SmolLM2-135M-Instruct, the same without layer 14)."""
+    from benchmarks.standin import ensure_draft, ensure_smollm2
+
+    return str(ensure_smollm2(FOLDER)), str(ensure_draft(FOLDER))

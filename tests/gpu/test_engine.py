@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,53 +13,47 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from benchmarks.running import counters, leftovers
-from tests.engine.harness import engine, greedy, own_run_dir, texts, wait_for
+from tests.engine.harness import damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from tests.gpu.settings import FOLDER, OPTIONS
 from vllm_ssd.metrics import describe
 
-OPTIONS = {
-    "max_model_len": 1024,
-    "gpu_memory_utilization": 0.3,
-    # Given, not measured: other engines may come and go on the same GPUs.
-    "kv_cache_memory_bytes": 2**30,
-    "enforce_eager": False,
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-}
 PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "chess", "tides")]
 
 
-FOLDER = Path(os.environ.get("SSD_TEST_MODELS", Path(__file__).parents[2] / ".models"))
-
-
-@pytest.fixture(scope="module")
-def models() -> tuple[str, str]:
-    from benchmarks.standin import ensure_draft, ensure_smollm2
-
-    return str(ensure_smollm2(FOLDER)), str(ensure_draft(FOLDER))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
-def test_same_tokens_under_tensor_parallelism(models):
-    """Two target ranks: only the first looks into the table, both verify the same drafts."""
-    from benchmarks.standin import ensure_target
+def test_same_tokens_under_tensor_parallelism():
+    """Two target ranks: only the first looks into the table, both verify the same drafts. Where
+    there are no more GPUs than ranks, the draft shares the second rank's."""
+    from benchmarks.standin import ensure_draft, ensure_target
 
     target, results = str(ensure_target(FOLDER, "even", "float32")), []
-    for extra in (
-        {},
-        {"speculative_config": {"method": "ssd", "k": 4, "f": 2, "model": models[1]}},
-    ):
+    speculation = {"method": "ssd", "k": 4, "f": 2, "model": str(ensure_draft(FOLDER))}
+    if torch.cuda.device_count() == 2:
+        speculation["draft_device"] = 1
+    for extra in ({}, {"speculative_config": speculation}):
         options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2, **extra}
         with engine(target, **options) as llm:
             results.append(texts(llm.generate(PROMPTS, greedy(96), use_tqdm=False)))
+            if extra:
+                accepted = counters(own_run_dir())["accepted"]
     assert results[0] == results[1]
+    assert sum(accepted[1:]) > 0, "no draft was accepted"
 
 
-def test_same_tokens_with_and_without(models):
+@pytest.fixture(scope="module")
+def plain(models):
+    """The greedy texts of an engine without drafts."""
+    with engine(models[0], dtype="float32", **OPTIONS) as llm:
+        return texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
+
+
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_same_tokens_with_and_without(models, plain, method):
+    """Also when all that the draft says is damaged, when it dies, and when another one has come."""
     target, draft = models
-    options = {**OPTIONS, "dtype": "float32"}
-    with engine(target, **options) as llm:
-        plain = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
-    speculation = {"method": "ssd", "k": 4, "f": 2, "model": draft}
-    with engine(target, speculative_config=speculation, **options) as llm:
+    speculation = {"method": "ssd", "k": 4, "f": 2, "model": draft, "draft_sample_method": method}
+    # What it reads of its own words is damaged, too, and it may be started anew again and again.
+    speculation["max_restarts"] = 1000
+    with engine(target, dtype="float32", speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
         counted = counters(run_dir)
@@ -67,13 +61,36 @@ def test_same_tokens_with_and_without(models):
         assert found == plain
         assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
 
-        os.kill(counted["pid"], signal.SIGKILL)
+        with damage(run_dir):
+            assert beside_sampled(llm) == plain, "damaged"
+        wait_for("living draft", lambda: serves(counters(run_dir)), 120)
+
+        pid = counters(run_dir)["pid"]
+        os.kill(pid, signal.SIGKILL)
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "without a draft"
-        wait_for("another draft", lambda: counters(run_dir)["pid"] != counted["pid"], 120)
+        wait_for("another draft", lambda: counters(run_dir)["pid"] != pid, 120)
         before = counters(run_dir)["hits"]
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "with another"
         assert counters(run_dir)["hits"] > before
     wait_for("clean end", lambda: not leftovers(run_dir, []), 20)
+
+
+def beside_sampled(llm: Any) -> list[Any]:
+    """Greedy texts of a batch in which every other request samples, after a look at the others:
+    each has run to its end, and consists of tokens that there are."""
+    from vllm import SamplingParams
+
+    sampled = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True)
+    outputs = llm.generate(
+        [prompt for prompt in PROMPTS for _ in range(2)],
+        [greedy(128), sampled] * len(PROMPTS),
+        use_tqdm=False,
+    )
+    size = llm.model_config.get_vocab_size()
+    for tokens, reason in texts(outputs[1::2]):
+        assert reason == "length" and len(tokens) == 128
+        assert all(0 <= token < size for token in tokens)
+    return texts(outputs[::2])
 
 
 def test_flashinfer_drafts_for_itself(models):

@@ -14,12 +14,11 @@ from tests.engine.harness import engine, own_run_dir
 from tests.features import FEATURES, OPTIONS, run_all
 from tests.features.results import Refused, difference
 from tests.features.sampling_parameters import NAMES
-from tests.gpu.test_engine import OPTIONS as GPU_OPTIONS
-from tests.gpu.test_engine import models  # noqa: F401
+from tests.gpu.settings import OPTIONS as GPU_OPTIONS
 
 
 @pytest.fixture(scope="module")
-def runs(models):  # noqa: F811
+def runs(models):
     """(results without SSD, results with it, accepted drafts by feature)."""
     target, draft = models
     options = {**GPU_OPTIONS, **OPTIONS, "dtype": "float32", "enable_sleep_mode": True}

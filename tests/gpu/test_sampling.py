@@ -8,7 +8,7 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
-from tests.gpu.test_engine import OPTIONS
+from tests.gpu.settings import OPTIONS
 from tests.sampled_texts import METHODS, check, make_pair
 
 

@@ -72,7 +72,7 @@ PLAN = Plan(
     tensor_parallel=2,
     on_gpus=True,
     load=LOAD,
-    kinds=["ar", "verify", "draft_model", "sd", "ssd"],
+    kinds=["ar", "verify", "draft_model", "sd", "ssd", "away"],
     draft_model=[3, 5],
     sd=[7],
     ssd=[(7, 1), (7, 3)],
@@ -84,13 +84,15 @@ def test_sides() -> None:
     sides = {side.name: side for side in PLAN.sides()}
     assert list(sides) == [
         *("ar", "verify k=7", "draft_model k=3", "draft_model k=5"),
-        *("sd k=7", "ssd k=7 f=1", "ssd k=7 f=3"),
+        *("sd k=7", "ssd k=7 f=1", "ssd k=7 f=3", "away k=7"),
     ]
-    assert [side.gpus for side in sides.values()] == [2, 2, 2, 2, 3, 3, 3]
+    assert [side.gpus for side in sides.values()] == [2, 2, 2, 2, 3, 3, 3, 3]
     assert "speculative_config" not in sides["ar"].engine
     options = {"method": "ssd", "model": "draft", "k": 7, "f": 0}
     assert sides["sd k=7"].engine["speculative_config"] == options
     assert all(side.engine["max_num_seqs"] == 4 for side in sides.values())
+    away = sides["away k=7"].engine["speculative_config"]
+    assert away == sides["ssd k=7 f=3"].engine["speculative_config"] | {"max_restarts": 0}
     on_cpu = dataclasses.replace(PLAN, on_gpus=False, kinds=["verify", "ssd"]).sides()
     assert [(side.kind, side.gpus) for side in on_cpu] == [("ssd", 0), ("ssd", 0)]
     told = dataclasses.replace(PLAN, options=[{"on_miss": "wait"}], kinds=["sd"]).sides()[0]

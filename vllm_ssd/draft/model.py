@@ -44,6 +44,8 @@ class DraftModel:
                 memory = int(_KV_SHARE * torch.cuda.mem_get_info()[0])
             self.num_blocks = min(memory // per_block, spec.max_requests * per_request)
             if self.num_blocks < 1:
+                if spec.kv_cache_bytes is None:
+                    raise MemoryError("no room for a block of the draft's KV cache")
                 raise ValueError(
                     f"the draft's KV cache of {memory / 2**30:.2f} GiB holds no block "
                     f"of {per_block / 2**20:.1f} MiB: raise draft_kv_cache_gib"

@@ -52,6 +52,14 @@ class DraftServer:
     def load(self) -> str:
         """Load the draft; a line that describes what was loaded. Nobody else sees any of it yet:
         a server that is given up while it loads leaves no trace."""
+        if self._spec.cores:
+            return self._load()
+        from vllm_ssd.draft.shortage import clear_words
+
+        with clear_words(chosen_kv_cache=self._spec.model.kv_cache_bytes is not None):
+            return self._load()
+
+    def _load(self) -> str:
         import torch
 
         from vllm_ssd.draft.engine import DraftEngine

@@ -1,0 +1,60 @@
+"""What is said where the draft's GPU has too little memory, or may not be used.
+
+CUDA, torch, Triton and the libraries each have words of their own for it, none of which names the
+GPU as the user knows it or says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED")
+_NOT_OURS = "busy or unavailable"
+_GIB = 2**30
+
+
+@contextmanager
+def clear_words(chosen_kv_cache: bool) -> Iterator[None]:
+    """Within it, a shortage of the GPU becomes ``MemoryError``, and a GPU that is another's alone
+    ``RuntimeError``, each with a sentence. chosen_kv_cache: its size was not left to the draft."""
+    try:
+        yield
+    except Exception as error:
+        if _is_shortage(error):
+            smaller = ", lower draft_kv_cache_gib" if chosen_kv_cache else ""
+            raise MemoryError(
+                f"{_gpu()} has too little free memory ({_figures()}): end what else runs there"
+                f"{smaller} or name another GPU with draft_device in --speculative-config"
+            ) from error
+        if _NOT_OURS in str(error):
+            raise RuntimeError(
+                f"{_gpu()} is in use by a process that has it for itself (exclusive compute mode): "
+                "end that or name another GPU with draft_device in --speculative-config"
+            ) from error
+        raise
+
+
+def _is_shortage(error: Exception) -> bool:
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or any(words in str(error) for words in _NO_MEMORY)
+
+
+def _gpu() -> str:
+    return f"the draft's GPU (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')})"
+
+
+def _figures() -> str:
+    """Looked up when it is too late: a GPU that is full has no room for one who asks, either."""
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:
+        return "not enough to begin to use it"
+    taken = torch.cuda.memory_reserved()
+    return (
+        f"{free / _GIB:.2f} of {total / _GIB:.1f} GiB are free when the draft has taken "
+        f"{taken / _GIB:.2f} GiB and needs more"
+    )
