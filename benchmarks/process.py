@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.records import Event, Measurement, Result, Side, Up
+from benchmarks.records import Event, Measurement, Progress, Result, Side, Up
 from benchmarks.turns import Turns
 
 LAST_LINES = 15
@@ -46,6 +46,8 @@ def run_side(
             _tell(process, msgspec.json.encode(side))
             for line in lines:
                 match decoder.decode(line):
+                    case Progress(text):
+                        say(f"{side.name}: {text}")
                     case Up():
                         say(f"{side.name}: engine is up")
                         is_up = True

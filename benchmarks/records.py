@@ -71,11 +71,17 @@ class Measurement(msgspec.Struct, frozen=True, tag=True):
     temperature: float = 0.0
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """A line for whoever is waiting."""
+
+    text: str
+
+
 class Up(msgspec.Struct, frozen=True, tag=True):
     """The engine has started, and waits for a line that lets it be measured."""
 
 
-Event = Up | Measurement
+Event = Progress | Up | Measurement
 
 
 class Result(msgspec.Struct):

@@ -16,7 +16,7 @@ from benchmarks.away import lose_draft
 from benchmarks.counters import Counting, counting, table_of
 from benchmarks.load import ClosedLoop
 from benchmarks.prompts import make_prompts
-from benchmarks.records import Event, Measurement, Side, Up
+from benchmarks.records import Event, Measurement, Progress, Side, Up
 
 WARM_UP_TOKENS = 32
 

@@ -115,10 +115,11 @@ class SSDConfig(SpeculativeConfig):
     )
     """The draft runs on one device."""
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
-        default="greedy", description='"greedy" or "probabilistic"'
+        default="probabilistic", description='"greedy" or "probabilistic"'
     )
     """How drafts are sampled: the likeliest tokens, or at the request's temperature from the
-    draft's distribution, which is then reported. The target's text is exact either way."""
+    draft's distribution, which is then reported. The target's text is exact either way, and more
+    drafts of a request that is sampled are accepted the second way."""
     draft_top_m: int | None = Field(
         default=None,
         strict=True,
@@ -218,8 +219,8 @@ class SSDConfig(SpeculativeConfig):
             if self.draft_top_m is not None or self.saguaro != 1:
                 name = "saguaro" if self.draft_top_m is None else "draft_top_m"
                 raise ValueError(
-                    f"{name} is about drafts that are sampled: write draft_sample_method "
-                    f'"probabilistic" as well, or leave {name} out'
+                    f"{name} is about drafts that are sampled: leave out draft_sample_method "
+                    f'"greedy" or {name}'
                 )
             return
         most = max(self.fan_out[: self.k])

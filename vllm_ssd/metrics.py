@@ -27,9 +27,12 @@ class TargetCounters:
         self._table = table
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
-    def verified(self, accepted: int) -> None:
-        """A request verified drafts, perhaps none, and accepted this many."""
+    def verified(self, accepted: int, source: int) -> None:
+        """A request verified drafts, perhaps none, of a source as in ``table.py``, and accepted
+        this many."""
         self._counters["accepted"][accepted] += 1
+        self._counters["rounds_by"][source] += 1
+        self._counters["tokens_by"][source] += accepted + 1
 
     def lookup(self, first: Finding, enough: int, drafts: int) -> None:
         """A request's outcome was looked up: what the first look found, against the drafts that

@@ -24,12 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 3
+VERSION = 4
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
 # it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
 # text again.
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
+# Where the drafts of a round came from: a branch grown ahead, an answer to an outcome that was not
+# predicted, or the draft had none.
+BRANCH, ANSWER, NOWHERE = SOURCES = range(3)
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
@@ -63,10 +66,17 @@ class TableShape:
         return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
 
     def target_dtype(self) -> np.dtype:
-        """Counters written by the target; see ``metrics.py``."""
+        """Counters written by the target; see ``metrics.py``. rounds_by, tokens_by: verified rounds
+        and the tokens they yielded, by the source of their drafts."""
         names = ["rounds", "hits", "misses", "late", "timeouts", "drafts", "wait_us", "started_s"]
         return np.dtype(
-            [(name, "i8") for name in names] + [("accepted", "i8", (self.k + 1,))], align=True
+            [
+                *((name, "i8") for name in names),
+                ("rounds_by", "i8", (len(SOURCES),)),
+                ("tokens_by", "i8", (len(SOURCES),)),
+                ("accepted", "i8", (self.k + 1,)),
+            ],
+            align=True,
         )
 
     def draft_dtype(self) -> np.dtype:

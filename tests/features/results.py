@@ -56,16 +56,16 @@ def generate(llm: Any, prompts: Any, params: Any, **options: Any) -> list[Any]:
     return [completions(o) for o in llm.generate(prompts, params, use_tqdm=False, **options)]
 
 
-def difference(one: Any, other: Any, place: str = "") -> str | None:
-    """Where two results differ first; numbers that are not whole may differ a little."""
+def difference(one: Any, other: Any, place: str = "", near: float = 1e-4) -> str | None:
+    """Where two results differ first; numbers that are not whole may differ by so much."""
     if isinstance(one, float) and isinstance(other, float):
-        same = math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
+        same = math.isclose(one, other, rel_tol=near, abs_tol=near)
     elif isinstance(one, (list, tuple)) and type(one) is type(other) and len(one) == len(other):
         pairs = ((f"{place}[{index}]", *pair) for index, pair in enumerate(zip(one, other)))
-        return next(filter(None, (difference(a, b, where) for where, a, b in pairs)), None)
+        return next(filter(None, (difference(a, b, where, near) for where, a, b in pairs)), None)
     elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         pairs = ((f"{place}[{key!r}]", one[key], other[key]) for key in one)
-        return next(filter(None, (difference(a, b, where) for where, a, b in pairs)), None)
+        return next(filter(None, (difference(a, b, where, near) for where, a, b in pairs)), None)
     else:
         same = one == other
     return None if same else f"{place}: {one!r} and {other!r}"

@@ -5,7 +5,7 @@ import pytest
 
 from vllm_ssd import cli, metrics
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
 from vllm_ssd.target.lookup import Finding
 
 
@@ -24,8 +24,8 @@ def test_rates_of_a_few_rounds(table):
     counters.lookup(found(True, False, []), 2, 0)
     counters.lookup(found(True, True, [1]), 2, 1)
     counters.lookup(found(False, False, []), 2, 0)
-    for accepted in (2, 0, 1):
-        counters.verified(accepted)
+    for accepted, source in ((2, BRANCH), (0, NOWHERE), (1, BRANCH)):
+        counters.verified(accepted, source)
     counters.waited(0.004, 1)
     derived = rates(snapshot(table))
     assert (derived["hit"], derived["miss"], derived["late"]) == (0.25, 0.25, 0.5)
@@ -38,14 +38,15 @@ def test_rates_of_a_few_rounds(table):
 
 def test_differences_of_snapshots(table):
     counters = TargetCounters(table)
-    counters.verified(1)
+    counters.verified(1, BRANCH)
     table.draft["live"] = 3
     first = snapshot(table)
-    counters.verified(1)
-    counters.verified(2)
+    counters.verified(1, BRANCH)
+    counters.verified(2, ANSWER)
     table.draft["live"] = 5
     difference = subtract(snapshot(table), first)
     assert difference["accepted"] == [0, 1, 1]
+    assert (difference["rounds_by"], difference["tokens_by"]) == ([1, 1, 0], [2, 3, 0])
     assert difference["live"] == 5
 
 

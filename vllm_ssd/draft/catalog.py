@@ -33,7 +33,9 @@ class Catalog:
         self._budget = budget
         self._recorded = model.attention.graphs
         self._feeds: dict[tuple[int, int, int], Feed] = {}
-        self._grows: dict[tuple[int, int, bool], Grow] = {}
+        self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
+        # greedy requests alone have programs of their own
+        self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(max_requests, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
         self._chunks = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
@@ -58,13 +60,13 @@ class Catalog:
         size = next(c for c in self._chunks if c >= tokens) if self._recorded else tokens
         return self._feed(1, size, 0)
 
-    def branches(self, batch: int, branches: int) -> Grow:
+    def branches(self, batch: int, branches: int, sampled: bool) -> Grow:
         """Grows so many branches of each request."""
-        return self._grow(batch, branches, answers=False)
+        return self._grow(batch, branches, False, sampled)
 
-    def answers(self, requests: int) -> Grow:
+    def answers(self, requests: int, sampled: bool) -> Grow:
         """Grows answers to so many requests."""
-        return self._grow(self.batch(requests), 1, answers=True)
+        return self._grow(self.batch(requests), 1, True, sampled)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Run everything once, without anything to publish. Where programs can be recorded, record
@@ -91,14 +93,16 @@ class Catalog:
         programs: list[Feed | Grow] = []
         if self._policy.branches:
             for branches in self._budget.sizes(batch):
-                programs += [self.glue(batch, branches), self.branches(batch, branches)]
+                programs.append(self.glue(batch, branches))
+                programs += [self.branches(batch, branches, s) for s in self._sampled]
         if self._policy.answer_depth:
-            programs.append(self._grow(batch, 1, answers=True))
+            programs += [self._grow(batch, 1, True, sampled) for sampled in self._sampled]
         return programs
 
     def _measure(self, batch: int, context: int) -> None:
         for branches in self._budget.sizes(batch):
-            glue, grow = self.glue(batch, branches), self.branches(batch, branches)
+            glue = self.glue(batch, branches)
+            grow = self.branches(batch, branches, self._sampled[-1])  # which takes longer
             glue_us = glue.run.measure_us(partial(glue.try_out, context))
             step_us = grow.run.measure_us(partial(grow.try_out, context))
             self._budget.cost_us[batch, branches] = glue_us + self._policy.k * step_us
@@ -109,10 +113,10 @@ class Catalog:
             self._feeds[key] = Feed(self._model, self._publisher, *key)
         return self._feeds[key]
 
-    def _grow(self, batch: int, branches: int, answers: bool) -> Grow:
-        key = (batch, branches, answers)
+    def _grow(self, batch: int, branches: int, answers: bool, sampled: bool) -> Grow:
+        key = (batch, branches, answers, sampled and bool(self._policy.top_m))
         if key not in self._grows:
             self._grows[key] = Grow(
-                self._model, self._publisher, batch, branches, self._policy, answers
+                self._model, self._publisher, batch, branches, self._policy, *key[2:]
             )
         return self._grows[key]

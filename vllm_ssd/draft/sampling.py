@@ -53,3 +53,11 @@ class Sampler:
         chosen = (sums <= target).sum(dim=-1, keepdim=True)
         tokens = top.indices.gather(1, chosen).squeeze(1)
         return tokens, pack(top.indices, probabilities)
+
+
+def one_hot(tokens: torch.Tensor, top_m: int, vocab_size: int) -> torch.Tensor:
+    """Entries int64 [.., top_m] of the likeliest tokens, int64 [..]: each with probability 1, and
+    others, since the tokens of a distribution differ, with 0."""
+    rank = torch.arange(top_m, device=tokens.device)
+    listed = (tokens.unsqueeze(-1) + rank) % vocab_size
+    return pack(listed, (rank == 0).float().expand(listed.shape))

@@ -60,7 +60,8 @@ class Work:
             tips.append(request.tokens[-1])
         if not answered:
             return []
-        program = self._catalog.answers(len(answered))
+        sampled = any(place.temperature for place in places)
+        program = self._catalog.answers(len(answered), sampled)
         answer = Round(program, [*answered], [*trees], places, torch.tensor(tips))
         for request in answered:
             request.answer = answer
@@ -106,14 +107,16 @@ class Work:
                 [prediction for _, prediction in planted],
             )
             program.run()
+        places = [
+            r.place(p.stamp, program.branches, self._policy.k) if p else Place()
+            for (r, *_), (_, p) in zip(shown, planted)
+        ]
+        sampled = any(place.temperature for place in places)
         round_ = Round(
-            self._catalog.branches(batch, program.branches),
+            self._catalog.branches(batch, program.branches, sampled),
             [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
             [tree for tree, _ in planted],
-            [
-                r.place(p.stamp, program.branches, self._policy.k) if p else Place()
-                for (r, *_), (_, p) in zip(shown, planted)
-            ],
+            places,
             program.bonus[: len(shown) * program.branches].clone(),
         )
         for (request, *_), (_, prediction) in zip(shown, planted):

@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 from vllm_ssd.messages import ControlClient, endpoint
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.rundir import table_path
-from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, make_stamp
+from vllm_ssd.table import (
+    ANSWER,
+    BRANCH,
+    DRAFTING,
+    GIVEN_UP,
+    LOST,
+    NOWHERE,
+    SpeculationTable,
+    make_stamp,
+)
 from vllm_ssd.target.lookup import Finding, HostLookup
 from vllm_ssd.target.patience import Patience, WaitPolicy
 from vllm_ssd.target.seats import Roster, Seat
@@ -118,6 +127,8 @@ class SpeculationClient:
             found = lookup.finding.tokens[: self._room(lookup.row)]
             self._lookup.confirm(lookup.seat.slot, lookup.stamp, found)
             self.counters.lookup(before, self._policy.min_depth, len(found))
+            source = BRANCH if lookup.finding.predicted else ANSWER
+            lookup.seat.source = source if found else NOWHERE
             drafts.append(found)
         for of_row, lookup, found in zip(entries, lookups, drafts):
             of_row[: len(found)] = lookup.finding.entries[: len(found)]
@@ -134,7 +145,7 @@ class SpeculationClient:
         stamp = make_stamp(seat.generation, seat.round)
         self._lookup.publish(seat.slot, stamp, length, accepted, new)
         if seat.round and accepted != UNSEEN:  # the first outcome ends the prompt
-            self.counters.verified(accepted)
+            self.counters.verified(accepted, seat.source)
         seat.length = length
         seat.round += 1
         seat.last_used = self._step

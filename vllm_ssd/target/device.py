@@ -18,7 +18,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.messages import ControlClient
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.pages import memory_of
-from vllm_ssd.table import LOST, SpeculationTable, make_stamp, split_stamp
+from vllm_ssd.table import LOST, NOWHERE, SpeculationTable, make_stamp, split_stamp
 from vllm_ssd.target.client import draft_lives
 from vllm_ssd.target.kernels import SEAT_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.target.patience import Patience, WaitPolicy
@@ -27,6 +27,7 @@ from vllm_ssd.target.seats import Roster
 logger = get_logger(__name__)
 
 _NOBODY = np.uint64(2**64 - 1)  # what no draft says of any slot
+_EMPTY = (0, 0, 0, 0, NOWHERE)  # a row of the seats
 _MAX_LOOKS = 2**31 - 1
 _TRIAL_LOOKS = 2000
 
@@ -76,7 +77,7 @@ class DeviceClient:
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
         self._seats = torch.zeros(slots, SEAT_FIELDS, dtype=torch.int64, device=device)
         # slot -> its next row of the seats, on its way to the device
-        self._staged: dict[int, tuple[int, int, int, int]] = {}
+        self._staged: dict[int, tuple[int, ...]] = {}
         self._states = table.slots["state"]
         self._lost = np.full(slots, _NOBODY)  # what the draft says of a slot that it has lost
         self._names: dict[int, str] = {}
@@ -93,7 +94,7 @@ class DeviceClient:
         self.remove(request_id)
         seat = self._roster.seat(request_id, slot, tokens, temperature)
         overdue = 0 if seat.overdue is None else int(seat.overdue)
-        self._staged[slot] = (seat.generation, seat.round, seat.length, overdue)
+        self._staged[slot] = (seat.generation, seat.round, seat.length, overdue, seat.source)
         self._lost[slot] = make_stamp(seat.generation, LOST)
         self._names[slot] = request_id
 
@@ -101,7 +102,7 @@ class DeviceClient:
         """The request ended or was preempted."""
         seat = self._roster.leave(request_id)
         if seat is not None:
-            self._staged[seat.slot] = (0, 0, 0, 0)
+            self._staged[seat.slot] = _EMPTY
             self._lost[seat.slot] = _NOBODY
             del self._names[seat.slot]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm_ssd.table import ANSWER, BRANCH, NOWHERE
 from vllm_ssd.target.entry_kernels import store_certain
 from vllm_ssd.target.guess_kernels import continuation
 from vllm_ssd.target.table_kernels import (
@@ -26,10 +27,12 @@ from vllm_ssd.target.table_kernels import (
     read_newest,
 )
 
-# Columns of the seats, int64 [slots, SEAT_FIELDS]: as ``Seat``, with overdue 0 for none. Generation
-# 0: nobody the draft has heard of, to whom nothing is published.
-SEAT_FIELDS = 4
+# Columns of the seats, int64 [slots, SEAT_FIELDS], as in ``Seat``: generation, round, length,
+# overdue with 0 for none, source. Generation 0: nobody the draft has heard of, to whom nothing is
+# published.
+SEAT_FIELDS = 5
 _SEAT_FIELDS = tl.constexpr(SEAT_FIELDS)
+_BRANCH, _ANSWER, _NOWHERE = tl.constexpr(BRANCH), tl.constexpr(ANSWER), tl.constexpr(NOWHERE)
 
 
 @triton.jit(
@@ -129,9 +132,14 @@ def look_up_kernel(
         tl.store(seat + 1, round_ + 1)
         tl.store(seat + 2, length)
         tl.store(seat + 3, overdue)
+        verified_from = counters + tl.load(seat + 4)
+        source = tl.where(predicted, _BRANCH, _ANSWER)
+        tl.store(seat + 4, tl.where(depth > 0, source, _NOWHERE).to(tl.int64))
         # the first outcome ends the prompt: nothing was verified
         counted = (round_ > 0) & (accepted >= 0) & (accepted <= AT.k)
         tl.atomic_add(counters + AT.verified + accepted, 1, mask=counted, sem="relaxed")
+        tl.atomic_add(verified_from + AT.rounds_by, 1, mask=counted, sem="relaxed")
+        tl.atomic_add(verified_from + AT.tokens_by, accepted + 1, mask=counted, sem="relaxed")
         tl.atomic_add(counters + AT.rounds, 1, sem="relaxed")
         tl.atomic_add(counters + kind, 1, sem="relaxed")
         tl.atomic_add(counters + AT.drafted, depth.to(tl.int64), sem="relaxed")

@@ -39,8 +39,9 @@ class SSDProposer:
         self._client: SpeculationClient | None = None
         self._k, self._top_m = config.k, config.top_m
         self._vocab_size = vllm_config.model_config.get_vocab_size()
-        # What the drafts proposed last were sampled from, int64 [rows, k, top_m].
-        self._entries: NDArray[np.int64] = np.zeros((0, self._k, self._top_m), np.int64)
+        # What the drafts proposed last were sampled from, int64 [rows, k, top_m]; None if all are
+        # the likeliest tokens, which vLLM takes them for anyway.
+        self._entries: NDArray[np.int64] | None = None
         if self._tp_group.is_first_rank:
             self._client = make_client(Path(config.run_dir), vllm_config)
         _follow_runners()
@@ -73,10 +74,11 @@ class SSDProposer:
                 rows.append(Row(name, text, len(sampled), temperature))
                 places.append(index)
         drafts = [[] for _ in sampled_token_ids]
-        self._entries = np.zeros((len(drafts), self._k, self._top_m), np.int64)
-        entries = [self._entries[index] for index in places]
-        for index, found in zip(places, self._client.exchange(rows, len(drafts), entries)):
+        entries = np.zeros((len(drafts), self._k, self._top_m), np.int64)
+        of_rows = [entries[index] for index in places]
+        for index, found in zip(places, self._client.exchange(rows, len(drafts), of_rows)):
             drafts[index] = found
+        self._entries = entries if self._top_m and any(row.temperature for row in rows) else None
         if self._tp_group.world_size > 1:
             self._tp_group.broadcast_object((drafts, self._entries), src=0)
         return drafts
@@ -96,7 +98,7 @@ class SSDProposer:
     def on_proposed(self, runner: GPUModelRunner) -> None:
         """vLLM has taken the drafts: tell it what they were sampled from. Without this it takes
         them for certain, which is exact as well."""
-        if self._top_m:
+        if self._entries is not None:
             entries = torch.from_numpy(self._entries)
             runner._draft_probs = dense(entries, self._vocab_size).to(runner.device)
             runner._draft_prob_req_ids = runner.input_batch.req_ids.copy()

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_ssd.messages import Add, ControlClient, Remove
-from vllm_ssd.table import make_stamp
+from vllm_ssd.table import NOWHERE, make_stamp
 
 
 @dataclass(eq=False)
 class Seat:
     """A request's place in the table. length: of its text at the last publication. round: of the
     next outcome. overdue: an outcome that was waited for in vain; until the draft has published
-    for it or a later one, it is not waited for. temperature: of its sampling."""
+    for it or a later one, it is not waited for. temperature: of its sampling. source: of the
+    drafts that are being verified."""
 
     slot: int
     generation: int
@@ -24,6 +25,7 @@ class Seat:
     overdue: np.uint64 | None = None
     last_used: int = 0
     temperature: float = 0.0
+    source: int = NOWHERE
 
 
 class Roster:

@@ -68,13 +68,13 @@ def test_bad_values(refusal, option, value, expected):
 
 
 def test_sampled_drafts(make, refusal):
-    assert make().top_m == 0
-    assert make(draft_sample_method="probabilistic").top_m == 32
+    assert make().top_m == 32
+    assert make(draft_sample_method="greedy").top_m == 0
     config = make(draft_sample_method="probabilistic", draft_top_m=5, saguaro=0.4)
     assert (config.top_m, config.saguaro) == (5, 0.4)
     for name, value in (("draft_top_m", 8), ("saguaro", 0.5)):
-        said = refusal(**{name: value})
-        assert f'write draft_sample_method "probabilistic" as well, or leave {name} out' in said
+        said = refusal(draft_sample_method="greedy", **{name: value})
+        assert f'leave out draft_sample_method "greedy" or {name}' in said
     for f, top_m in ((0, 32), (8, 8)):
         said = refusal(
             draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
