@@ -41,7 +41,14 @@ def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
 
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Those that still run."""
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def leftovers(run_dir: Path, processes: Sequence[psutil.Process]) -> list[str]:
