@@ -48,13 +48,10 @@ def even_target() -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
-    """(wide, small): one random function of 400 tokens, at a large cost and at a small one."""
+def tiny(tmp_path_factory) -> Path:
+    """A random function of 400 tokens, without a tokenizer."""
     import torch
-    from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from benchmarks.standin import Shape, standin_config, standin_tensors
 
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -71,12 +68,33 @@ def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
         bos_token_id=None,
         eos_token_id=None,
     )
-    small = tmp_path_factory.mktemp("small")
-    LlamaForCausalLM(config).float().save_pretrained(small)
-    wide = tmp_path_factory.mktemp("wide")
-    shape = Shape(1024, 24, 16, 8, 64, 4096)
+    folder = tmp_path_factory.mktemp("small")
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
+    """(wide, small): one function at a large cost and at a small one."""
+    return widened(tiny, tmp_path_factory.mktemp("wide"), 1024, 24, 16, 8, 64, 4096), tiny
+
+
+@pytest.fixture(scope="session")
+def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
+    """The same for 16 requests at once: a core takes a tenth of a second for a step."""
+    return widened(tiny, tmp_path_factory.mktemp("wide"), 512, 12, 8, 4, 64, 2048), tiny
+
+
+def widened(small: Path, folder: Path, *sizes: int) -> Path:
+    """`folder`, filled with the small model's function in a shape of these sizes."""
+    import torch
+    from safetensors.torch import save_file
+
+    from benchmarks.standin import Shape, standin_config, standin_tensors
+
+    shape = Shape(*sizes)
     tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
-    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors")
     small_config = json.loads((small / "config.json").read_text())
-    (wide / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
-    return wide, small
+    (folder / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
+    return folder
