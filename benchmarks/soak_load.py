@@ -119,13 +119,13 @@ class Clients:
             while going() and len(self.outcome.failures) < MOST_FAILURES:
                 await asyncio.sleep(own.expovariate(1 / PAUSE_S))
                 request = random_request(own, questions)
-                await self._follow(request, plain[request.question])
+                await self.follow(request, plain[request.question])
 
         seeds = [rng.randrange(2**32) for _ in range(at_once)]
         await asyncio.gather(*(client(random.Random(seed)) for seed in seeds))
 
-    async def _follow(self, request: Request, plain: Choice) -> None:
-        """One request, and what is to be said of it."""
+    async def follow(self, request: Request, plain: Choice) -> None:
+        """Ask once, and note in `outcome` what is to be said of the answer."""
         outcome = self.outcome
         try:
             choices = await self._ask(request)

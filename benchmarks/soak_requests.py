@@ -65,10 +65,15 @@ def make_questions(
     return questions
 
 
+def greedy_request(number: int, question: Question) -> Request:
+    """The whole greedy answer."""
+    return Request(number, {**_body(question, question.tokens), "temperature": 0})
+
+
 def reference_request(number: int, question: Question) -> Request:
-    """The whole greedy answer, and how close each decision was."""
-    body = {**_body(question, question.tokens), "logprobs": 2, "return_tokens_as_token_ids": True}
-    return Request(number, {**body, "temperature": 0})
+    """The same, and how close each decision was."""
+    closeness = {"logprobs": 2, "return_tokens_as_token_ids": True}
+    return Request(number, {**greedy_request(number, question).body, **closeness})
 
 
 def random_request(rng: random.Random, questions: Sequence[Question]) -> Request:
@@ -118,11 +123,13 @@ def difference(request: Request, choice: Choice, plain: Choice) -> str | None:
     """Where a greedy answer, complete or not, is not the plain server's; None if it is."""
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(choice.tokens, plain.tokens))))
     if same < len(choice.tokens):
-        return (
+        text = (
             f"question {request.question} parts after {same} tokens: "
-            f"{choice.tokens[same : same + 4]} is not {plain.tokens[same : same + 4]}, where the "
-            f"plain server's margin was {plain.margins[same]:.2g}"
+            f"{choice.tokens[same : same + 4]} is not {plain.tokens[same : same + 4]}"
         )
+        if plain.margins:
+            text += f", where the plain server's margin was {plain.margins[same]:.2g}"
+        return text
     if choice.finish == "stop":
         expected = plain.text.split(request.body["stop"])[0]
         if choice.text != expected:

@@ -59,20 +59,37 @@ def plain(target) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
-    """(wide, small): one random function of 400 tokens, at a large cost and at a small one."""
+def tiny(tmp_path_factory) -> Path:
+    """A random function of 400 tokens, without a tokenizer."""
+    from tests.tiny_llama import tiny_llama
+
+    folder = tmp_path_factory.mktemp("small")
+    tiny_llama(1, 400, tie_word_embeddings=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
+    """(wide, small): one function at a large cost and at a small one."""
+    return widened(tiny, tmp_path_factory.mktemp("wide"), 1024, 24, 16, 8, 64, 4096), tiny
+
+
+@pytest.fixture(scope="session")
+def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
+    """The same for 16 requests at once: a core takes a tenth of a second for a step."""
+    return widened(tiny, tmp_path_factory.mktemp("wide"), 512, 12, 8, 4, 64, 2048), tiny
+
+
+def widened(small: Path, folder: Path, *sizes: int) -> Path:
+    """`folder`, filled with the small model's function in a shape of these sizes."""
     import torch
     from safetensors.torch import save_file
 
     from benchmarks.standin import Shape, standin_config, standin_tensors
-    from tests.tiny_llama import tiny_llama
 
-    small = tmp_path_factory.mktemp("small")
-    tiny_llama(1, 400, tie_word_embeddings=True).save_pretrained(small)
-    wide = tmp_path_factory.mktemp("wide")
-    shape = Shape(1024, 24, 16, 8, 64, 4096)
+    shape = Shape(*sizes)
     tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
-    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors")
     small_config = json.loads((small / "config.json").read_text())
-    (wide / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
-    return wide, small
+    (folder / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
+    return folder

@@ -1,203 +1,177 @@
-"""The draft dies again and again, in every way there is from outside, while requests run: nothing
-fails, nothing is stuck, every text is the plain engine's, and the drafts come back each time."""
+"""The draft of a server dies again and again, in every way there is from outside, under 16 streamed
+requests at all times: none fails or stalls, every text is the plain engine's, the drafts come back
+and hit as before, the log has one line of each loss and of each return, and nothing is used up."""
 
 from __future__ import annotations
 
-import threading
-import time
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks.running import alive, counters, leftovers, processes_of
-from tests.engine.harness import engine, greedy, own_run_dir, texts, wait_for
-from tests.engine.test_lossless import PROMPTS
+from benchmarks import serve
+from benchmarks.running import leftovers
+from benchmarks.soak_requests import Choice, Question
+from tests.engine.deaths import (
+    Draft,
+    killed,
+    killed_while_loading,
+    out_of_memory,
+    raising,
+    stopped,
+    without_ray,
+)
+from tests.engine.harness import ENGINE, engine, greedy, texts, wait_for
+from tests.engine.load import STUCK_S, Load
 from vllm_ssd import rundir
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.metrics import rates, subtract
 
-REQUESTS = 16
-OPTIONS = {"max_num_seqs": REQUESTS, "max_model_len": 256}
-IN_A_ROW = 8
+AT_ONCE, OTHERS, TOKENS = 16, 12, 64
+# How a serving draft dies, and how many die after it while they load. Each leaves traces for the
+# next one; 20 deaths.
+DEATHS: list[tuple[Callable[[Draft, Load], None], int]] = [
+    (without_ray, 0),
+    (raising, 0),
+    (out_of_memory, 7),
+    (stopped, 0),
+    (killed, 8),
+]
+COUNT = sum(1 + after for _, after in DEATHS)
+ROUNDS = 200  # in which hits are counted
+AS_BEFORE = 0.8  # of the usual share of hits
 SLACK = 8  # open files that may come or go
-STALL_S, STUCK_S = 30, 180
-
-
-class Load:
-    """So many requests at all times: each that ends is compared, and begins again."""
-
-    def __init__(self, llm: Any, plain: list[Any]):
-        self._engine = llm.llm_engine
-        self._plain = plain
-        self._going: dict[str, int] = {}
-        self._count = 0
-        self.finished = 0
-        for prompt in range(REQUESTS):
-            self._ask(prompt)
-
-    def _ask(self, prompt: int) -> None:
-        self._count += 1
-        self._engine.add_request(str(self._count), PROMPTS[prompt], greedy())
-        self._going[str(self._count)] = prompt
-
-    def step(self, again: bool = True) -> None:
-        began = time.monotonic()
-        outputs = self._engine.step()
-        assert time.monotonic() - began < STALL_S, "the engine stood still"
-        for output in outputs:
-            if output.finished:
-                prompt = self._going.pop(output.request_id)
-                assert texts([output]) == [self._plain[prompt]], "a text is not the plain engine's"
-                self.finished += 1
-                if again:
-                    self._ask(prompt)
-
-    def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        """Go on until there is a true value of ``condition``."""
-        deadline = time.monotonic() + STUCK_S
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"no {what} within {STUCK_S} s"
-            self.step()
-        return value
-
-    def end(self) -> None:
-        while self._going:
-            self.step(again=False)
-
-
-class Draft:
-    """The draft of one engine, and ways for it to die. seen: every process it ever had."""
-
-    def __init__(self, run_dir: Path):
-        self.run_dir = run_dir
-        self.seen: dict[int, psutil.Process] = {}
-        self._table = SpeculationTable.open(rundir.table_path(run_dir))
-
-    def processes(self) -> list[psutil.Process]:
-        found = alive(processes_of(self.run_dir))
-        self.seen |= {process.pid: process for process in found}
-        return found
-
-    def named(self, name: str) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                found += [process] if name in " ".join(process.cmdline()) else []
-        return found
-
-    def counted(self) -> dict[str, Any]:
-        return counters(self.run_dir)
-
-    def drafts_after(self, pid: int) -> Callable[[], bool]:
-        """Whether a later server than this one has had drafts accepted."""
-        before = self.counted()
-
-        def drafts() -> bool:
-            now = self.counted()
-            if now["pid"] == pid:
-                before.update(now)
-            return sum(now["accepted"][1:]) > sum(before["accepted"][1:]) + REQUESTS
-
-        return drafts
-
-    @contextmanager
-    def damaged(self) -> Iterator[None]:
-        """Withdraw what the draft publishes, again and again, so that it cannot go on with it."""
-        done = threading.Event()
-
-        def damage() -> None:
-            while not done.wait(0.001):
-                self._table.slots["prediction"]["stamp"] = 0
-
-        thread = threading.Thread(target=damage)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-
-def killed(draft: Draft, load: Load) -> None:
-    psutil.Process(draft.counted()["pid"]).kill()
-
-
-def killed_in_a_row(draft: Draft, load: Load) -> None:
-    """While it serves, and then each time while it loads."""
-    dead = {draft.counted()["pid"]}
-    killed(draft, load)
-
-    def loading() -> list[psutil.Process]:
-        return [p for p in draft.named("ray::DraftServer") if p.pid not in dead]
-
-    for _ in range(IN_A_ROW - 1):
-        (process,) = load.until("process of a new draft", loading)
-        process.kill()
-        dead.add(process.pid)
-
-
-def stopped(draft: Draft, load: Load) -> None:
-    psutil.Process(draft.counted()["pid"]).suspend()
-
-
-def without_ray(draft: Draft, load: Load) -> None:
-    (raylet,) = [p for p in draft.processes() if p.name() == "raylet"]
-    raylet.kill()
-
-
-def raising(draft: Draft, load: Load) -> None:
-    with draft.damaged():
-        load.until("exception in a round", lambda: draft.counted()["heartbeat"] == 0)
-
-
-# Each leaves traces for the next one; 20 deaths.
-DEATHS = [killed, raising, killed_in_a_row, without_ray, stopped, killed_in_a_row]
+# Of a process, less than a leak of 1 MiB each time; of the target's worker, of 10: there vLLM
+# keeps primitives of oneDNN, for every layer and up to 128 sizes of a batch.
+GROWTH_MIB, GROWTH_OF_WORKER_MIB = 20, 200
+# A line of the server's own, not one of the draft's or of Ray's.
+OWN_LINE = re.compile(
+    r"^\((?:APIServer|EngineCore|Worker)\S* pid=\d+\) (WARNING|ERROR) .*?\] "
+    r"(SSD: the draft is (?:lost|back)|SSD: the draft could not be started again|.*)",
+    re.MULTILINE,
+)
+LOST, BACK = ("ERROR", "SSD: the draft is lost"), ("WARNING", "SSD: the draft is back")
+NOT_BACK = ("ERROR", "SSD: the draft could not be started again")
 
 
 @pytest.fixture(scope="module")
-def plain(target):
-    with engine(target, **OPTIONS) as llm:
-        return texts(llm.generate(PROMPTS[:REQUESTS], greedy(), use_tqdm=False))
+def questions():
+    """More than run at once, each of another length. (No token means anything.)"""
+    prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(AT_ONCE + OTHERS)]
+    return [Question(prompt, TOKENS) for prompt in prompts]
 
 
-def test_the_draft_comes_back_every_time(target, draft, plain):
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft, "max_restarts": 100}
-    with engine(target, speculative_config=speculation, **OPTIONS) as llm:
-        ours = Draft(own_run_dir())
-        load = Load(llm, plain)
-        load.until("drafts", ours.drafts_after(0))
-        held = open_files(ours)
-        before = kinds(ours)
-        for number, die in enumerate(DEATHS):
-            pid = ours.counted()["pid"]
-            back = ours.drafts_after(pid)
-            die(ours, load)
-            load.until(f"drafts after death {number}, {die.__name__}", back)
-            assert pid not in {process.pid for process in ours.processes()}
-        load.end()
-        assert ours.counted()["restarts"] == len(DEATHS) + 2 * (IN_A_ROW - 1)
-        assert open_files(ours) == pytest.approx(held, abs=SLACK)
+@pytest.fixture(scope="module")
+def server_and_plain(busy_pair, questions, tmp_path_factory):
+    """A server with method ssd, and the answers of an engine without it."""
+    target, draft = map(str, busy_pair)
+    options = {"max_num_seqs": AT_ONCE, "max_model_len": 256, "skip_tokenizer_init": True}
+    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft, "max_restarts": 2 * COUNT}
+    arguments = {**ENGINE, **options, "model": target, "speculative_config": speculation}
+    server = serve.Server(arguments, tmp_path_factory.mktemp("logs") / "server.log")
+    try:
+        with engine(target, **options) as llm:
+            prompts = [{"prompt_token_ids": question.prompt} for question in questions]
+            sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
+            found = texts(llm.generate(prompts, sampling, use_tqdm=False))
+        server.wait_healthy(STUCK_S)
+        yield server, [Choice("", *answer) for answer in found]
+    finally:
+        if server.process.poll() is None:
+            server.end()
+
+
+def test_the_draft_comes_back_every_time(server_and_plain, questions):
+    server, plain = server_and_plain
+    draft = Draft(server.run_dir())
+    load = Load(server.url, AT_ONCE, questions, plain)
+    with load.running():
+        usual = max(at_work(draft, load) for _ in range(2))
+        assert usual > 0.5, "the draft does not have the time it needs"
+        before, log = usage(server, draft), Log(server.log)
+        for die, more in DEATHS:
+            pid = draft.counted()["pid"]
+            die(draft, load)
+            killed_while_loading(draft, load, more)
+            load.until(f"loss of the draft, {die.__name__}", draft.silent)
+            load.until(f"new draft after {die.__name__}", lambda: not draft.silent())
+            load.until("hits as before", lambda: AS_BEFORE * usual <= at_work(draft, load))
+            assert pid not in {process.pid for process in draft.processes()}
+            assert draft.server().rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY
+            assert log.news() == [LOST, *[NOT_BACK] * more, BACK]
         # Ray's agents outlive a Ray that is killed by a minute or so.
-        wait_for("end of what is left of Ray", lambda: kinds(ours) == before, 90)
-    wait_for("end of all processes and files", lambda: not left(ours), 90)
+        load.until("the same processes", lambda: kinds(server, draft) == before.kinds)
+        after = usage(server, draft)
+    assert after.shared == before.shared == [rundir.table_path(draft.run_dir).name]
+    assert after.files == pytest.approx(before.files, abs=SLACK)
+    for name, mib in after.mib.items():
+        limit = GROWTH_OF_WORKER_MIB if "Worker" in name else GROWTH_MIB
+        assert mib - before.mib[name] < limit, name
+    load.check()
+    assert load.outcome.compared == load.outcome.finished > 10 * AT_ONCE
+    assert draft.counted()["restarts"] == COUNT == 20
+    seen = [*server.processes(), *draft.seen.values()]
+    server.end()
+    wait_for("end of all processes and files", lambda: not leftovers(draft.run_dir, seen), 90)
 
 
-def kinds(draft: Draft) -> Counter[str]:
+def at_work(draft: Draft, load: Load) -> float:
+    """The share of hits in the next rounds."""
+    before = draft.counted()
+    rounds = before["rounds"] + ROUNDS
+    load.until("rounds", lambda: draft.counted()["rounds"] >= rounds)
+    share: float = rates(subtract(draft.counted(), before))["hit"]
+    return share
+
+
+class Log:
+    """Warnings and errors of a server, from now on."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._read = len(self._lines())
+
+    def news(self) -> list[tuple[str, str]]:
+        """Their levels and texts since the last look; what is said of the draft without reasons."""
+        new = self._lines()[self._read :]
+        self._read += len(new)
+        return new
+
+    def _lines(self) -> list[tuple[str, str]]:
+        return OWN_LINE.findall(self._path.read_text(errors="replace"))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """kinds: how many processes there are of each name. files, mib: that are open, and resident,
+    in each of those that last. shared: names in shared memory."""
+
+    kinds: Counter[str]
+    files: dict[str, int]
+    mib: dict[str, float]
+    shared: list[str]
+
+
+def usage(server: serve.Server, draft: Draft) -> Usage:
+    """What a server and its draft have in use now."""
+    lasting = [*server.processes(), *draft.named("vllm_ssd.draft.keeper")]
+    table = rundir.table_path(draft.run_dir)
+    return Usage(
+        kinds=kinds(server, draft),
+        files={f"{p.name()} {p.pid}": p.num_fds() for p in lasting},
+        mib={f"{p.name()} {p.pid}": p.memory_info().rss / 2**20 for p in lasting},
+        shared=[path.name for path in table.parent.glob(f"*{draft.run_dir.name}*")],
+    )
+
+
+def kinds(server: serve.Server, draft: Draft) -> Counter[str]:
     """How many processes there are of each name."""
-    return Counter(process.name() for process in draft.processes())
-
-
-def open_files(draft: Draft) -> list[int]:
-    """Of the engine core, and of the keeper."""
-    children = psutil.Process().children(recursive=True)
-    (core,) = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
-    (keeper,) = draft.named("vllm_ssd.draft.keeper")
-    return [core.num_fds(), keeper.num_fds()]
-
-
-def left(draft: Draft) -> list[str]:
-    return leftovers(draft.run_dir, list(draft.seen.values()))
+    found: Counter[str] = Counter()
+    for process in (*server.processes(), *draft.processes()):
+        with suppress(psutil.NoSuchProcess):
+            found[process.name()] += 1
+    return found

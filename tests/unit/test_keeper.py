@@ -77,7 +77,7 @@ def keep(tmp_path):
 
 def test_a_lost_draft_is_started_again_until_it_serves(keep):
     done, told = keep(None, "one", None, DraftLost("dead"), DraftLost("no memory"), "two")
-    assert told == [{"ready": "one"}, {"lost": "dead"}, {"lost": "no memory"}, {"back": "two"}]
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"not_back": "no memory"}, {"back": "two"}]
     again = [*BURIED, "start again"]
     assert done == ["start", "serve", *again, *again, "serve"]
 
@@ -85,7 +85,7 @@ def test_a_lost_draft_is_started_again_until_it_serves(keep):
 def test_so_often_and_no_more(keep):
     dead = [DraftLost("dead")] * 2
     _, told = keep("one", *dead, DraftLost("still"), max_restarts=2)
-    assert told == [{"ready": "one"}, {"lost": "dead"}, {"lost": "dead"}, {"given_up": "still"}]
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"not_back": "dead"}, {"given_up": "still"}]
 
 
 def test_never(keep):

@@ -98,16 +98,18 @@ def test_a_draft_that_is_not_required(talk, caplog):
 
 
 def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
-    words = b'{"ready": "r"}\n{"lost": "l"}\n{"back": "b"}\n{"given_up": "g"}\n'
+    kinds = ("ready", "lost", "not_back", "back", "given_up")
+    words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
     made = talk(words, max_restarts=1)
     made.wait_ready()
     deadline = time.monotonic() + 10
     said: list[str] = []
-    while len(said) < 3 and time.monotonic() < deadline:
+    while len(said) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
         # "r" is information, and may come before "l" or after it: another thread says it.
         said = [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
-    lost, back, given_up = said
+    lost, not_back, back, given_up = said
     assert "lost (l)" in lost and "without drafts while it is started again" in lost
+    assert "could not be started again (n)" in not_back
     assert back == "SSD: the draft is back: b"
     assert "lost (g)" in given_up and "max_restarts is 1" in given_up

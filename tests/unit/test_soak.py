@@ -27,6 +27,8 @@ def test_where_texts_part() -> None:
     found = difference(asked(), Choice("", [1, 9, 3]), PLAIN)
     assert found is not None and "question 7 parts after 1 tokens: [9, 3]" in found
     assert "margin was 0.5" in found
+    unknown = difference(asked(), Choice("", [1, 9, 3]), Choice("", PLAIN.tokens))
+    assert unknown is not None and "margin" not in unknown
 
 
 def test_stop_strings() -> None:

@@ -6,8 +6,9 @@ exit hooks; and because the keeper sees the engine core die, however it dies, by
 socket, and puts everything away.
 
 Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
-``{"lost": text}``, which ``{"back": text}`` follows, or ``{"given_up": text}`` and no more; and
-``{"awaited": text}``, what is being started.
+``{"lost": text}``, then ``{"not_back": text}`` for every start that comes to nothing, and
+``{"back": text}``, or ``{"given_up": text}`` and no more; and ``{"awaited": text}``, what is being
+started.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Keeper:
         restarts = Restarts(spec.max_restarts)
         first = True
         while True:
+            served = False
             try:
                 self._say("awaited", "the draft's Ray")
                 actor.start(again=not first)
@@ -72,14 +74,15 @@ class Keeper:
                 actor.serve()
                 restarts.served()
                 self._say("ready" if first else "back", text)
-                first = False
+                first, served = False, True
                 raise DraftLost(self._result(actor))
             except DraftLost as error:
                 actor.kill()
                 while not actor.gone():
                     self._rest(POLL_S)
                 pause = None if first else restarts.pause()
-                kind = "failed" if first else "given_up" if pause is None else "lost"
+                again = "lost" if served else "not_back"
+                kind = "failed" if first else "given_up" if pause is None else again
                 self._say(kind, str(error))
             self._rest(pause)
 

@@ -159,6 +159,11 @@ class DraftLauncher:
                         "started again",
                         text,
                     )
+                elif kind == "not_back":
+                    logger.error(
+                        "SSD: the draft could not be started again (%s); it is tried once more",
+                        text,
+                    )
                 elif kind == "awaited":
                     self._awaited = text
                 elif kind == "back" or (kind == "ready" and self._started):

@@ -1,0 +1,116 @@
+"""A draft seen from outside, and the ways there are for it to die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.running import alive, processes_of
+from tests.engine.load import Load
+from vllm_ssd import rundir
+from vllm_ssd.metrics import snapshot
+from vllm_ssd.table import SpeculationTable
+
+
+class Draft:
+    """The draft of one engine. seen: every process it ever had."""
+
+    def __init__(self, run_dir: Path):
+        self.run_dir = run_dir
+        self.seen: dict[int, psutil.Process] = {}
+        self._table = SpeculationTable.open(rundir.table_path(run_dir))
+
+    def processes(self) -> list[psutil.Process]:
+        """All that are there now: the server's, its keeper's and Ray's."""
+        found = alive(processes_of(self.run_dir))
+        self.seen |= {process.pid: process for process in found}
+        return found
+
+    def named(self, name: str) -> list[psutil.Process]:
+        """Those with this in their command lines."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                found += [process] if name in " ".join(process.cmdline()) else []
+        return found
+
+    def counted(self) -> dict[str, Any]:
+        """All counters of the engine."""
+        return snapshot(self._table)
+
+    def server(self) -> psutil.Process:
+        """The one that served last."""
+        return psutil.Process(self.counted()["pid"])
+
+    def silent(self) -> bool:
+        """Whether it was lost and none has followed yet."""
+        return bool(self.counted()["heartbeat"] == 0)
+
+    @contextmanager
+    def damaged(self) -> Iterator[None]:
+        """Withdraw what the draft publishes, again and again, so that it cannot go on with it."""
+        done = threading.Event()
+
+        def damage() -> None:
+            while not done.wait(0.001):
+                self._table.slots["prediction"]["stamp"] = 0
+
+        thread = threading.Thread(target=damage)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def killed(draft: Draft, load: Load) -> None:
+    """As by the kernel when the machine has no memory left."""
+    draft.server().kill()
+
+
+def stopped(draft: Draft, load: Load) -> None:
+    """It is there, and does nothing any more."""
+    draft.server().suspend()
+
+
+def without_ray(draft: Draft, load: Load) -> None:
+    """What Ray cannot do without is gone."""
+    (raylet,) = [process for process in draft.processes() if process.name() == "raylet"]
+    raylet.kill()
+
+
+def raising(draft: Draft, load: Load) -> None:
+    """An exception in a round."""
+    with draft.damaged():
+        load.until("exception in a round", draft.silent)
+
+
+def out_of_memory(draft: Draft, load: Load) -> None:
+    """It gets no more than it has. Texts of other lengths than before need some."""
+    server = draft.server()
+    server.rlimit(psutil.RLIMIT_AS, (server.memory_info().rss, psutil.RLIM_INFINITY))
+
+    def dead() -> bool:
+        load.ask_another()
+        return draft.silent()
+
+    load.until("end of the memory", dead)
+
+
+def killed_while_loading(draft: Draft, load: Load, times: int) -> None:
+    """After another death: so many servers that are just being started."""
+    dead = {draft.counted()["pid"]}
+
+    def loading() -> list[psutil.Process]:
+        return [p for p in draft.named("ray::DraftServer") if p.pid not in dead]
+
+    for _ in range(times):
+        (process,) = load.until("process of a new draft", loading)
+        process.kill()
+        dead.add(process.pid)

@@ -1,0 +1,77 @@
+"""Clients of one server that ask again and again, and compare what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any
+
+from benchmarks.soak_load import Clients
+from benchmarks.soak_requests import Choice, Question, Request, difference, greedy_request
+from tests.engine.harness import wait_for
+
+STALL_S = 15.0  # without a token, after which a request has failed; a hang lasts longer
+STUCK_S = 180.0
+
+
+class Load:
+    """So many streamed requests at all times: each that ends is compared with the plain answer, and
+    asked again. The other questions are for ``ask_another``."""
+
+    def __init__(
+        self, url: str, at_once: int, questions: Sequence[Question], plain: Sequence[Choice]
+    ):
+        requests = [greedy_request(*numbered) for numbered in enumerate(questions)]
+        self._url = url
+        self._asked = list(zip(requests, plain))[:at_once]
+        self._others = cycle(list(zip(requests, plain))[at_once:])
+        self._clients = Clients(url, STALL_S)
+        self._ended = threading.Event()
+        self.outcome = self._clients.outcome
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Meanwhile; at the end all that was asked is answered."""
+        with ThreadPoolExecutor(1) as pool:
+            streams = pool.submit(lambda: asyncio.run(self._stream_all()))
+            try:
+                yield
+            finally:
+                self._ended.set()
+                streams.result()
+
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        """The first true value of ``condition``; an assertion if a request fails before."""
+
+        def looked_at() -> Any:
+            self.check()
+            return condition()
+
+        return wait_for(what, looked_at, STUCK_S)
+
+    def check(self) -> None:
+        """So far no request has failed or stalled, and no text was another than the plain one."""
+        assert self.outcome.failures + self.outcome.differences == []
+
+    def ask_another(self) -> None:
+        """One more request beside the others."""
+        request, plain = next(self._others)
+
+        async def ask() -> list[Choice]:
+            async with Clients(self._url, STALL_S) as clients:
+                return await clients.ask_all([request], 1)
+
+        (choice,) = asyncio.run(ask())
+        assert difference(request, choice, plain) is None
+
+    async def _stream_all(self) -> None:
+        async with self._clients:
+            await asyncio.gather(*(self._stream(*asked) for asked in self._asked))
+
+    async def _stream(self, request: Request, plain: Choice) -> None:
+        while not (self._ended.is_set() or self.outcome.failures):
+            await self._clients.follow(request, plain)
