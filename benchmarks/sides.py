@@ -26,7 +26,8 @@ _TELL_RUN_DIR = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 class Plan:
     """What to compare. engine: arguments of all engines. ssd: (k, f) of each; sd: k of each with
     f=0; draft_model: k of vLLM's own. options: further ones of method ssd, with f=0 too; each is a
-    side of its own. The side "away" is ssd at each k once its draft is gone for good."""
+    side of its own. The side "away" is ssd at each k, with the first options, once its draft is
+    gone for good."""
 
     engine: dict[str, Any]
     draft: str
@@ -59,9 +60,9 @@ class Plan:
             for k, f in self.ssd:
                 options = {**ours, "k": k, "f": f, **further}
                 sides.append(self._side(f"ssd k={k} f={f}{told}", "ssd", k, engine, options))
-            for k, f in dict(self.ssd).items():
-                options = {**ours, "k": k, "f": f, **further, "max_restarts": 0}
-                sides.append(self._side(f"away k={k}{told}", "away", k, engine, options))
+        for k, f in dict(self.ssd).items():
+            options = {**ours, "k": k, "f": f, **self.options[0], "max_restarts": 0}
+            sides.append(self._side(f"away k={k}", "away", k, engine, options))
         return [side for side in sides if side.kind in self.kinds]
 
     def _engine(self) -> dict[str, Any]:

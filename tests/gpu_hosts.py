@@ -36,9 +36,11 @@ def parallel(
 def launcher(target, **options) -> DraftLauncher:
     """The launcher of an engine whose target is ``parallel``, with these options."""
     scheduler = SimpleNamespace(max_num_seqs=2)
+    # Sampled drafts would ask for the vocabulary of a target that is not here.
+    config = SSDConfig(k=2, f=1, draft_sample_method="greedy", **options)
     return DraftLauncher(
         SimpleNamespace(
-            speculative_config=SSDConfig(k=2, f=1, **options),
+            speculative_config=config,
             parallel_config=target,
             scheduler_config=scheduler,
             model_config=SimpleNamespace(seed=0),
