@@ -90,7 +90,8 @@ def test_same_tokens_with_and_without(target, draft, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
     what the draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "max_restarts": 1000}
+    speculation = {"method": "ssd", "k": 3, "f": [2, 1, 0, 2], "model": draft}
+    speculation["max_restarts"] = 1000
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         own = processes_of(run_dir)
@@ -110,8 +111,8 @@ def test_same_tokens_with_and_without(target, draft, plain):
         wait_for("living draft", lambda: serves(counters(run_dir)), 120)
 
         os.kill(counters(run_dir)["pid"], signal.SIGKILL)
-        again = texts(llm.generate(PROMPTS, greedy(), use_tqdm=False))
-        assert again == plain["batch"], "texts changed when the draft died"
+        again = texts(llm.generate(PROMPTS[12:], greedy(), use_tqdm=False))
+        assert again == plain["batch"][12:], "texts changed when the draft died"
     wait_for("end of all processes and files", lambda: not leftovers(run_dir, own), 20)
 
 
