@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,16 @@ def even_target() -> str:
     from benchmarks.standin import ensure_target
 
     return str(ensure_target(ROOT / ".models", "even", "float32"))
+
+
+@pytest.fixture(scope="session")
+def plain(target) -> dict[str, Any]:
+    """What an engine without SSD answers to ``test_lossless.run_all``."""
+    from tests.engine.harness import engine
+    from tests.engine.test_lossless import OPTIONS, run_all
+
+    with engine(target, **OPTIONS) as llm:
+        return run_all(llm)
 
 
 @pytest.fixture(scope="session")

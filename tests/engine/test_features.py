@@ -37,39 +37,17 @@ def accepted_drafts(run_dir: Path) -> int:
     return sum(drafts * times for drafts, times in enumerate(counters(run_dir)["accepted"]))
 
 
-def speculation(draft: str | Path) -> dict[str, Any]:
-    return {"speculative_config": {"method": "ssd", "k": 3, "f": 2, "model": str(draft)}}
-
-
 @pytest.fixture(scope="module")
 def plain(target) -> dict[str, Any]:
     with engine(target, **OPTIONS) as llm:
         return run_all(llm)[0]
 
 
-def test_texts_longer_than_the_drafts_longest(target, draft, plain, tmp_path):
-    """Drafting stops for them, for nobody else, and serving goes on."""
-    for file in Path(draft).iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    with engine(target, **speculation(tmp_path), **OPTIONS) as llm:
-        run_dir = own_run_dir()
-        for name in ("joining", "to the longest"):
-            before = accepted_drafts(run_dir)
-            assert difference(plain[name], FEATURES[name](llm), name) is None
-            assert accepted_drafts(run_dir) > before
-        before = counters(run_dir)
-        generate(llm, [LONG], greedy(16))
-        after = counters(run_dir)
-    assert after["rounds"] > before["rounds"] and after["drafts"] == before["drafts"]
-
-
 @pytest.fixture(scope="module")
 def runs(target, draft, plain) -> Iterator[Runs]:
     options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
-    with engine(target, **speculation(draft), **options) as llm:
+    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
+    with engine(target, speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))
         yield Runs(plain, ssd, accepted, llm)

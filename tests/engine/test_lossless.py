@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,6 +25,8 @@ PROMPTS = [
     # Longer than max_num_batched_tokens below: prefilled in chunks by the target.
     *(f"List what you know about {s}. " * 20 for s in SUBJECTS[:4]),
 ]
+STORIES = slice(12, 16)  # prompts whose texts go on to the last token that is asked for
+SHORT = 64  # positions of a draft that knows few
 # Chunked prefill, more requests than fit at once, and so few KV blocks that some are preempted.
 OPTIONS = {
     "max_num_batched_tokens": 64,
@@ -80,12 +84,6 @@ def abort_one(llm) -> list[object]:
     return texts([output for name, output in sorted(done.items()) if "-1" not in name])
 
 
-@pytest.fixture(scope="module")
-def plain(target):
-    with engine(target, **OPTIONS) as llm:
-        return run_all(llm)
-
-
 def test_same_tokens_with_and_without(target, draft, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
     what the draft says is damaged all the time; then the draft is killed in the middle of a batch;
@@ -116,13 +114,43 @@ def test_same_tokens_with_and_without(target, draft, plain):
     wait_for("end of all processes and files", lambda: not leftovers(run_dir, own), 20)
 
 
-def test_same_tokens_under_tensor_parallelism(even_target, draft, monkeypatch):
-    """Two target ranks: only the first looks into the table, both verify the same drafts."""
-    # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    prompts = PROMPTS[:3]
-    results = []
-    for extra in ({}, {"speculative_config": {"method": "ssd", "k": 3, "f": 1, "model": draft}}):
-        with engine(even_target, tensor_parallel_size=2, **extra) as llm:
-            results.append(texts(llm.generate(prompts, greedy(24), use_tqdm=False)))
-    assert results[0] == results[1]
+@pytest.fixture(scope="module")
+def ranks(even_target, draft, tmp_path_factory):
+    """An engine of two target ranks, whose draft knows ``SHORT`` positions."""
+    folder = tmp_path_factory.mktemp("short")
+    for file in Path(draft).iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": SHORT}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    speculation = {"method": "ssd", "k": 3, "f": 1, "model": str(folder)}
+    with pytest.MonkeyPatch.context() as patch:
+        # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+        with engine(even_target, tensor_parallel_size=2, speculative_config=speculation) as llm:
+            yield llm
+
+
+def test_same_tokens_under_tensor_parallelism(ranks, plain):
+    """Only the first rank looks into the table, both verify the same drafts. Their target's
+    function is the plain engine's."""
+    found = texts(ranks.generate(PROMPTS[STORIES], greedy(24), use_tqdm=False))
+    assert [tokens for tokens, _ in found] == [tokens[:24] for tokens, _ in plain["batch"][STORIES]]
+    assert sum(counters(own_run_dir())["accepted"][1:]) > 0
+
+
+def test_texts_longer_than_the_drafts_longest(ranks, plain):
+    """Drafting stops for them, for nobody else, and serving goes on: for a text that becomes too
+    long, beside one that is so from the start; then for the latter alone."""
+    run_dir = own_run_dir()
+    before = counters(run_dir)
+    outputs = ranks.generate([PROMPTS[12], PROMPTS[-1]], greedy(), use_tqdm=False)
+    assert texts(outputs) == [plain["batch"][12], plain["batch"][-1]]
+    sizes = [len(output.prompt_token_ids) for output in outputs]
+    assert sizes[0] < SHORT < sizes[0] + len(outputs[0].outputs[0].token_ids) and SHORT < sizes[1]
+    between = counters(run_dir)
+    assert sum(between["accepted"][1:]) > sum(before["accepted"][1:])
+    ((tokens, _),) = texts(ranks.generate(PROMPTS[-1:], greedy(16), use_tqdm=False))
+    assert tokens == plain["batch"][-1][0][:16]
+    after = counters(run_dir)
+    assert after["rounds"] > between["rounds"] and after["drafts"] == between["drafts"]

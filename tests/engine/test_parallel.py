@@ -8,15 +8,12 @@ from openai import OpenAI
 
 from benchmarks import serve
 from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import ENGINE, engine, greedy, wait_for
+from tests.engine.harness import ENGINE, wait_for
+from tests.engine.test_lossless import PROMPTS, STORIES
 from vllm_ssd import rundir
 
-PROMPTS = ["Rome is", "1, 2, 3, 4,", "Name one fact about gold:", "Once upon a time, old maps"]
 
-
-def test_two_engines_of_one_server(target, draft, tmp_path):
-    with engine(target) as llm:
-        plain = [o.outputs[0].text for o in llm.generate(PROMPTS, greedy(24), use_tqdm=False)]
+def test_two_engines_of_one_server(target, draft, plain, tmp_path):
     before = set(rundir.living())
     speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
@@ -26,14 +23,19 @@ def test_two_engines_of_one_server(target, draft, tmp_path):
         server.wait_healthy(300)
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
-        def ask(prompt: str) -> str:
+        def ask(prompt: str) -> list[int]:
             answer = client.completions.create(
-                model=serve.NAME, prompt=prompt, max_tokens=24, temperature=0
+                model=serve.NAME,
+                prompt=prompt,
+                max_tokens=24,
+                temperature=0,
+                extra_body={"return_token_ids": True},
             )
-            return answer.choices[0].text
+            return answer.choices[0].token_ids
 
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            assert list(pool.map(ask, PROMPTS)) == plain
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(ask, PROMPTS[STORIES]))
+        assert found == [tokens[:24] for tokens, _ in plain["batch"][STORIES]]
         run_dirs = set(rundir.living()) - before
         counted = [counters(run_dir) for run_dir in run_dirs]
         assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)
