@@ -89,7 +89,7 @@ def widened(small: Path, folder: Path, *sizes: int) -> Path:
 
     shape = Shape(*sizes)
     tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     small_config = json.loads((small / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
     return folder

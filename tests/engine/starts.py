@@ -39,7 +39,7 @@ def make_start(folder: Path, setting: str, target: str, **engine: Any) -> Callab
         done = subprocess.run(
             [*before, sys.executable, str(script), setting, target, arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

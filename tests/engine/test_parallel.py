@@ -9,7 +9,7 @@ from openai import OpenAI
 from benchmarks import serve
 from benchmarks.running import counters, leftovers, processes_of
 from tests.engine.harness import ENGINE, wait_for
-from tests.engine.test_lossless import PROMPTS
+from tests.engine.test_lossless import PROMPTS, STORIES
 from vllm_ssd import rundir
 
 
@@ -34,8 +34,8 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
             return answer.choices[0].token_ids
 
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(ask, PROMPTS[:4]))
-        assert found == [tokens[:24] for tokens, _ in plain["batch"][:4]]
+            found = list(pool.map(ask, PROMPTS[STORIES]))
+        assert found == [tokens[:24] for tokens, _ in plain["batch"][STORIES]]
         run_dirs = set(rundir.living()) - before
         counted = [counters(run_dir) for run_dir in run_dirs]
         assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)

@@ -115,10 +115,10 @@ class SpeculationClient:
         there are others than these. entries: for every row [k, top_m], written: what its drafts
         were sampled from."""
         self._step += 1
+        self._patience.look()
         lookups = [self._publish(row) for row in rows]
         first = [lookup.finding for lookup in lookups]
         if self._policy.on_miss != "skip":
-            self._patience.look()
             missed = sum(finding.published and not finding.predicted for finding in first)
             batch = len(rows) if batch is None else batch
             self._wait(lookups, self._patience.answers_in(batch, max(missed, 1)))

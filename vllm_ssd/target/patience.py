@@ -52,6 +52,7 @@ class Patience:
         self._counted = [(0, 0)] * len(SOURCES)
         self._yields: list[float | None] = [None] * len(SOURCES)
         self._tried = [0] * len(SOURCES)
+        self._rounds_by = [0] * len(SOURCES)  # as of the last look
 
     def answers_in(self, batch: int, missed: int = 1) -> bool:
         """Whether to wait in a batch of which so many miss."""
@@ -59,11 +60,11 @@ class Patience:
             return self._policy.on_miss == "wait"
         waits = self._pays(batch, missed)
         other = NOWHERE if waits else ANSWER
-        on_trial = int(self._target["rounds_by"][other]) - self._tried[other] < _TRIAL
+        on_trial = self._rounds_by[other] - self._tried[other] < _TRIAL
         return waits != on_trial
 
     def look(self, now: float | None = None) -> None:
-        """A round is being looked up; now: in seconds."""
+        """Rounds are about to be looked up, their outcomes not counted yet; now: in seconds."""
         if self._policy.on_miss != "auto":
             return
         now = time.monotonic() if now is None else now
@@ -72,8 +73,9 @@ class Patience:
         if then:
             self._durations.append(max(0.0, now - then - (self._last[1] - waited) / 1e6))
         self._looks += 1
+        self._rounds_by = self._target["rounds_by"].tolist()
         if self._looks % _TRIAL_EVERY == 0:
-            self._tried = self._target["rounds_by"].tolist()
+            self._tried = self._rounds_by
         self._renew_yields()
 
     def _pays(self, batch: int, missed: int) -> bool:
@@ -88,7 +90,7 @@ class Patience:
 
     def _renew_yields(self) -> None:
         for source in SOURCES:
-            rounds = int(self._target["rounds_by"][source])
+            rounds = self._rounds_by[source]
             tokens = int(self._target["tokens_by"][source])
             rounds_before, tokens_before = self._counted[source]
             new = rounds - rounds_before
