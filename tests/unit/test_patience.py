@@ -44,6 +44,7 @@ def test_others_do_as_they_are_told(table, on_miss):
 def test_alone_until_measured(table):
     made = patience(table)
     table.target["rounds_by"] = 4  # enough of each for a trial
+    made.look(100.0)
     assert made.answers_in(1) and not made.answers_in(2)
 
 
@@ -84,12 +85,13 @@ def test_what_is_not_done_is_tried_now_and_then(table):
     assert not made.answers_in(1)
     for _ in range(256):
         made.look(0.0)
-    tried = 0
-    while made.answers_in(1):
-        table.target["rounds_by"][0, 1] += 1
-        table.target["tokens_by"][0, 1] += 4
-        tried += 1
-    assert 1 <= tried <= 10
+    decisions = []
+    for _ in range(20):
+        decisions.append(made.answers_in(1))
+        table.target["rounds_by"][0, 1] += decisions[-1]
+        table.target["tokens_by"][0, 1] += 4 * decisions[-1]
+        made.look(0.0)
+    assert decisions == [True] * 4 + [False] * 16
 
 
 def test_texts_that_change_change_the_decision(table):
