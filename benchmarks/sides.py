@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.records import OURS, Kind, Load, Side
 from benchmarks.standin import environment
-from vllm_ssd.platform import available_cores
+from vllm_ssd.cores import available_cores
 
 # Half the start-up time of vLLM's default at the same speed; a verify step is a uniform decode,
 # and so a CUDA graph.

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.standin import ensure_draft, ensure_target
 from examples import demo_engine
 from examples.demo_engine import EngineSpec, Finished, Piece, Ready
+from vllm_ssd.cores import available_cores, parse_cores, split_cores
 from vllm_ssd.metrics import rates
-from vllm_ssd.platform import available_cores, parse_cores, split_cores
 
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",

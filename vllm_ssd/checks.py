@@ -12,8 +12,8 @@ from vllm.platforms import current_platform
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
 from vllm.transformers_utils.repo_utils import file_or_path_exists
 
+from vllm_ssd.cores import available_cores, parse_cores
 from vllm_ssd.placement import named_gpus, place_draft
-from vllm_ssd.platform import available_cores, parse_cores
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig

@@ -31,30 +31,15 @@ class Remove(msgspec.Struct, tag=True, frozen=True):
     generation: int
 
 
-class Ping(msgspec.Struct, tag=True, frozen=True):
-    """Answered with ``Pong`` between two forwards."""
-
-    nonce: int
-
-
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the server's loop."""
 
 
-class Pong(msgspec.Struct, tag=True, frozen=True):
-    """Reply to ``Ping``: the server's process and how many requests it drafts for."""
-
-    nonce: int
-    pid: int
-    live: int
-
-
-Request = Union[Add, Remove, Ping, Stop]
-Handler = Callable[[Any], Pong | None]
+Request = Union[Add, Remove, Stop]
+Handler = Callable[[Any], None]
 
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(Request)
-_pong_decoder = msgspec.msgpack.Decoder(Pong)
+_decoder = msgspec.msgpack.Decoder(Request)
 
 
 def endpoint(run_dir: Path) -> str:
@@ -84,13 +69,11 @@ class ControlServer:
             return 0
         while True:
             try:
-                peer, body = self._socket.recv_multipart(zmq.NOBLOCK)
+                _, body = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return handled
-            message = _request_decoder.decode(body)
-            reply = self._handlers[type(message)](message)
-            if reply is not None:
-                self._socket.send_multipart([peer, _encoder.encode(reply)])
+            message = _decoder.decode(body)
+            self._handlers[type(message)](message)
             handled += 1
 
     def close(self) -> None:
@@ -114,13 +97,6 @@ class ControlClient:
         except zmq.Again:
             return False
         return True
-
-    def ping(self, timeout_s: float, nonce: int = 0) -> Pong:
-        """Ask for a sign of life; ``TimeoutError`` if none comes in time."""
-        self.send(Ping(nonce))
-        if not self._socket.poll(int(timeout_s * 1000)):
-            raise TimeoutError(f"the draft server did not answer within {timeout_s:g} s")
-        return _pong_decoder.decode(self._socket.recv())
 
     def close(self) -> None:
         self._socket.close()

@@ -11,7 +11,7 @@ from tests.sentences import one_sentence
 from vllm_ssd import checks
 from vllm_ssd.checks import check_device
 from vllm_ssd.config import SSDConfig
-from vllm_ssd.platform import parse_cores, split_cores
+from vllm_ssd.cores import parse_cores, split_cores
 
 
 @pytest.mark.parametrize(

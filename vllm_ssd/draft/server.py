@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_ssd import rundir
+from vllm_ssd.cores import pin_to
 from vllm_ssd.draft.spec import ServerSpec
 from vllm_ssd.log import get_logger
-from vllm_ssd.messages import Add, ControlServer, Ping, Pong, Remove, Stop, endpoint
-from vllm_ssd.platform import pin_to
+from vllm_ssd.messages import Add, ControlServer, Remove, Stop, endpoint
 
 if TYPE_CHECKING:
     from vllm_ssd.draft.model import DraftModel
@@ -95,7 +95,7 @@ class DraftServer:
         self._status["pid"] = os.getpid()
         self._control = ControlServer(
             endpoint(self._run_dir),
-            {Add: self._add, Remove: self._remove, Ping: self._ping, Stop: self._stop},
+            {Add: self._add, Remove: self._remove, Stop: self._stop},
         )
         with torch.inference_mode():
             return self._loop()
@@ -134,9 +134,6 @@ class DraftServer:
 
     def _remove(self, message: Remove) -> None:
         self._engine.remove(message.slot, message.generation)
-
-    def _ping(self, message: Ping) -> Pong:
-        return Pong(message.nonce, os.getpid(), len(self._engine))
 
     def _stop(self, message: Stop) -> None:
         self._stopped = True

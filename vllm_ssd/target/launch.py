@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_ssd import rundir
+from vllm_ssd.cores import available_cores, split_cores
 from vllm_ssd.draft.spec import (
     SPEC_FILE,
     DraftModelSpec,
@@ -30,7 +31,6 @@ from vllm_ssd.placement import (
     place_target_by_ray,
     reserve_gpu_by_ray,
 )
-from vllm_ssd.platform import available_cores, split_cores
 from vllm_ssd.table import SpeculationTable, TableShape
 
 if TYPE_CHECKING:
