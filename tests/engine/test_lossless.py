@@ -117,7 +117,8 @@ def ranks(even_target, draft, tmp_path_factory):
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": SHORT}
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config))
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": str(folder)}
+    # Two ranks and a draft on two cores: nothing would ever be in time.
+    speculation = {"method": "ssd", "k": 3, "f": 1, "model": str(folder), "on_miss": "wait"}
     with pytest.MonkeyPatch.context() as patch:
         # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
