@@ -60,7 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{len(sides)} sides; their logs are in {logs}")
     results = [result for path in args.join for result in _saved(path)]
-
     for at in range(0, len(sides), args.together):
         if results and before:
             visible_gpus([used for _, used in before])

@@ -43,7 +43,9 @@ def run_side(
         limit = threading.Timer(limit_s, _kill, (process,))
         limit.start()
         try:
-            _tell(process, msgspec.json.encode(side))
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(side) + b"\n")
+            process.stdin.flush()
             for line in lines:
                 match decoder.decode(line):
                     case Progress(text):
@@ -53,7 +55,7 @@ def run_side(
                         is_up = True
                         turns.started()
                         held.enter_context(turns.turn())
-                        _tell(process, b"go")
+                        process.stdin.close()
                     case Measurement() as measurement:
                         result.measurements.append(measurement)
                         rate = measurement.tokens / measurement.seconds
@@ -71,12 +73,6 @@ def run_side(
         result.error = "\n".join([what, *tail])
         say(f"{side.name}: failed, {what}; see {log}")
     return result
-
-
-def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line + b"\n")
-    process.stdin.flush()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -78,7 +78,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Up(msgspec.Struct, frozen=True, tag=True):
-    """The engine has started, and waits for a line that lets it be measured."""
+    """The engine has started, and is measured once its stdin ends."""
 
 
 Event = Progress | Up | Measurement

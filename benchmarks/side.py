@@ -2,7 +2,7 @@
 
 So an engine's memory is back before the next one starts, and its environment is its own. What is
 measured goes as lines of JSON to the file descriptor FD, and what vLLM prints to stdout. Once the
-engine is up it waits for a second line on stdin, or its end.
+engine is up it waits for the end of stdin.
 """
 
 import os
@@ -43,7 +43,7 @@ def _run(side: Side, events: TextIO) -> None:
     llm = LLM(**side.engine)
     try:
         _tell(events, Up())
-        sys.stdin.buffer.readline()
+        sys.stdin.buffer.read()
         counters = counting(llm, side.kind)
         if side.kind == "away":
             prompts = make_prompts(llm.get_tokenizer(), 1, side.load.prompt_tokens)

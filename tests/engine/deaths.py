@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.running import alive, processes_of
+from tests.engine.harness import meanwhile
 from tests.engine.load import Load
 from vllm_ssd import rundir
 from vllm_ssd.metrics import snapshot
@@ -51,22 +50,9 @@ class Draft:
         """Whether it was lost and none has followed yet."""
         return bool(self.counted()["heartbeat"] == 0)
 
-    @contextmanager
-    def damaged(self) -> Iterator[None]:
-        """Withdraw what the draft publishes, again and again, so that it cannot go on with it."""
-        done = threading.Event()
-
-        def damage() -> None:
-            while not done.wait(0.001):
-                self._table.slots["prediction"]["stamp"] = 0
-
-        thread = threading.Thread(target=damage)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    def withdraw(self) -> None:
+        """Take back what it has published, so that it cannot go on with it."""
+        self._table.slots["prediction"]["stamp"] = 0
 
 
 def killed(draft: Draft, load: Load) -> None:
@@ -87,7 +73,7 @@ def without_ray(draft: Draft, load: Load) -> None:
 
 def raising(draft: Draft, load: Load) -> None:
     """An exception in a round."""
-    with draft.damaged():
+    with meanwhile(draft.withdraw):
         load.until("exception in a round", draft.silent)
 
 

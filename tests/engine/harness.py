@@ -57,28 +57,39 @@ def serves(counted: dict[str, Any]) -> bool:
 
 
 @contextmanager
+def meanwhile(do: Callable[[], None]) -> Iterator[None]:
+    """Do something a thousand times a second."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(1e-3):
+            do()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
 def damage(run_dir: Path) -> Iterator[None]:
     """Meanwhile: random bytes anywhere in what the draft says, a thousand times a second."""
     table = SpeculationTable.open(table_path(run_dir))
     first = table.slots.dtype.fields["state"][1]
     size = table.slots.itemsize - first
-    done = threading.Event()
+    chance = random.Random(1)
+    of_draft = table.slots.view(np.uint8).reshape(len(table.slots), -1)[:, first:]
 
     def write() -> None:
-        chance = random.Random(1)
-        of_draft = table.slots.view(np.uint8).reshape(len(table.slots), -1)[:, first:]
-        while not done.wait(1e-3):
-            slot, start = chance.randrange(len(of_draft)), chance.randrange(size)
-            noise = chance.randbytes(min(chance.choice([1, 8, 64]), size - start))
-            of_draft[slot, start : start + len(noise)] = np.frombuffer(noise, np.uint8)
+        slot, start = chance.randrange(len(of_draft)), chance.randrange(size)
+        noise = chance.randbytes(min(chance.choice([1, 8, 64]), size - start))
+        of_draft[slot, start : start + len(noise)] = np.frombuffer(noise, np.uint8)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with meanwhile(write):
         yield
-    finally:
-        done.set()
-        writer.join()
 
 
 def greedy(max_tokens: int = 64, **options: Any) -> Any:
