@@ -12,7 +12,7 @@ from vllm_ssd.proposals import certain, pack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
 from vllm_ssd.target.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.target.guess import continuation
-from vllm_ssd.target.patience import WaitPolicy
+from vllm_ssd.target.patience import Depths, WaitPolicy
 
 
 class Chaos:
@@ -113,6 +113,9 @@ def host_and_device_agree(folder, device, seed):
     policy = WaitPolicy(rules["on_miss"], rules["min_depth"], 1e-3)
     host_sent = Sent()
     host = SpeculationClient(table, host_sent, policy, VOCAB, MAX_LEN)
+    if on_miss == "auto":  # what it decides depends on time
+        depths = Depths(0, 0)
+        host._patience.depths = target.client._patience.depths = lambda _: depths
     chaos = Chaos(chance, [target.table, table])
     words = chance.choice([4, VOCAB])  # few: texts repeat themselves
 
@@ -126,6 +129,7 @@ def host_and_device_agree(folder, device, seed):
     for slot in range(SHAPE.slots):
         join(slot)
     for _ in range(24):
+        depths = Depths(chance.randint(0, K), chance.randint(0, K))
         life = 1000 if chance.random() < 0.8 else -1000
         for each in (target.table, table):
             beat(each, life)

@@ -69,8 +69,8 @@ class Layout:
     drafted: int
     wait_us: int
     verified: int
-    rounds_by: int
-    tokens_by: int
+    offered: int
+    taken: int
 
     @classmethod
     def of(cls, table: SpeculationTable) -> Layout:
@@ -124,8 +124,8 @@ class Layout:
             drafted=_offset(counters, "drafts") // 2,
             wait_us=_offset(counters, "wait_us") // 2,
             verified=_offset(counters, "accepted") // 2,
-            rounds_by=_offset(counters, "rounds_by") // 2,
-            tokens_by=_offset(counters, "tokens_by") // 2,
+            offered=_offset(counters, "offered") // 2,
+            taken=_offset(counters, "taken") // 2,
         )
         assert layout.stamp == _offset(answer, "stamp") == 0
         assert max(layout.depth, layout.answer_depth) < 4, "depths are beside their stamps"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table import NOWHERE, SpeculationTable
 from vllm_ssd.target.lookup import Finding
 
 logger = get_logger(__name__)
@@ -22,17 +22,19 @@ class TargetCounters:
 
     def __init__(self, table: SpeculationTable):
         self._counters = table.target[0]
+        self._k = table.shape.k
         self._counters["started_s"] = int(time.time())
         self._logged = snapshot(table)
         self._table = table
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
-    def verified(self, accepted: int, source: int) -> None:
-        """A request verified drafts, perhaps none, of a source as in ``table.py``, and accepted
-        this many."""
+    def verified(self, accepted: int, source: int, depth: int) -> None:
+        """A request verified so many drafts of a source as in ``table.py``, and accepted this
+        many tokens; those beyond its drafts were a guess."""
         self._counters["accepted"][accepted] += 1
-        self._counters["rounds_by"][source] += 1
-        self._counters["tokens_by"][source] += accepted + 1
+        depth = self._k if source == NOWHERE else depth
+        self._counters["offered"][source, : min(depth, accepted + 1)] += 1
+        self._counters["taken"][source, : min(depth, accepted)] += 1
 
     def lookup(self, first: Finding, enough: int, drafts: int) -> None:
         """A request's outcome was looked up: what the first look found, against the drafts that
@@ -83,7 +85,7 @@ def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
         if name in gauges:
             difference[name] = value
         elif isinstance(value, list):
-            difference[name] = [a - b for a, b in zip(value, earlier[name])]
+            difference[name] = (np.array(value) - np.array(earlier[name])).tolist()
         else:
             difference[name] = value - earlier[name]
     return difference

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 4
+VERSION = 5
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
 # it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
@@ -66,14 +66,15 @@ class TableShape:
         return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
 
     def target_dtype(self) -> np.dtype:
-        """Counters written by the target; see ``metrics.py``. rounds_by, tokens_by: verified rounds
-        and the tokens they yielded, by the source of their drafts."""
+        """Counters written by the target; see ``metrics.py``. offered, taken: how often a draft was
+        verified, those before it having been accepted, and was accepted, by its source and place;
+        rows without drafts count as if they had k of their own making."""
         names = ["rounds", "hits", "misses", "late", "timeouts", "drafts", "wait_us", "started_s"]
         return np.dtype(
             [
                 *((name, "i8") for name in names),
-                ("rounds_by", "i8", (len(SOURCES),)),
-                ("tokens_by", "i8", (len(SOURCES),)),
+                ("offered", "i8", (len(SOURCES), self.k)),
+                ("taken", "i8", (len(SOURCES), self.k)),
                 ("accepted", "i8", (self.k + 1,)),
             ],
             align=True,

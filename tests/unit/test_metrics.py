@@ -24,8 +24,8 @@ def test_rates_of_a_few_rounds(table):
     counters.lookup(found(True, False, []), 2, 0)
     counters.lookup(found(True, True, [1]), 2, 1)
     counters.lookup(found(False, False, []), 2, 0)
-    for accepted, source in ((2, BRANCH), (0, NOWHERE), (1, BRANCH)):
-        counters.verified(accepted, source)
+    for accepted, source, depth in ((2, BRANCH, 2), (0, NOWHERE, 0), (1, BRANCH, 1)):
+        counters.verified(accepted, source, depth)
     counters.waited(0.004, 1)
     derived = rates(snapshot(table))
     assert (derived["hit"], derived["miss"], derived["late"]) == (0.25, 0.25, 0.5)
@@ -38,15 +38,17 @@ def test_rates_of_a_few_rounds(table):
 
 def test_differences_of_snapshots(table):
     counters = TargetCounters(table)
-    counters.verified(1, BRANCH)
+    counters.verified(1, BRANCH, 2)
     table.draft["live"] = 3
     first = snapshot(table)
-    counters.verified(1, BRANCH)
-    counters.verified(2, ANSWER)
+    counters.verified(1, BRANCH, 2)
+    counters.verified(2, ANSWER, 1)
+    counters.verified(0, NOWHERE, 0)
     table.draft["live"] = 5
     difference = subtract(snapshot(table), first)
-    assert difference["accepted"] == [0, 1, 1]
-    assert (difference["rounds_by"], difference["tokens_by"]) == ([1, 1, 0], [2, 3, 0])
+    assert difference["accepted"] == [1, 1, 1]
+    assert difference["offered"] == [[1, 1], [1, 0], [1, 0]], "one was there, the other a guess"
+    assert difference["taken"] == [[1, 0], [1, 0], [0, 0]]
     assert difference["live"] == 5
 
 

@@ -1,104 +1,154 @@
-"""When a batch waits for answers."""
+"""How many drafts are waited for."""
 
+import numpy as np
 import pytest
 
-from vllm_ssd.table import SpeculationTable, TableShape
-from vllm_ssd.target.patience import Patience, WaitPolicy
+from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
+from vllm_ssd.target.patience import Depths, Patience, WaitPolicy
+
+K = 4
 
 
 @pytest.fixture
 def table(tmp_path):
-    return SpeculationTable.create(tmp_path / "table", TableShape(slots=2, k=4, branches=2))
+    return SpeculationTable.create(tmp_path / "table", TableShape(slots=2, k=K, branches=2))
 
 
 def patience(table):
-    return Patience(WaitPolicy("auto", 3, 1.0), table)
+    """One whose first trials are over."""
+    made = Patience(WaitPolicy("auto", 3, 1.0), table)
+    table.target["offered"] += 10
+    for _ in range(8):
+        made.look(0.0)
+    return made
 
 
-def verify(table, *tokens):
-    """A hundred more rounds of each source of drafts, with so many tokens each."""
-    table.target["rounds_by"] += 100
-    table.target["tokens_by"] += [round(100 * each) for each in tokens]
+def verify(table, chances, rounds=1000):
+    """So many rounds more of each source of drafts, of which each draft is accepted, if those
+    before it are, with a chance given by source."""
+    for source, chance in enumerate(chances):
+        reached = rounds * chance ** np.arange(K + 1)
+        offered, taken = reached[:-1].round(), reached[1:].round()
+        table.target["offered"][0, source] += offered.astype(int)
+        table.target["taken"][0, source] += taken.astype(int)
 
 
-def measured(table, tokens, round_s=0.02, answer_step_us=2000):
-    """A patience that has seen rounds of that time and those tokens, by the source of drafts."""
+def look(made, rounds=32, round_s=0.02):
+    """Rounds of that time, after which all is decided anew."""
+    start = made._last
+    for number in range(rounds):
+        made.look(start + (number + 1) * round_s)
+
+
+def measured(table, chances, *, misses=0.2, tokens=3, step_us=2000, round_s=0.02):
+    """A patience that has seen rounds of that time, so many of which nobody predicted, and so many
+    tokens of each, drafts that were accepted with these chances by their source, and a draft whose
+    steps took so long."""
     made = patience(table)
-    now = 100.0
-    for _ in range(20):
-        made.look(now)
-        now += round_s
-    verify(table, *tokens)
-    table.draft["answer"], table.draft["answer_us"] = 10, 10 * answer_step_us
-    made.look(now)
+    table.target["rounds"], table.target["misses"] = 1000, int(1000 * misses)
+    table.target["accepted"][0, tokens - 1] = 1000
+    for kind in ("branch", "answer"):
+        table.draft[kind], table.draft[f"{kind}_us"] = 100, 100 * step_us
+    verify(table, chances)
+    look(made, round_s=round_s)
     return made
 
 
 @pytest.mark.parametrize("on_miss", ["wait", "skip"])
 def test_others_do_as_they_are_told(table, on_miss):
-    told = Patience(WaitPolicy(on_miss, 4, 1.0), table)
+    told = Patience(WaitPolicy(on_miss, K, 1.0), table)
     told.look()
-    assert told.answers_in(1) == told.answers_in(9) == (on_miss == "wait")
+    depth = K if on_miss == "wait" else 0
+    assert told.depths(1) == told.depths(9) == Depths(depth, depth)
 
 
-def test_alone_until_measured(table):
+def test_branches_are_waited_for_and_answers_if_alone_until_measured(table):
     made = patience(table)
-    table.target["rounds_by"] = 4  # enough of each for a trial
-    made.look(100.0)
-    assert made.answers_in(1) and not made.answers_in(2)
+    assert (made.depths(1), made.depths(2)) == (Depths(3, 3), Depths(3, 0))
 
 
 def test_by_what_is_gained_and_what_it_costs(table):
-    """Rounds of 20 ms, answers of 3 steps and one before them. Alone there are 3 tokens to gain of
-    1; of two, 3 of 5; of ten, 3 of 37."""
-    made = measured(table, (4, 4, 1))
-    assert made.answers_in(1)  # 8 ms * 1 < 3 * 20 ms
-    assert made.answers_in(2)  # 8 ms * 5 < 3 * 20 ms
-    assert not made.answers_in(3)  # 8 ms * 9 > 3 * 20 ms
-    assert made.answers_in(10, missed=8)
-    assert not made.answers_in(10, missed=2)
+    """Rounds of 20 ms and 3 tokens, steps of 2 ms: alone, one costs 0.3 tokens; and answers yield
+    0.8, 0.64, 0.51, less 0.01 for a guess, and cost a step more."""
+    made = measured(table, (0.8, 0.8, 0.01))
+    assert made.depths(1) == Depths(3, 3)  # 1.94 > 4 * 0.3
+    # Of two, 1.11 miss if one does: 2.15 < 4 * 0.6, but 0.88 and 1.59 > 2 * 0.6, 3 * 0.6 no more.
+    assert made.depths(2).answer == 0
+    assert made.depths(16) == Depths(3, 0), "branches are late for all who have one"
 
 
-@pytest.mark.parametrize(("step_us", "tokens"), [(16000, (4, 4, 1)), (2000, (4, 1.2, 1))])
-def test_not_even_alone_where_answers_are_slow_or_useless(table, step_us, tokens):
-    assert not measured(table, tokens, answer_step_us=step_us).answers_in(1)
+@pytest.mark.parametrize(
+    ("chance", "depth"), [(0.9, 3), (0.6, 2), (0.4, 1), (0.2, 0)], ids=lambda each: str(each)
+)
+def test_as_many_drafts_as_pay(table, chance, depth):
+    """Each costs 0.3 tokens, alone."""
+    made = measured(table, (chance, 0.0, 0.0), misses=0.0)
+    assert made.depths(1) == Depths(depth, 0)
 
 
-def test_a_good_guess_is_not_worth_an_answer(table):
-    """What a row verifies without the draft counts: its own continuation may be as good."""
-    assert not measured(table, (4, 3, 2.8)).answers_in(1)
+def test_more_where_many_of_a_batch_miss(table):
+    assert measured(table, (0.8, 0.8, 0.01), misses=0.9).depths(4).answer == 3
 
 
-def test_waiting_is_not_part_of_a_round(table):
-    made = patience(table)
-    for number in range(20):
-        table.target["wait_us"] = number * 90_000
-        made.look(100 + number * 0.1)
-    verify(table, 4, 4, 1)
-    table.draft["answer"], table.draft["answer_us"] = 1, 9_000
-    made.look(102.0)
-    assert not made.answers_in(1)  # 36 ms against 3 * 10 ms
+@pytest.mark.parametrize(("step_us", "chance"), [(9000, 0.8), (2000, 0.1)])
+def test_not_even_alone_where_answers_are_slow_or_useless(table, step_us, chance):
+    assert measured(table, (0.8, chance, 0.01), step_us=step_us).depths(1).answer == 0
+
+
+def test_a_good_guess_is_not_worth_a_wait(table):
+    """What a row verifies without the draft counts: its own continuation may be as good. That is
+    so of branches as long as none of their drafts is there, which is all that can be late."""
+    assert measured(table, (0.8, 0.8, 0.75)).depths(1) == Depths(0, 0)
+
+
+def test_waiting_is_part_of_a_round(table):
+    """The longer a round takes, the less a step of the draft matters."""
+    assert measured(table, (0.5, 0.0, 0.0), misses=0.0, round_s=0.01).depths(1).branch == 0
+    assert measured(table, (0.5, 0.0, 0.0), misses=0.0, round_s=0.2).depths(1).branch == 3
 
 
 def test_what_is_not_done_is_tried_now_and_then(table):
-    made = measured(table, (4, 1, 1))
-    assert not made.answers_in(1)
-    for _ in range(256):
-        made.look(0.0)
+    """A few answers, and branches to full depth for a few rounds."""
+    made = measured(table, (0.2, 0.0, 0.0))
+    assert made.depths(1) == Depths(0, 0)
+    look(made, 256 - made._looks)
     decisions = []
     for _ in range(20):
-        decisions.append(made.answers_in(1))
-        table.target["rounds_by"][0, 1] += decisions[-1]
-        table.target["tokens_by"][0, 1] += 4 * decisions[-1]
-        made.look(0.0)
-    assert decisions == [True] * 4 + [False] * 16
+        decisions.append(made.depths(1))
+        table.target["offered"][0, ANSWER] += decisions[-1].answer > 0
+        look(made, 1)
+    assert [each.branch for each in decisions] == [3] * 4 + [0] * 16
+    assert [each.answer for each in decisions] == [3] * 4 + [0] * 16
+
+
+def test_what_is_done_is_not_done_now_and_then(table):
+    made = measured(table, (0.8, 0.8, 0.01))
+    look(made, 256 - made._looks)
+    assert made.depths(1) == Depths(3, 0)
+    table.target["offered"][0, NOWHERE] += 4
+    look(made, 1)
+    assert made.depths(1) == Depths(3, 3)
 
 
 def test_texts_that_change_change_the_decision(table):
-    """Answers are of no use, and then they are."""
-    made = measured(table, (4, 1, 1))
-    assert not made.answers_in(1)
-    for number in range(20):
-        verify(table, 4, 4, 1)
-        made.look(100.4 + 0.02 * number)
-    assert made.answers_in(1)
+    """Drafts are of no use, and then they are."""
+    made = measured(table, (0.1, 0.1, 0.01))
+    assert made.depths(1) == Depths(0, 0)
+    for _ in range(8):
+        verify(table, (0.9, 0.9, 0.01), rounds=40)
+        look(made)
+    assert made.depths(1) == Depths(3, 3)
+
+
+def test_a_draft_that_gets_faster_is_waited_for(table):
+    made = measured(table, (0.8, 0.0, 0.01), step_us=9000)
+    assert made.depths(1).branch == 0
+    for kind in ("branch", "answer"):
+        table.draft[kind] += 300
+        table.draft[f"{kind}_us"] += 300 * 1000
+    look(made)
+    assert made.depths(1).branch == 3
+
+
+def test_sources_are_known_by_their_place():
+    assert (BRANCH, ANSWER, NOWHERE) == (0, 1, 2)

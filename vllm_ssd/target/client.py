@@ -32,7 +32,7 @@ from vllm_ssd.table import (
     make_stamp,
 )
 from vllm_ssd.target.lookup import Finding, HostLookup
-from vllm_ssd.target.patience import Patience, WaitPolicy
+from vllm_ssd.target.patience import Depths, Patience, WaitPolicy
 from vllm_ssd.target.seats import Roster, Seat
 
 if TYPE_CHECKING:
@@ -118,17 +118,14 @@ class SpeculationClient:
         self._patience.look()
         lookups = [self._publish(row) for row in rows]
         first = [lookup.finding for lookup in lookups]
-        if self._policy.on_miss != "skip":
-            missed = sum(finding.published and not finding.predicted for finding in first)
-            batch = len(rows) if batch is None else batch
-            self._wait(lookups, self._patience.answers_in(batch, max(missed, 1)))
+        self._wait(lookups, self._patience.depths(len(rows) if batch is None else batch))
         drafts = []
         for lookup, before in zip(lookups, first):
             found = lookup.finding.tokens[: self._room(lookup.row)]
             self._lookup.confirm(lookup.seat.slot, lookup.stamp, found)
             self.counters.lookup(before, self._policy.min_depth, len(found))
             source = BRANCH if lookup.finding.predicted else ANSWER
-            lookup.seat.source = source if found else NOWHERE
+            lookup.seat.source, lookup.seat.depth = source if found else NOWHERE, len(found)
             drafts.append(found)
         for of_row, lookup, found in zip(entries, lookups, drafts):
             of_row[: len(found)] = lookup.finding.entries[: len(found)]
@@ -145,7 +142,7 @@ class SpeculationClient:
         stamp = make_stamp(seat.generation, seat.round)
         self._lookup.publish(seat.slot, stamp, length, accepted, new)
         if seat.round and accepted != UNSEEN:  # the first outcome ends the prompt
-            self.counters.verified(accepted, seat.source)
+            self.counters.verified(accepted, seat.source, seat.depth)
         seat.length = length
         seat.round += 1
         seat.last_used = self._step
@@ -164,9 +161,9 @@ class SpeculationClient:
         self.add(row.request_id, known, row.temperature)
         return self._seats[row.request_id]
 
-    def _wait(self, lookups: Sequence[Lookup], answers: bool) -> None:
+    def _wait(self, lookups: Sequence[Lookup], depths: Depths) -> None:
         """Look again and again at the rows with too few drafts, until all have enough."""
-        waiting = [lookup for lookup in lookups if self._worth_waiting(lookup, answers)]
+        waiting = [lookup for lookup in lookups if self._worth_waiting(lookup, depths)]
         if not waiting:
             return
         started = time.monotonic()
@@ -177,21 +174,23 @@ class SpeculationClient:
                 lookup.finding = self._lookup.find(
                     lookup.seat.slot, lookup.stamp, lookup.accepted, lookup.bonus
                 )
-            waiting = [lookup for lookup in waiting if self._worth_waiting(lookup, answers)]
+            waiting = [lookup for lookup in waiting if self._worth_waiting(lookup, depths)]
         for lookup in waiting:
             lookup.seat.overdue = lookup.stamp
         self.counters.waited(time.monotonic() - started, len(waiting))
 
-    def _worth_waiting(self, lookup: Lookup, answers: bool) -> bool:
+    def _worth_waiting(self, lookup: Lookup, depths: Depths) -> bool:
         seat, finding = lookup.seat, lookup.finding
-        if len(finding.tokens) >= min(self._policy.min_depth, self._room(lookup.row)):
+        missed = finding.published and not finding.predicted
+        enough = depths.answer if missed else depths.branch
+        if len(finding.tokens) >= min(enough, self._room(lookup.row)):
             return False
         if seat.overdue is not None and self._lookup.newest(seat.slot) >= seat.overdue:
             seat.overdue = None
         state = self._lookup.draft_state(seat.slot, seat.generation)
         hopeless = state in (GIVEN_UP, LOST)
-        if not answers:
-            hopeless |= state != DRAFTING or (finding.published and not finding.predicted)
+        if not depths.answer:
+            hopeless |= state != DRAFTING
         return seat.overdue is None and draft_lives(self._table) and not hopeless
 
     def _room(self, row: Row) -> int:

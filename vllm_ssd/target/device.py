@@ -27,7 +27,7 @@ from vllm_ssd.target.seats import Roster
 logger = get_logger(__name__)
 
 _NOBODY = np.uint64(2**64 - 1)  # what no draft says of any slot
-_EMPTY = (0, 0, 0, 0, NOWHERE)  # a row of the seats
+_EMPTY = (0, 0, 0, 0, NOWHERE, 0)  # a row of the seats
 _MAX_LOOKS = 2**31 - 1
 _TRIAL_LOOKS = 2000
 
@@ -70,9 +70,7 @@ class DeviceClient:
         self._roster = Roster(control)
         self._rules = (policy.min_depth, max_len, vocab_size, Layout.of(table))
         self._look_ns = look_ns
-        self._look_limit = 0
-        if policy.on_miss != "skip":
-            self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
+        self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
         slots = table.shape.slots
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
         self._seats = torch.zeros(slots, SEAT_FIELDS, dtype=torch.int64, device=device)
@@ -94,7 +92,8 @@ class DeviceClient:
         self.remove(request_id)
         seat = self._roster.seat(request_id, slot, tokens, temperature)
         overdue = 0 if seat.overdue is None else int(seat.overdue)
-        self._staged[slot] = (seat.generation, seat.round, seat.length, overdue, seat.source)
+        newest = seat.generation, seat.round, seat.length
+        self._staged[slot] = (*newest, overdue, seat.source, seat.depth)
         self._lost[slot] = make_stamp(seat.generation, LOST)
         self._names[slot] = request_id
 
@@ -139,7 +138,7 @@ class DeviceClient:
             drafts,
             drafts if entries is None else entries,
             self._look_limit if draft_lives(self._table) else 0,
-            int(self._patience.answers_in(len(drafts))),
+            *self._patience.depths(len(drafts)),
             self._look_ns,
             self._turn,
             *self._rules,

@@ -28,15 +28,15 @@ from vllm_ssd.target.table_kernels import (
 )
 
 # Columns of the seats, int64 [slots, SEAT_FIELDS], as in ``Seat``: generation, round, length,
-# overdue with 0 for none, source. Generation 0: nobody the draft has heard of, to whom nothing is
-# published.
-SEAT_FIELDS = 5
+# overdue with 0 for none, source, depth. Generation 0: nobody the draft has heard of, to whom
+# nothing is published.
+SEAT_FIELDS = 6
 _SEAT_FIELDS = tl.constexpr(SEAT_FIELDS)
 _BRANCH, _ANSWER, _NOWHERE = tl.constexpr(BRANCH), tl.constexpr(ANSWER), tl.constexpr(NOWHERE)
 
 
 @triton.jit(
-    do_not_specialize=["look_limit", "answers", "look_ns", "turn"],
+    do_not_specialize=["look_limit", "branch_depth", "answer_depth", "look_ns", "turn"],
     do_not_specialize_on_alignment=["num_sampled", "slots", "drafts", "entries"],
 )
 def look_up_kernel(
@@ -53,7 +53,8 @@ def look_up_kernel(
     drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
     entries,  # int64 [rows, k, top_m], written: what the drafts were sampled from
     look_limit,  # looks at the table before a wait ends; 0: do not wait
-    answers,  # 1: wait for outcomes that were not predicted, too
+    branch_depth,  # drafts to wait for where the outcome was predicted
+    answer_depth,  # and where it was not
     look_ns,  # what a look takes, ns
     turn,  # 0, 1, 0, 1, ..
     MIN_DEPTH: tl.constexpr,
@@ -99,27 +100,26 @@ def look_up_kernel(
         kind = tl.where(predicted & (depth >= MIN_DEPTH), AT.hits, kind)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
-        enough = tl.minimum(room, MIN_DEPTH)
-        short = depth < enough
+        wanted = tl.where(published & (predicted == 0), answer_depth, branch_depth)
+        short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (look_limit > 0)
         looks = 0
         heads = tl.zeros([4], tl.int64)  # so that the first look of a wait finds what came since
-        missed = published & (predicted == 0) & (answers == 0)
-        hopeless = is_hopeless(stamps, slot_base, generation, answers, AT)
-        waiting = short & may_wait & (hopeless == 0) & (missed == 0)
+        hopeless = is_hopeless(stamps, slot_base, generation, answer_depth, AT)
+        waiting = short & may_wait & (hopeless == 0)
         while waiting & (looks < look_limit):
             now = read_heads(stamps, prediction, answer)
-            hopeless = is_hopeless(stamps, slot_base, generation, answers, AT)
+            hopeless = is_hopeless(stamps, slot_base, generation, answer_depth, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
                 published, predicted, tokens, depth = find(
                     words, stamps, prediction, answer, stamp, accepted, bonus, entries, VOCAB, AT
                 )
-                missed = published & (predicted == 0) & (answers == 0)
+                wanted = tl.where(published & (predicted == 0), answer_depth, branch_depth)
             heads = now
             looks += 1
-            waiting = (depth < enough) & (hopeless == 0) & (missed == 0)
+            waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
         overdue = tl.where(waiting, stamp, overdue)
 
         depth = tl.minimum(depth, room)
@@ -132,14 +132,20 @@ def look_up_kernel(
         tl.store(seat + 1, round_ + 1)
         tl.store(seat + 2, length)
         tl.store(seat + 3, overdue)
-        verified_from = counters + tl.load(seat + 4)
+        verified_from = tl.load(seat + 4)
+        reach = tl.where(verified_from == _NOWHERE, AT.k, tl.load(seat + 5))
         source = tl.where(predicted, _BRANCH, _ANSWER)
         tl.store(seat + 4, tl.where(depth > 0, source, _NOWHERE).to(tl.int64))
+        tl.store(seat + 5, depth.to(tl.int64))
         # the first outcome ends the prompt: nothing was verified
         counted = (round_ > 0) & (accepted >= 0) & (accepted <= AT.k)
         tl.atomic_add(counters + AT.verified + accepted, 1, mask=counted, sem="relaxed")
-        tl.atomic_add(verified_from + AT.rounds_by, 1, mask=counted, sem="relaxed")
-        tl.atomic_add(verified_from + AT.tokens_by, accepted + 1, mask=counted, sem="relaxed")
+        of_source = counters + verified_from * AT.k + lane
+        one = tl.full([AT.token_lanes], 1, tl.int64)
+        offered = lane < tl.where(counted, tl.minimum(reach, accepted + 1), 0)
+        taken = lane < tl.where(counted, tl.minimum(reach, accepted), 0)
+        tl.atomic_add(of_source + AT.offered, one, mask=offered, sem="relaxed")
+        tl.atomic_add(of_source + AT.taken, one, mask=taken, sem="relaxed")
         tl.atomic_add(counters + AT.rounds, 1, sem="relaxed")
         tl.atomic_add(counters + kind, 1, sem="relaxed")
         tl.atomic_add(counters + AT.drafted, depth.to(tl.int64), sem="relaxed")

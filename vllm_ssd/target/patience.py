@@ -1,10 +1,16 @@
-"""What the target waits for, and whether a batch waits for answers to unpredicted outcomes.
+"""How many drafts the target waits for, of branches that are late and of answers to outcomes that
+nobody predicted.
 
-An answer comes to one request and holds up all of them. Let rounds whose drafts are a branch, an
-answer, or the draft's at all yield b, a and n tokens. A step of a batch of s requests, m of which
-miss, yields (s - m) * b + m * a in t + w with the answers, or (s - m) * b + m * n in t without.
-What yields more a second is done. All is measured: the yields and t by the target, w by the draft.
-The yield of what is not being done is measured by trials, as texts change.
+Let a step of s rows yield s * y tokens in the time t. If m of the rows have drafts of a source,
+verify d of them and yield G(d) tokens more than without, and waiting for the d-th takes w(d), then
+the best d has the largest m * G(d) - w(d) * s * y / t: what is gained, less what would have been
+gained in that time. (As y and t follow from what was decided, this leads step by step to the most
+tokens a second.) G is what was accepted of late, less what rows without drafts accept of their
+guesses. Branches are late for all rows that have one, since they grow together; an answer holds up
+all for one row.
+
+All is measured, y and t by the target, w by the draft. What is not being done is not measured:
+that is what trials are for.
 """
 
 from __future__ import annotations
@@ -13,29 +19,41 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from statistics import median_high
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SOURCES, SpeculationTable
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-# Rounds of which the middle one counts: engines pause and prompts take long.
+from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable
+
+# Steps of which the middle one counts: engines pause and prompts take long.
 _WINDOW = 15
-# So many verified rounds of a source renew its yield, in which about so many count.
+# Once in so many steps decisions are made anew; about so many of the last rounds count in them.
 _RENEWED_AFTER = 16
 _MEMORY = 64
-# Once in so many steps, what is not being done is done for so many rounds.
+# Once in so many steps, more is waited for than pays for so many steps, and what is done about
+# answers is not done for so many rows.
 _TRIAL_EVERY = 256
 _TRIAL = 4
+# To begin with, each draft is accepted as often as so many of them would say, and so are guesses.
+_PRIOR, _ACCEPTED, _GUESSED = 4.0, 0.7, 0.1
 
 
 @dataclass(frozen=True)
 class WaitPolicy:
     """on_miss: ``wait`` for the draft up to ``max_wait_s`` a round until ``min_depth`` drafts are
-    there, or ``skip``: take what is there; ``auto``: wait, but for answers only where that pays.
-    Branches that are late are late for all requests alike."""
+    there, or ``skip``: take what is there; ``auto``: wait for as many as pay, up to min_depth."""
 
     on_miss: Literal["auto", "wait", "skip"]
     min_depth: int
     max_wait_s: float
+
+
+class Depths(NamedTuple):
+    """Drafts that are waited for, where the outcome was predicted and where it was not."""
+
+    branch: int
+    answer: int
 
 
 class Patience:
@@ -44,66 +62,109 @@ class Patience:
     def __init__(self, policy: WaitPolicy, table: SpeculationTable):
         self._policy = policy
         self._target, self._draft = table.target[0], table.draft[0]
+        k = table.shape.k
+        accepted = np.full((3, k), _PRIOR * _ACCEPTED)
+        accepted[NOWHERE] = _PRIOR * _GUESSED
+        self._drafts = _Recent(np.hstack([np.full((3, k), _PRIOR), accepted]))
+        self._rows = _Recent([[0, 0]])  # looked up, not predicted
+        self._yields = _Recent([[0, 0]])  # verified, tokens
+        self._steps = _Recent([[0, 0], [0, 0]])  # of branches, of answers: how many, microseconds
         self._durations: deque[float] = deque(maxlen=_WINDOW)
-        self._last = (0.0, 0)  # when the last round was looked up, and what had been waited by then
+        self._last = 0.0
         self._looks = 0
-        # By the source of drafts: rounds and tokens at the last renewal, tokens a round, and
-        # rounds when the trials began.
-        self._counted = [(0, 0)] * len(SOURCES)
-        self._yields: list[float | None] = [None] * len(SOURCES)
-        self._tried = [0] * len(SOURCES)
-        self._rounds_by = [0] * len(SOURCES)  # as of the last look
+        self._rows_by = self._tried = [0] * 3  # verified rows by source, and when the trial began
+        self._decided: dict[int, Depths] = {}
 
-    def answers_in(self, batch: int, missed: int = 1) -> bool:
-        """Whether to wait in a batch of which so many miss."""
+    def depths(self, batch: int) -> Depths:
+        """For a step of so many requests."""
+        enough = self._policy.min_depth
         if self._policy.on_miss != "auto":
-            return self._policy.on_miss == "wait"
-        waits = self._pays(batch, missed)
-        other = NOWHERE if waits else ANSWER
-        on_trial = self._rounds_by[other] - self._tried[other] < _TRIAL
-        return waits != on_trial
+            enough *= self._policy.on_miss == "wait"
+            return Depths(enough, enough)
+        if batch not in self._decided:
+            self._decided[batch] = self._decide(batch)
+        branch, answer = self._decided[batch]
+        if self._looks % _TRIAL_EVERY < _TRIAL:
+            branch = enough
+        other = NOWHERE if answer else ANSWER
+        if self._rows_by[other] - self._tried[other] < _TRIAL:
+            answer = 0 if answer else enough
+        return Depths(branch, answer)
 
     def look(self, now: float | None = None) -> None:
-        """Rounds are about to be looked up, their outcomes not counted yet; now: in seconds."""
+        """Rows are about to be looked up, their outcomes not counted yet; now: in seconds."""
         if self._policy.on_miss != "auto":
             return
         now = time.monotonic() if now is None else now
-        then, waited = self._last
-        self._last = now, int(self._target["wait_us"])
-        if then:
-            self._durations.append(max(0.0, now - then - (self._last[1] - waited) / 1e6))
+        if self._last:
+            self._durations.append(now - self._last)
+        self._last = now
         self._looks += 1
-        self._rounds_by = self._target["rounds_by"].tolist()
+        self._rows_by = self._target["offered"][:, 0].tolist()
         if self._looks % _TRIAL_EVERY == 0:
-            self._tried = self._rounds_by
-        self._renew_yields()
+            self._tried = self._rows_by
+        if self._looks % _RENEWED_AFTER == 0:
+            self._renew()
 
-    def _pays(self, batch: int, missed: int) -> bool:
-        """Whether waiting does, as far as is known; until all is, a batch of one waits."""
-        branch, answer, nothing = (self._yields[source] for source in (BRANCH, ANSWER, NOWHERE))
-        wait_us = self._wait_us()
-        if branch is None or answer is None or nothing is None or not wait_us:
-            return batch == 1
-        round_us = median_high(self._durations) * 1e6
-        without = (batch - missed) * branch + missed * nothing
-        return wait_us * without < missed * (answer - nothing) * round_us
+    def _renew(self) -> None:
+        target, draft = self._target, self._draft
+        accepted = target["accepted"]
+        tokens = accepted @ np.arange(1, len(accepted) + 1)
+        self._drafts.take(np.hstack([target["offered"], target["taken"]]))
+        self._rows.take([[target["rounds"], target["misses"]]])
+        self._yields.take([[accepted.sum(), tokens]])
+        self._steps.take([[draft[kind], draft[f"{kind}_us"]] for kind in ("branch", "answer")])
+        self._decided.clear()
 
-    def _renew_yields(self) -> None:
-        for source in SOURCES:
-            rounds = self._rounds_by[source]
-            tokens = int(self._target["tokens_by"][source])
-            rounds_before, tokens_before = self._counted[source]
-            new = rounds - rounds_before
-            if new >= _RENEWED_AFTER:
-                fresh = (tokens - tokens_before) / new
-                known = self._yields[source]
-                share = new / (new + _MEMORY)
-                self._yields[source] = fresh if known is None else known + share * (fresh - known)
-                self._counted[source] = rounds, tokens
+    def _decide(self, batch: int) -> Depths:
+        """What pays, as far as is known."""
+        (verified, tokens), steps = self._yields.counts[0], self._steps.counts
+        if not verified or not steps.all():
+            return Depths(self._policy.min_depth, self._policy.min_depth if batch == 1 else 0)
+        a_us_is_worth = batch * tokens / verified / (median_high(self._durations) * 1e6)
+        branch_us, answer_us = steps[:, 1] / steps[:, 0]
+        looked_up, missed = self._rows.counts[0]
+        unlikely = missed / looked_up
+        branch = self._best(
+            _rows_like_one(batch, 1 - unlikely) * self._gains(BRANCH), branch_us * a_us_is_worth, 0
+        )
+        # One step more than there are drafts: an outcome that was not predicted finds the draft at
+        # something else.
+        answer = self._best(
+            _rows_like_one(batch, unlikely) * self._gains(ANSWER), answer_us * a_us_is_worth, 1
+        )
+        return Depths(branch, answer)
 
-    def _wait_us(self) -> float:
-        """For an answer, as the draft has counted it; 0 if it has not answered yet. One step more
-        than it has drafts: the draft is at something else when an outcome surprises it."""
-        answers = int(self._draft["answer"])
-        step_us = int(self._draft["answer_us"]) / answers if answers else 0.0
-        return step_us * (self._policy.min_depth + 1)
+    def _best(self, gains: NDArray[np.float64], step: float, before: int) -> int:
+        """The number of drafts, 0..min_depth, for which gains, less as many steps and those before
+        the first, are largest."""
+        count = np.arange(1, self._policy.min_depth + 1)
+        worth = gains[: len(count)] - step * (before + count)
+        return int(worth.argmax()) + 1 if worth.max() > 0 else 0
+
+    def _gains(self, source: int) -> NDArray[np.float64]:
+        """Tokens by the number of drafts, 1..k, beyond those without any."""
+        offered, accepted = np.hsplit(self._drafts.counts, 2)
+        tokens = (accepted / offered).cumprod(axis=1).cumsum(axis=1)
+        gained: NDArray[np.float64] = tokens[source] - tokens[NOWHERE, -1]
+        return gained
+
+
+class _Recent:
+    """Counters that forget: of the last ``_MEMORY`` of each row, mostly. counts: float [rows, ..],
+    of which the first column says how many there were."""
+
+    def __init__(self, counts: ArrayLike):
+        self.counts = np.array(counts, np.float64)
+        self._seen = np.zeros_like(self.counts)
+
+    def take(self, totals: ArrayLike) -> None:
+        """Counted since ever."""
+        now = np.array(totals, np.float64)
+        fresh, self._seen = now - self._seen, now
+        self.counts = self.counts * _MEMORY / (_MEMORY + fresh[:, :1]) + fresh
+
+
+def _rows_like_one(batch: int, chance: float) -> float:
+    """How many rows of a batch are to be expected of a kind, if there is one at least."""
+    return batch * chance / (1 - (1 - chance) ** batch) if chance > 0 else 1.0

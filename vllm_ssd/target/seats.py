@@ -15,8 +15,8 @@ from vllm_ssd.table import NOWHERE, make_stamp
 class Seat:
     """A request's place in the table. length: of its text at the last publication. round: of the
     next outcome. overdue: an outcome that was waited for in vain; until the draft has published
-    for it or a later one, it is not waited for. temperature: of its sampling. source: of the
-    drafts that are being verified."""
+    for it or a later one, it is not waited for. temperature: of its sampling. source, depth: of
+    the drafts that are being verified, and how many there are."""
 
     slot: int
     generation: int
@@ -26,6 +26,7 @@ class Seat:
     last_used: int = 0
     temperature: float = 0.0
     source: int = NOWHERE
+    depth: int = 0
 
 
 class Roster:

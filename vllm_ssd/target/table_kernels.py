@@ -33,7 +33,7 @@ def read_heads(stamps, prediction, answer):
 
 
 @triton.jit
-def is_hopeless(stamps, slot_base, generation, answers, AT: tl.constexpr):
+def is_hopeless(stamps, slot_base, generation, answer_depth, AT: tl.constexpr):
     """Whether the draft says of this generation that it will publish nothing more, or has gone on
     to a later one, or, where answers are not waited for, does not say that it drafts."""
     state = tl.load(stamps + (slot_base + AT.state) // 2, volatile=True, cache_modifier=".cv")
@@ -41,7 +41,7 @@ def is_hopeless(stamps, slot_base, generation, answers, AT: tl.constexpr):
     ours = owner == generation
     what = state & 0xFFFFFFFF
     gave_up = (ours & ((what == _GIVEN_UP) | (what == _LOST))) | (owner > generation)
-    return gave_up | ((answers == 0) & ((ours & (what == _DRAFTING)) == 0))
+    return gave_up | ((answer_depth == 0) & ((ours & (what == _DRAFTING)) == 0))
 
 
 @triton.jit
