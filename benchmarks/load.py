@@ -29,13 +29,13 @@ class Window:
 class ClosedLoop:
     """Drives vLLM's `LLMEngine`, or what has its `add_request` and `step`.
 
-    sampling: parameters of every request; outputs must be deltas. read_counters: asked at the
-    beginning and at the end of the time that is measured.
+    sampling: parameters of a request, by its number; outputs must be deltas. read_counters: asked
+    at the beginning and at the end of the time that is measured.
     """
 
     engine: Any
     batch: int
-    sampling: Any
+    sampling: Callable[[int], Any]
     read_counters: Callable[[], Counters]
     _running: dict[str, int] = field(default_factory=dict)
 
@@ -70,7 +70,8 @@ class ClosedLoop:
         while waiting and len(self._running) < self.batch:
             number, prompt = waiting.popleft()
             request = f"{name}-{number}"
-            self.engine.add_request(request, {"prompt_token_ids": prompt}, self.sampling)
+            parameters = self.sampling(number)
+            self.engine.add_request(request, {"prompt_token_ids": prompt}, parameters)
             self._running[request] = number
 
     def _step(self, texts: list[list[int]]) -> dict[int, tuple[int, bool]]:

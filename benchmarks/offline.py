@@ -3,8 +3,8 @@ after the other.
 
 Prints a markdown table. Requests run in a closed loop: exactly a batch of them at a time. tokens/s
 is of the time in which the batch is full, later prefills included; ms/round is the mean time of the
-engine steps in which every request decodes. Texts end only at their number of tokens, so they are
-comparable and may be poor.
+engine steps in which every request decodes. Every text has a length of its own, the same on each
+side, and ends only there, so that texts are comparable and may be poor.
 """
 
 import argparse
@@ -146,7 +146,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_engine_arguments(parser)
     add("--batch-sizes", type=numbers, default=[1, 4, 8, 16])
     add("--requests", type=int, default=4, help="at least, a batch size; 2 a place in any case")
-    add("--tokens", type=int, default=256, help="output tokens a request")
+    add("--tokens", type=int, default=256, help="output tokens of a request, on average")
     add("--prompt-tokens", type=int, default=128)
     add("--temperatures", type=_reals, default=[0.0], help="of sampling, as in 0,0.6,1")
     add("--sides", type=_kinds, default=list(kinds), help=f"default: {','.join(kinds)}; may be ''")

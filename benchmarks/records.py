@@ -8,9 +8,12 @@ Kind = Literal["ar", "verify", "draft_model", "sd", "ssd", "away"]
 OURS: tuple[Kind, ...] = ("sd", "ssd", "away")  # those with a draft in a process of its own
 
 
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+
+
 class Load(msgspec.Struct, frozen=True):
     """What an engine is put under: for each batch size and temperature in turn, so many requests
-    of so many prompt tokens and output tokens."""
+    of so many prompt tokens and about so many output tokens."""
 
     batch_sizes: list[int]
     requests: int
@@ -21,6 +24,12 @@ class Load(msgspec.Struct, frozen=True):
     def requests_at(self, batch: int) -> int:
         """Requests at a batch size: never fewer than two for each place in the batch."""
         return max(self.requests, 2 * batch)
+
+    def tokens_of(self, number: int) -> int:
+        """Output tokens of a request: half to one and a half times `tokens`, spread evenly, the
+        same in every run. Requests that end at different times, as real ones do, prefill in steps
+        of their own on every side; those of plain vLLM would else do it all at once."""
+        return max(1, round(self.tokens * (0.5 + number * _GOLDEN_RATIO % 1)))
 
 
 class Side(msgspec.Struct, frozen=True):

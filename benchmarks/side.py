@@ -8,6 +8,7 @@ engine is up it waits for the end of stdin.
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import msgspec
@@ -47,7 +48,8 @@ def _run(side: Side, events: TextIO) -> None:
         counters = counting(llm, side.kind)
         if side.kind == "away":
             prompts = make_prompts(llm.get_tokenizer(), 1, side.load.prompt_tokens)
-            loop = ClosedLoop(llm.llm_engine, 1, _sampling(WARM_UP_TOKENS, 0.0), counters.read)
+            sampling = _sampling(WARM_UP_TOKENS, 0.0)
+            loop = ClosedLoop(llm.llm_engine, 1, lambda _: sampling, counters.read)
             loop.run(prompts, "with-draft")
             lose_draft(table_of(llm))
             _tell(events, Progress("its draft is gone"))
@@ -71,15 +73,19 @@ def _measure(
     count = load.requests_at(batch)
     prompts = make_prompts(llm.get_tokenizer(), count + 2 * batch, load.prompt_tokens)
 
-    def loop(tokens: int) -> ClosedLoop:
-        return ClosedLoop(llm.llm_engine, batch, _sampling(tokens, temperature), counters.read)
+    def loop(tokens_of: Callable[[int], int]) -> ClosedLoop:
+        def sampling(number: int) -> Any:
+            return _sampling(tokens_of(number), temperature)
 
-    loop(min(load.tokens, WARM_UP_TOKENS)).run(prompts[count:], f"warm-up-{batch}")
-    window = loop(load.tokens).run(prompts[:count], f"batch-{batch}")
+        return ClosedLoop(llm.llm_engine, batch, sampling, counters.read)
+
+    warm_up = min(load.tokens, WARM_UP_TOKENS)
+    loop(lambda _: warm_up).run(prompts[count:], f"warm-up-{batch}")
+    window = loop(load.tokens_of).run(prompts[:count], f"batch-{batch}")
     if window.before is None or window.after is None or not window.steps:
         raise RuntimeError(
-            f"{batch} requests of {load.tokens} tokens never all decoded in one step: ask for "
-            "more tokens"
+            f"{batch} requests of about {load.tokens} tokens never all decoded in one step: ask "
+            "for more tokens"
         )
     return Measurement(
         batch=batch,

@@ -49,7 +49,7 @@ class Engine:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_closed_loop(batch: int) -> None:
     engine, readings = Engine(9), iter([{"at": "begin"}, {"at": "end"}])
-    loop = ClosedLoop(engine, batch, None, lambda: next(readings))
+    loop = ClosedLoop(engine, batch, lambda _: None, lambda: next(readings))
     window = loop.run([[1, 2]] * 2 * batch, "x")
     assert window.texts == [[7] * 9] * 2 * batch
     assert engine.most == batch and not engine.had
@@ -60,8 +60,18 @@ def test_closed_loop(batch: int) -> None:
     assert 0 < window.step_seconds < window.seconds
 
 
+def test_requests_of_different_lengths() -> None:
+    load = Load(batch_sizes=[4], requests=100, tokens=200, prompt_tokens=16)
+    lengths = [load.tokens_of(number) for number in range(100)]
+    assert min(lengths) == 100 and 290 < max(lengths) <= 300
+    assert abs(sum(lengths) / 100 - 200) < 2 and len(set(lengths)) > 80
+    asked = []
+    ClosedLoop(Engine(3), 2, asked.append, dict).run([[1]] * 4, "x")
+    assert asked == [0, 1, 2, 3], "each by its number"
+
+
 def test_a_batch_that_is_never_full() -> None:
-    window = ClosedLoop(Engine(9), 3, None, dict).run([[1]] * 2, "x")
+    window = ClosedLoop(Engine(9), 3, lambda _: None, dict).run([[1]] * 2, "x")
     assert window.before is None and window.texts == [[7] * 9] * 2
 
 
