@@ -111,7 +111,7 @@ def test_what_is_not_done_is_tried_now_and_then(table):
     """A few answers, and branches to full depth for a few rounds."""
     made = measured(table, (0.2, 0.0, 0.0))
     assert made.depths(1) == Depths(0, 0)
-    look(made, 256 - made._looks)
+    look(made, 512 - made._looks)
     decisions = []
     for _ in range(20):
         decisions.append(made.depths(1))
@@ -123,7 +123,7 @@ def test_what_is_not_done_is_tried_now_and_then(table):
 
 def test_what_is_done_is_not_done_now_and_then(table):
     made = measured(table, (0.8, 0.8, 0.01))
-    look(made, 256 - made._looks)
+    look(made, 512 - made._looks)
     assert made.depths(1) == Depths(3, 0)
     table.target["offered"][0, NOWHERE] += 4
     look(made, 1)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,13 +54,13 @@ class States:
 
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    """Both ranks' speculators, the first one's states, the draft's mailbox, what it was sent."""
+    """Both ranks' speculators and states, the draft's mailbox, what it was sent."""
     shape = TableShape(SLOTS, K, 2, tail=16, top_m=TOP_M)
     table = SpeculationTable.create(tmp_path / "t", shape)
     sent, wire = [], []
     control = SimpleNamespace(send=lambda message: sent.append(message) or True)
     client = SpeculationClient(table, control, WaitPolicy("skip", 1, 1.0), VOCAB, 40)
-    states = States()
+    states = [States(), States()]
     monkeypatch.setattr(
         speculator,
         "make_lookups",
@@ -74,39 +75,54 @@ def ranks(tmp_path, monkeypatch):
         model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
     )
     made = []
-    for first in (True, False):
+    for first, of_rank in zip((True, False), states):
         monkeypatch.setattr(speculator, "get_tp_group", lambda first=first: Group(first, wire))
-        made.append(speculator.SSDSpeculator(config, CPU, states))
+        made.append(speculator.SSDSpeculator(config, CPU, of_rank))
     return made, states, DraftMailbox(table), sent
 
 
+def propose(rank, temperatures, **slots):
+    """The drafts of a step of these requests, each of which has sampled a token."""
+    numbers = list(slots.values())
+    batch = SimpleNamespace(
+        num_reqs=len(slots),
+        req_ids=list(slots),
+        idx_mapping=torch.tensor(numbers),
+        idx_mapping_np=np.array(numbers),
+    )
+    one = torch.ones(len(slots), dtype=torch.int32)
+    return rank.propose(batch, None, None, None, None, one, None, None, None, temperatures)
+
+
 def test_every_rank_has_the_distributions_of_the_drafts(ranks):
-    """By slot, times the temperature; certain where there was no draft; -inf elsewhere."""
+    """By slot, times the temperature; certain where there was no draft; -inf elsewhere. Where no
+    request samples nobody asks for them."""
     both, states, mailbox, sent = ranks
     warmth = torch.tensor([1.0, 1.0, 0.5, 2.0])
     new = [
         SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(temperature=2.0)),
         SimpleNamespace(req_id="b", sampling_params=SimpleNamespace(temperature=0.5)),
     ]
-    both[0].before_add(SimpleNamespace(scheduled_new_reqs=new))
-    for name, text in (("a", [1, 2]), ("b", [3])):
-        states.add_request(name, all_token_ids=text)
+    for rank, of_rank in zip(both, states):
+        rank.before_add(SimpleNamespace(scheduled_new_reqs=new))
+        for name, text in (("a", [1, 2]), ("b", [3]), ("greedy", [4])):
+            of_rank.add_request(name, all_token_ids=text)
     added = {message.slot: message for message in sent if isinstance(message, Add)}
-    assert [message.temperature for message in added.values()] == [2.0, 0.5]
+    assert [message.temperature for message in added.values()] == [2.0, 0.5, 0.0]
     first = next(iter(added.values()))
     drafted = torch.tensor([[4, 9], [5, 11]]), torch.tensor([[0.75, 0.25], [1.0, 0.0]])
     mailbox.publish_answer(
         first.slot, make_stamp(first.generation, 0), [9, 5], entries=pack(*drafted).numpy()
     )
-    states.write(3, [1, 2, 6])
-    states.write(2, [3, 7])
-    batch = SimpleNamespace(
-        num_reqs=2, req_ids=["b", "a"], idx_mapping=torch.tensor([2, 3]), idx_mapping_np=[2, 3]
-    )
-    one = torch.ones(2, dtype=torch.int32)
+    states[0].write(3, [1, 2, 6])
+    states[0].write(2, [3, 7])
+    states[0].write(1, [4, 8])
     for rank in both:
-        drafts = rank.propose(batch, None, None, None, None, one, None, None, None, warmth)
-        assert drafts.tolist() == [[7, 7, 7], [9, 5, 6]]
+        before = rank.draft_logits.clone()
+        assert propose(rank, warmth, greedy=1).tolist() == [[8, 8, 8]]
+        torch.testing.assert_close(rank.draft_logits, before)
+    for rank in both:
+        assert propose(rank, warmth, b=2, a=3).tolist() == [[7, 7, 7], [9, 5, 6]]
         expected = torch.zeros(SLOTS, K, VOCAB)
         expected[:2, :, 0] = 1  # slots that nobody has had yet
         expected[2, :, 7] = 1

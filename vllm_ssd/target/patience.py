@@ -33,7 +33,7 @@ _RENEWED_AFTER = 16
 _MEMORY = 64
 # Once in so many steps, more is waited for than pays for so many steps, and what is done about
 # answers is not done for so many rows.
-_TRIAL_EVERY = 256
+_TRIAL_EVERY = 512
 _TRIAL = 4
 # To begin with, each draft is accepted as often as so many of them would say, and so are guesses.
 _PRIOR, _ACCEPTED, _GUESSED = 4.0, 0.7, 0.1

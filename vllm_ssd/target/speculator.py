@@ -195,12 +195,13 @@ class SSDSpeculator(BaseSpeculator):
             )
         # Of requests that are about to be added: the runner's states are not told of it.
         self._temperatures: dict[str, float] = {}
+        self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self._lookups: Lookups | None = None
         if self._tp_group.is_first_rank:
             self._lookups = make_lookups(vllm_config, device, req_states)
-            _follow(req_states, self._lookups, self._temperatures)
-            if config.top_m:
-                _follow_runners()
+        self._follow(req_states)
+        if config.top_m:
+            _follow_runners()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The draft model is elsewhere: there is nothing to capture."""
@@ -241,32 +242,35 @@ class SSDSpeculator(BaseSpeculator):
             self._lookups.look_up(input_batch, num_sampled, drafts, entries)
         if self._tp_group.world_size > 1:
             self._tp_group.broadcast(drafts, src=0)
-            if entries is not None:
+        # Of greedy requests vLLM's sampler does not ask what their drafts were sampled from.
+        if entries is not None and self._sampled[input_batch.idx_mapping_np].any():
+            if self._tp_group.world_size > 1:
                 self._tp_group.broadcast(entries, src=0)
-        if self._distributions is not None and entries is not None:
+            assert self._distributions is not None
             self._distributions.update(input_batch.idx_mapping, entries, temperature)
         return drafts
 
+    def _follow(self, states: RequestState) -> None:
+        """Hear of requests that come and go: V2 tells its request states and nobody else."""
+        add_request: Callable[..., Any] = states.add_request
+        remove_request: Callable[..., Any] = states.remove_request
 
-def _follow(states: RequestState, lookups: Lookups, temperatures: dict[str, float]) -> None:
-    """Hear of requests that come and go: V2 tells its request states and nobody else.
-    temperatures: by request id, of those that are not added yet."""
-    add_request: Callable[..., Any] = states.add_request
-    remove_request: Callable[..., Any] = states.remove_request
+        def add(req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any) -> Any:
+            result = add_request(req_id, *args, all_token_ids=all_token_ids, **kwargs)
+            temperature = self._temperatures.pop(req_id, 0.0)
+            slot = states.req_id_to_index[req_id]
+            self._sampled[slot] = temperature > 0
+            if self._lookups is not None and not req_id.startswith(_WARM_UP):
+                self._lookups.add(req_id, slot, all_token_ids, temperature)
+            return result
 
-    def add(req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any) -> Any:
-        result = add_request(req_id, *args, all_token_ids=all_token_ids, **kwargs)
-        temperature = temperatures.pop(req_id, 0.0)
-        if not req_id.startswith(_WARM_UP):
-            lookups.add(req_id, states.req_id_to_index[req_id], all_token_ids, temperature)
-        return result
+        def remove(req_id: str) -> Any:
+            if self._lookups is not None:
+                self._lookups.remove(req_id)
+            return remove_request(req_id)
 
-    def remove(req_id: str) -> Any:
-        lookups.remove(req_id)
-        return remove_request(req_id)
-
-    states.add_request = add
-    states.remove_request = remove
+        states.add_request = add
+        states.remove_request = remove
 
 
 def _follow_runners() -> None:
