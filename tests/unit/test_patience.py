@@ -40,12 +40,13 @@ def look(made, rounds=32, round_s=0.02):
         made.look(start + (number + 1) * round_s)
 
 
-def measured(table, chances, *, misses=0.2, tokens=3, step_us=2000, round_s=0.02):
-    """A patience that has seen rounds of that time, so many of which nobody predicted, and so many
-    tokens of each, drafts that were accepted with these chances by their source, and a draft whose
-    steps took so long."""
+def measured(table, chances, *, misses=0.2, late=0.0, tokens=3, step_us=2000, round_s=0.02):
+    """A patience that has seen rounds of that time and so many tokens, drafts that were accepted
+    with these chances by their source, and a draft whose steps took so long. misses, late: shares
+    of the rounds."""
     made = patience(table)
     table.target["rounds"], table.target["misses"] = 1000, int(1000 * misses)
+    table.target["late"] = int(1000 * late)
     table.target["accepted"][0, tokens - 1] = 1000
     for kind in ("branch", "answer"):
         table.draft[kind], table.draft[f"{kind}_us"] = 100, 100 * step_us
@@ -68,13 +69,18 @@ def test_branches_are_waited_for_and_answers_if_alone_until_measured(table):
 
 
 def test_by_what_is_gained_and_what_it_costs(table):
-    """Rounds of 20 ms and 3 tokens, steps of 2 ms: alone, one costs 0.3 tokens; and answers yield
-    0.8, 0.64, 0.51, less 0.01 for a guess, and cost a step more."""
+    """Rounds of 20 ms and 3 tokens, steps of 2 ms: alone, one costs 0.3 tokens. Drafts yield 0.8,
+    0.64 and 0.51, less 0.01 for a guess."""
     made = measured(table, (0.8, 0.8, 0.01))
-    assert made.depths(1) == Depths(3, 3)  # 1.94 > 4 * 0.3
-    # Of two, 1.11 miss if one does: 2.15 < 4 * 0.6, but 0.88 and 1.59 > 2 * 0.6, 3 * 0.6 no more.
-    assert made.depths(2).answer == 0
+    assert made.depths(1) == Depths(3, 3)
+    assert made.depths(2) == Depths(3, 2)  # 1.11 miss if one does: the third yields 0.57 < 0.6
     assert made.depths(16) == Depths(3, 0), "branches are late for all who have one"
+
+
+def test_a_draft_at_work_is_longer_in_answering(table):
+    """By one and a half steps: 0.9 tokens of two."""
+    made = measured(table, (0.8, 0.8, 0.01), late=0.8)
+    assert (made.depths(1), made.depths(2)) == (Depths(3, 3), Depths(3, 0))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ _MEMORY = 64
 # answers is not done for so many rows.
 _TRIAL_EVERY = 512
 _TRIAL = 4
+# Steps before an answer: one that runs, half of it on average, and on a GPU one behind it.
+_AT_WORK = 1.5
 # To begin with, each draft is accepted as often as so many of them would say, and so are guesses.
 _PRIOR, _ACCEPTED, _GUESSED = 4.0, 0.7, 0.1
 
@@ -66,7 +68,7 @@ class Patience:
         accepted = np.full((3, k), _PRIOR * _ACCEPTED)
         accepted[NOWHERE] = _PRIOR * _GUESSED
         self._drafts = _Recent(np.hstack([np.full((3, k), _PRIOR), accepted]))
-        self._rows = _Recent([[0, 0]])  # looked up, not predicted
+        self._rows = _Recent([[0, 0, 0]])  # looked up, not predicted, late
         self._yields = _Recent([[0, 0]])  # verified, tokens
         self._steps = _Recent([[0, 0], [0, 0]])  # of branches, of answers: how many, microseconds
         self._durations: deque[float] = deque(maxlen=_WINDOW)
@@ -111,7 +113,7 @@ class Patience:
         accepted = target["accepted"]
         tokens = accepted @ np.arange(1, len(accepted) + 1)
         self._drafts.take(np.hstack([target["offered"], target["taken"]]))
-        self._rows.take([[target["rounds"], target["misses"]]])
+        self._rows.take([[target[name] for name in ("rounds", "misses", "late")]])
         self._yields.take([[accepted.sum(), tokens]])
         self._steps.take([[draft[kind], draft[f"{kind}_us"]] for kind in ("branch", "answer")])
         self._decided.clear()
@@ -121,25 +123,29 @@ class Patience:
         (verified, tokens), steps = self._yields.counts[0], self._steps.counts
         if not verified or not steps.all():
             return Depths(self._policy.min_depth, self._policy.min_depth if batch == 1 else 0)
-        a_us_is_worth = batch * tokens / verified / (median_high(self._durations) * 1e6)
+        an_us_is_worth = batch * tokens / verified / (median_high(self._durations) * 1e6)
         branch_us, answer_us = steps[:, 1] / steps[:, 0]
-        looked_up, missed = self._rows.counts[0]
+        looked_up, missed, late = self._rows.counts[0]
         unlikely = missed / looked_up
-        branch = self._best(
-            _rows_like_one(batch, 1 - unlikely) * self._gains(BRANCH), branch_us * a_us_is_worth, 0
+        # A draft whose branches are late has yet to end what it is at before it can answer.
+        at_work = late / (looked_up - missed) if missed < looked_up else 1.0
+        return Depths(
+            self._best(
+                _rows_like_one(batch, 1 - unlikely) * self._gains(BRANCH),
+                branch_us * an_us_is_worth,
+            ),
+            self._best(
+                _rows_like_one(batch, unlikely) * self._gains(ANSWER),
+                answer_us * an_us_is_worth,
+                _AT_WORK * at_work * branch_us * an_us_is_worth,
+            ),
         )
-        # One step more than there are drafts: an outcome that was not predicted finds the draft at
-        # something else.
-        answer = self._best(
-            _rows_like_one(batch, unlikely) * self._gains(ANSWER), answer_us * a_us_is_worth, 1
-        )
-        return Depths(branch, answer)
 
-    def _best(self, gains: NDArray[np.float64], step: float, before: int) -> int:
-        """The number of drafts, 0..min_depth, for which gains, less as many steps and those before
-        the first, are largest."""
-        count = np.arange(1, self._policy.min_depth + 1)
-        worth = gains[: len(count)] - step * (before + count)
+    def _best(self, gains: NDArray[np.float64], step: float, before: float = 0.0) -> int:
+        """The number of drafts, 0..min_depth, for which gains, less what as many steps cost and
+        what is before them, are largest."""
+        cost = before + step * np.arange(1, self._policy.min_depth + 1)
+        worth = gains[: len(cost)] - cost
         return int(worth.argmax()) + 1 if worth.max() > 0 else 0
 
     def _gains(self, source: int) -> NDArray[np.float64]:
