@@ -12,7 +12,8 @@ from vllm_ssd.proposals import certain, pack
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
 from vllm_ssd.target.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.target.guess import continuation
-from vllm_ssd.target.patience import Depths, WaitPolicy
+from vllm_ssd.target.patience import WaitPolicy
+from vllm_ssd.target.yields import Depths
 
 
 class Chaos:
@@ -115,7 +116,7 @@ def host_and_device_agree(folder, device, seed):
     host = SpeculationClient(table, host_sent, policy, VOCAB, MAX_LEN)
     if on_miss == "auto":  # what it decides depends on time
         depths = Depths(0, 0)
-        host._patience.depths = target.client._patience.depths = lambda _: depths
+        host._patience.decide = target.client._patience.decide = lambda _: depths
     chaos = Chaos(chance, [target.table, table])
     words = chance.choice([4, VOCAB])  # few: texts repeat themselves
 

@@ -1,12 +1,15 @@
-"""How many drafts are waited for."""
+"""What is waited for, by reason and by measurement."""
 
-import numpy as np
+from collections import Counter
+
 import pytest
 
-from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
-from vllm_ssd.target.patience import Depths, Patience, WaitPolicy
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.target.patience import Patience, WaitPolicy
+from vllm_ssd.target.yields import Depths
 
 K = 4
+WAIT, SKIP, REASONED = Depths(K, K), Depths(0, 0), Depths(2, 1)
 
 
 @pytest.fixture
@@ -14,147 +17,86 @@ def table(tmp_path):
     return SpeculationTable.create(tmp_path / "table", TableShape(slots=2, k=K, branches=2))
 
 
-def patience(table):
-    """One whose first trials are over."""
-    made = Patience(WaitPolicy("auto", 3, 1.0), table)
-    table.target["offered"] += 10
-    for _ in range(8):
-        made.look(0.0)
-    return made
+class Play:
+    """Steps whose times and yields follow from what is decided. rates: tokens a second, by that."""
 
+    def __init__(self, table, **rates):
+        self.patience = Patience(WaitPolicy("auto", K, 1.0), table)
+        self.patience._yields.best = lambda *_: REASONED
+        self.accepted = table.target["accepted"][0]
+        self.rates = dict(zip((WAIT, SKIP, REASONED), map(rates.get, ("wait", "skip", "reasoned"))))
+        self.now = 100.0
 
-def verify(table, chances, rounds=1000):
-    """So many rounds more of each source of drafts, of which each draft is accepted, if those
-    before it are, with a chance given by source."""
-    for source, chance in enumerate(chances):
-        reached = rounds * chance ** np.arange(K + 1)
-        offered, taken = reached[:-1].round(), reached[1:].round()
-        table.target["offered"][0, source] += offered.astype(int)
-        table.target["taken"][0, source] += taken.astype(int)
-
-
-def look(made, rounds=32, round_s=0.02):
-    """Rounds of that time, after which all is decided anew."""
-    start = made._last
-    for number in range(rounds):
-        made.look(start + (number + 1) * round_s)
-
-
-def measured(table, chances, *, misses=0.2, late=0.0, tokens=3, step_us=2000, round_s=0.02):
-    """A patience that has seen rounds of that time and so many tokens, drafts that were accepted
-    with these chances by their source, and a draft whose steps took so long. misses, late: shares
-    of the rounds."""
-    made = patience(table)
-    table.target["rounds"], table.target["misses"] = 1000, int(1000 * misses)
-    table.target["late"] = int(1000 * late)
-    table.target["accepted"][0, tokens - 1] = 1000
-    for kind in ("branch", "answer"):
-        table.draft[kind], table.draft[f"{kind}_us"] = 100, 100 * step_us
-    verify(table, chances)
-    look(made, round_s=round_s)
-    return made
+    def run(self, steps, batch=1, pause=None):
+        """How often what was decided. pause: seconds that every fifth step takes longer."""
+        decisions = Counter()
+        for step in range(steps):
+            decided = self.patience.decide(batch, self.now)
+            decisions[decided] += 1
+            self.accepted[3] += batch
+            self.now += 4 * batch / self.rates[decided]
+            self.now += pause if pause and step % 5 == 0 else 0
+        return decisions
 
 
 @pytest.mark.parametrize("on_miss", ["wait", "skip"])
 def test_others_do_as_they_are_told(table, on_miss):
     told = Patience(WaitPolicy(on_miss, K, 1.0), table)
-    told.look()
-    depth = K if on_miss == "wait" else 0
-    assert told.depths(1) == told.depths(9) == Depths(depth, depth)
+    depths = WAIT if on_miss == "wait" else SKIP
+    assert told.decide(1) == told.decide(9) == depths
 
 
-def test_branches_are_waited_for_and_answers_if_alone_until_measured(table):
-    made = patience(table)
-    assert (made.depths(1), made.depths(2)) == (Depths(3, 3), Depths(3, 0))
-
-
-def test_by_what_is_gained_and_what_it_costs(table):
-    """Rounds of 20 ms and 3 tokens, steps of 2 ms: alone, one costs 0.3 tokens. Drafts yield 0.8,
-    0.64 and 0.51, less 0.01 for a guess."""
-    made = measured(table, (0.8, 0.8, 0.01))
-    assert made.depths(1) == Depths(3, 3)
-    assert made.depths(2) == Depths(3, 2)  # 1.11 miss if one does: the third yields 0.57 < 0.6
-    assert made.depths(16) == Depths(3, 0), "branches are late for all who have one"
-
-
-def test_a_draft_at_work_is_longer_in_answering(table):
-    """By one and a half steps: 0.9 tokens of two."""
-    made = measured(table, (0.8, 0.8, 0.01), late=0.8)
-    assert (made.depths(1), made.depths(2)) == (Depths(3, 3), Depths(3, 0))
+def test_reason_where_measurements_do_not_speak_against_it(table):
+    """What is about as good has a turn now and then, 20 steps in about 1300."""
+    play = Play(table, wait=100, skip=101, reasoned=99)
+    play.run(3000)
+    decisions = play.run(6000)
+    assert decisions[REASONED] > 0.95 * 6000
+    assert 60 <= decisions[WAIT] <= 120 and 60 <= decisions[SKIP] <= 120
 
 
 @pytest.mark.parametrize(
-    ("chance", "depth"), [(0.9, 3), (0.6, 2), (0.4, 1), (0.2, 0)], ids=lambda each: str(each)
+    ("wait", "skip", "best"), [(110, 100, WAIT), (100, 150, SKIP), (150, 140, WAIT)]
 )
-def test_as_many_drafts_as_pay(table, chance, depth):
-    """Each costs 0.3 tokens, alone."""
-    made = measured(table, (chance, 0.0, 0.0), misses=0.0)
-    assert made.depths(1) == Depths(depth, 0)
+def test_what_is_measured_to_be_clearly_better(table, wait, skip, best):
+    play = Play(table, wait=wait, skip=skip, reasoned=100)
+    play.run(3000)
+    assert play.run(6000)[best] > 0.95 * 6000
 
 
-def test_more_where_many_of_a_batch_miss(table):
-    assert measured(table, (0.8, 0.8, 0.01), misses=0.9).depths(4).answer == 3
+def test_what_is_hopeless_is_rarely_tried(table):
+    play = Play(table, wait=10, skip=100, reasoned=100)
+    play.run(3000)
+    assert 0 < play.run(16000)[WAIT] <= 40
 
 
-@pytest.mark.parametrize(("step_us", "chance"), [(9000, 0.8), (2000, 0.1)])
-def test_not_even_alone_where_answers_are_slow_or_useless(table, step_us, chance):
-    assert measured(table, (0.8, chance, 0.01), step_us=step_us).depths(1).answer == 0
+def test_what_was_worse_may_become_better(table):
+    play = Play(table, wait=90, skip=80, reasoned=100)
+    play.run(3000)
+    play.rates[WAIT] = 200
+    play.run(6000)
+    assert play.run(1000)[WAIT] > 900
 
 
-def test_a_good_guess_is_not_worth_a_wait(table):
-    """What a row verifies without the draft counts: its own continuation may be as good. That is
-    so of branches as long as none of their drafts is there, which is all that can be late."""
-    assert measured(table, (0.8, 0.8, 0.75)).depths(1) == Depths(0, 0)
+def test_every_size_of_batch_by_itself(table):
+    play = Play(table, wait=100, skip=150, reasoned=100)
+    play.run(3000)
+    play.rates[SKIP] = 50
+    play.run(3000, batch=8)
+    assert play.run(1000, batch=8)[REASONED] > 900
+    play.rates[SKIP] = 150
+    assert play.run(1000)[SKIP] > 900
 
 
-def test_waiting_is_part_of_a_round(table):
-    """The longer a round takes, the less a step of the draft matters."""
-    assert measured(table, (0.5, 0.0, 0.0), misses=0.0, round_s=0.01).depths(1).branch == 0
-    assert measured(table, (0.5, 0.0, 0.0), misses=0.0, round_s=0.2).depths(1).branch == 3
+def test_sizes_that_alternate_are_no_stretch(table):
+    """Nothing is measured then, and nothing goes wrong."""
+    play = Play(table, wait=100, skip=1000, reasoned=100)
+    decisions = sum((play.run(1, batch) for _ in range(100) for batch in (1, 4)), Counter())
+    assert decisions[REASONED] >= 150
 
 
-def test_what_is_not_done_is_tried_now_and_then(table):
-    """A few answers, and branches to full depth for a few rounds."""
-    made = measured(table, (0.2, 0.0, 0.0))
-    assert made.depths(1) == Depths(0, 0)
-    look(made, 512 - made._looks)
-    decisions = []
-    for _ in range(20):
-        decisions.append(made.depths(1))
-        table.target["offered"][0, ANSWER] += decisions[-1].answer > 0
-        look(made, 1)
-    assert [each.branch for each in decisions] == [3] * 4 + [0] * 16
-    assert [each.answer for each in decisions] == [3] * 4 + [0] * 16
-
-
-def test_what_is_done_is_not_done_now_and_then(table):
-    made = measured(table, (0.8, 0.8, 0.01))
-    look(made, 512 - made._looks)
-    assert made.depths(1) == Depths(3, 0)
-    table.target["offered"][0, NOWHERE] += 4
-    look(made, 1)
-    assert made.depths(1) == Depths(3, 3)
-
-
-def test_texts_that_change_change_the_decision(table):
-    """Drafts are of no use, and then they are."""
-    made = measured(table, (0.1, 0.1, 0.01))
-    assert made.depths(1) == Depths(0, 0)
-    for _ in range(8):
-        verify(table, (0.9, 0.9, 0.01), rounds=40)
-        look(made)
-    assert made.depths(1) == Depths(3, 3)
-
-
-def test_a_draft_that_gets_faster_is_waited_for(table):
-    made = measured(table, (0.8, 0.0, 0.01), step_us=9000)
-    assert made.depths(1).branch == 0
-    for kind in ("branch", "answer"):
-        table.draft[kind] += 300
-        table.draft[f"{kind}_us"] += 300 * 1000
-    look(made)
-    assert made.depths(1).branch == 3
-
-
-def test_sources_are_known_by_their_place():
-    assert (BRANCH, ANSWER, NOWHERE) == (0, 1, 2)
+def test_pauses_are_nobodys_fault(table):
+    """A prompt in every fifth step takes twenty times as long as deciding otherwise gains."""
+    play = Play(table, wait=100, skip=130, reasoned=100)
+    play.run(3000, pause=1.0)
+    assert play.run(3000, pause=1.0)[SKIP] > 0.9 * 3000

@@ -32,8 +32,9 @@ from vllm_ssd.table import (
     make_stamp,
 )
 from vllm_ssd.target.lookup import Finding, HostLookup
-from vllm_ssd.target.patience import Depths, Patience, WaitPolicy
+from vllm_ssd.target.patience import Patience, WaitPolicy
 from vllm_ssd.target.seats import Roster, Seat
+from vllm_ssd.target.yields import Depths
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -115,10 +116,10 @@ class SpeculationClient:
         there are others than these. entries: for every row [k, top_m], written: what its drafts
         were sampled from."""
         self._step += 1
-        self._patience.look()
+        depths = self._patience.decide(len(rows) if batch is None else batch)
         lookups = [self._publish(row) for row in rows]
         first = [lookup.finding for lookup in lookups]
-        self._wait(lookups, self._patience.depths(len(rows) if batch is None else batch))
+        self._wait(lookups, depths)
         drafts = []
         for lookup, before in zip(lookups, first):
             found = lookup.finding.tokens[: self._room(lookup.row)]

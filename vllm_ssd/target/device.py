@@ -124,7 +124,6 @@ class DeviceClient:
         if self._staged:
             self._update_seats()
         self._turn ^= 1
-        self._patience.look()
         look_up_kernel[(len(drafts),)](
             *self._memory,
             num_sampled,
@@ -138,7 +137,7 @@ class DeviceClient:
             drafts,
             drafts if entries is None else entries,
             self._look_limit if draft_lives(self._table) else 0,
-            *self._patience.depths(len(drafts)),
+            *self._patience.decide(len(drafts)),
             self._look_ns,
             self._turn,
             *self._rules,
