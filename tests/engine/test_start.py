@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,49 +12,59 @@ from tests.engine.starts import make_start
 
 # A command that begins so has 64 MB of shared memory.
 SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && "$@"', "-")
+TOO_MANY = {"draft_sample_method": "probabilistic", "draft_top_m": 128, "k": 16, "f": 30}
 
 
-@pytest.fixture
-def start(target, tmp_path):
-    return make_start(tmp_path, "tests.engine.conftest", target)
-
-
-@pytest.fixture
-def damaged(draft, tmp_path):
+@pytest.fixture(scope="module")
+def damaged(draft, tmp_path_factory):
     """A draft whose weights end in the middle."""
-    folder = tmp_path / "damaged"
+    folder = tmp_path_factory.mktemp("damaged") / "draft"
     shutil.copytree(draft, folder)
     with (folder / "model.safetensors").open("r+b") as weights:
         weights.truncate(10**6)
     return str(folder)
 
 
-def test_a_damaged_draft(start, damaged):
-    said, status = start(model=damaged)
+@pytest.fixture(scope="module")
+def starts(target, draft, damaged, tmp_path_factory):
+    """All of them: what each says and how it ends, once it has. Two at a time, as a start keeps one
+    core busy."""
+    start = make_start(tmp_path_factory.mktemp("start"), "tests.engine.conftest", target)
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "damaged, not required": pool.submit(start, model=damaged, required=False),
+            "damaged": pool.submit(start, model=damaged),
+            "vLLM": pool.submit(start, *SMALL, model=draft),
+            "table": pool.submit(start, *SMALL, model=draft, **TOO_MANY),
+        }
+
+
+def test_a_damaged_draft(starts):
+    said, status = starts["damaged"].result()
     assert status != 0 and "served:" not in said, said
     assert "SSD: the draft could not be started: SafetensorError: " in said
 
 
-def test_a_damaged_draft_that_is_not_required(start, damaged):
-    said, status = start(model=damaged, required=False)
+def test_a_damaged_draft_that_is_not_required(starts):
+    said, status = starts["damaged, not required"].result()
     assert status == 0 and "served:" in said, said
     assert "SSD: the draft could not be started: SafetensorError: " in said
     assert "serving begins without drafts" in said
 
 
-TOO_SMALL = {"draft_sample_method": "probabilistic", "draft_top_m": 128, "k": 16, "f": 30}
-
-
 @pytest.mark.parametrize(
-    "options, said_by",
-    [({}, "Insufficient space in /dev/shm"), (TOO_SMALL, "no room for the speculation table (")],
+    "name, said_by",
+    [
+        ("vLLM", "Insufficient space in /dev/shm"),
+        ("table", "no room for the speculation table ("),
+    ],
     ids=["vLLM", "table"],
 )
-def test_a_container_with_little_shared_memory(start, draft, options, said_by):
+def test_a_container_with_little_shared_memory(starts, name, said_by):
     """64 MB is what containers have if nobody says otherwise: too little for vLLM itself, and for
     the table of many branches, which comes first."""
     if subprocess.run([*SMALL, "true"], capture_output=True).returncode != 0:
         pytest.skip("only root can have a /dev/shm of its own")
-    said, status = start(*SMALL, model=draft, **options)
+    said, status = starts[name].result()
     assert status != 0 and "served:" not in said, said
     assert said_by in said and "--shm-size" in said, said
