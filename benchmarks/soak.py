@@ -43,7 +43,7 @@ MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
 # On two cores, with texts that reach the longest one.
 QUICK: dict[str, Any] = {
     **SMALL,
-    "minutes": 1.0,
+    "minutes": 0.5,
     "concurrency": 4,
     "k": 3,
     "f": 1,
