@@ -55,7 +55,8 @@ class Plan:
         for further in self.options:
             told = "".join(f" {name}={value}" for name, value in further.items())
             for k in self.sd:
-                options = {**ours, "k": k, "f": 0, **further}
+                # As ordinary speculation does; "auto" would do without drafts where they cost more.
+                options = {**ours, "k": k, "f": 0, "on_miss": "wait", **further}
                 sides.append(self._side(f"sd k={k}{told}", "sd", k, engine, options))
             for k, f in self.ssd:
                 options = {**ours, "k": k, "f": f, **further}

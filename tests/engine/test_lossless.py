@@ -88,7 +88,8 @@ def test_same_tokens_with_and_without(target, draft, plain):
     what the draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
     speculation = {"method": "ssd", "k": 3, "f": [2, 1, 0, 2], "model": draft}
-    speculation["max_restarts"] = 1000
+    # As slow as its target, this draft is never worth a wait.
+    speculation |= {"max_restarts": 1000, "on_miss": "wait"}
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         own = processes_of(run_dir)

@@ -52,7 +52,8 @@ def test_same_tokens_with_and_without(models, plain, method):
     target, draft = models
     speculation = {"method": "ssd", "k": 4, "f": 2, "model": draft, "draft_sample_method": method}
     # What it reads of its own words is damaged, too, and it may be started anew again and again.
-    speculation["max_restarts"] = 1000
+    # Being slower than its target, it is never worth a wait.
+    speculation |= {"max_restarts": 1000, "on_miss": "wait"}
     with engine(target, dtype="float32", speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
@@ -69,9 +70,9 @@ def test_same_tokens_with_and_without(models, plain, method):
         os.kill(pid, signal.SIGKILL)
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "without a draft"
         wait_for("another draft", lambda: counters(run_dir)["pid"] != pid, 120)
-        before = counters(run_dir)["hits"]
+        before = counters(run_dir)["accepted"]
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "with another"
-        assert counters(run_dir)["hits"] > before
+        assert sum(counters(run_dir)["accepted"][1:]) > sum(before[1:])
     wait_for("clean end", lambda: not leftovers(run_dir, []), 20)
 
 
@@ -94,7 +95,8 @@ def beside_sampled(llm: Any) -> list[Any]:
 
 
 def test_flashinfer_drafts_for_itself(models):
-    """In bf16 a draft that equals its target accepts nearly all (ties between tokens flip)."""
+    """In bf16 a draft that equals its target is right but for tokens that are nearly alike, 2 or 3
+    in a hundred, so that all k drafts are accepted in about 0.9 of the rounds."""
     target, _ = models
     speculation = {"method": "ssd", "k": 4, "f": 2, "model": target, "tree_backend": "flashinfer"}
     # What it accepts is the question here, not how fast.
@@ -104,4 +106,4 @@ def test_flashinfer_drafts_for_itself(models):
         llm.generate(PROMPTS, greedy(128), use_tqdm=False)
         counted = counters(run_dir)
     print(describe(counted))
-    assert sum(counted["accepted"][4:]) > 0.9 * sum(counted["accepted"])
+    assert sum(counted["accepted"][4:]) > 0.8 * sum(counted["accepted"])

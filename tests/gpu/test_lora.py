@@ -31,7 +31,7 @@ def test_texts_are_those_of_their_adapters(models, tmp_path):
     adapter = LoRARequest("random", 1, str(tmp_path))
     adapters = [adapter, None, adapter, None]
     options = {**OPTIONS, "dtype": "float16", "enable_lora": True, "max_lora_rank": 8}
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
+    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "on_miss": "wait"}
     with engine(target, speculative_config=speculation, **options) as llm:
         outputs = llm.generate(
             [SHORT, SHORT, LONG, LONG],
@@ -43,7 +43,7 @@ def test_texts_are_those_of_their_adapters(models, tmp_path):
     assert sum(accepted[1:]) > 0, "no draft was accepted"
     asked = [len(output.prompt_token_ids) for output in outputs]
     texts = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
-    assert texts[0] != texts[1] and texts[2] != texts[3], "the adapter changes nothing"
+    assert texts[::2] != texts[1::2], "the adapter changes nothing"
     with engine(target, **options) as llm:
         shown = llm.generate(
             [{"prompt_token_ids": text} for text in texts],

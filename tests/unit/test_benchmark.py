@@ -98,16 +98,16 @@ def test_sides() -> None:
     ]
     assert [side.gpus for side in sides.values()] == [2, 2, 2, 2, 3, 3, 3, 3]
     assert "speculative_config" not in sides["ar"].engine
-    options = {"method": "ssd", "model": "draft", "k": 7, "f": 0}
+    options = {"method": "ssd", "model": "draft", "k": 7, "f": 0, "on_miss": "wait"}
     assert sides["sd k=7"].engine["speculative_config"] == options
     assert all(side.engine["max_num_seqs"] == 4 for side in sides.values())
     away = sides["away k=7"].engine["speculative_config"]
     assert away == sides["ssd k=7 f=3"].engine["speculative_config"] | {"max_restarts": 0}
     on_cpu = dataclasses.replace(PLAN, on_gpus=False, kinds=["verify", "ssd"]).sides()
     assert [(side.kind, side.gpus) for side in on_cpu] == [("ssd", 0), ("ssd", 0)]
-    told = dataclasses.replace(PLAN, options=[{"on_miss": "wait"}], kinds=["sd"]).sides()[0]
-    assert told.name == "sd k=7 on_miss=wait"
-    assert told.engine["speculative_config"] == {**options, "on_miss": "wait"}
+    told = dataclasses.replace(PLAN, options=[{"on_miss": "auto"}], kinds=["sd"]).sides()[0]
+    assert told.name == "sd k=7 on_miss=auto"
+    assert told.engine["speculative_config"] == {**options, "on_miss": "auto"}
 
 
 def test_environment_keeps_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
