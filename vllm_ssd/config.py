@@ -72,8 +72,8 @@ class SSDConfig(SpeculativeConfig):
         default="auto", description='"auto", "wait" or "skip"'
     )
     """What the target does when its outcome was not predicted, or too few tokens of the branch
-    are ready: wait for the draft, or verify what there is; "auto" waits, but for answers to what
-    was not predicted only where that pays (``target/patience.py``)."""
+    are ready: wait for the draft, or verify what there is; "auto" waits for as many drafts as pay
+    (``target/patience.py``)."""
     min_depth: int = Field(  # type: ignore[assignment]
         default=None, strict=True, ge=1, description="a whole number from 1 to k"
     )
