@@ -28,7 +28,7 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.metrics import snapshot, subtract
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.target.lookup import HostLookup
+from vllm_ssd.target.mailbox import TargetMailbox
 
 VOCAB = 49152
 PATIENCE_S = 20.0
@@ -48,7 +48,7 @@ class Script:
 
     def __init__(self, engine: DraftEngine, table: SpeculationTable, policy: DraftPolicy):
         self._engine = engine
-        self._lookup = HostLookup(table, VOCAB)
+        self._mailbox = TargetMailbox(table, VOCAB)
         self._table = table
         self._policy = policy
         self._chance = np.random.default_rng(0)
@@ -79,16 +79,16 @@ class Script:
         for slot, (accepted, bonus) in enumerate(outcomes):
             new = [*self._drafts[slot][:accepted], bonus]
             self._lengths[slot] += len(new)
-            self._lookup.publish(slot, stamp, self._lengths[slot], accepted, new)
+            self._mailbox.publish(slot, stamp, self._lengths[slot], accepted, new)
 
         def found() -> list[list[int]]:
-            return [self._lookup.find(s, stamp, *o).tokens for s, o in enumerate(outcomes)]
+            return [self._mailbox.find(s, stamp, *o).tokens for s, o in enumerate(outcomes)]
 
         self._work_until(lambda: all(len(tokens) == self._policy.k for tokens in found()))
         answered = time.perf_counter()
         self._drafts = found()
         for slot, drafts in enumerate(self._drafts):
-            self._lookup.confirm(slot, stamp, drafts)
+            self._mailbox.confirm(slot, stamp, drafts)
         self._round += 1
         self._work_until(lambda: self._depth() >= 0)
         predicted = time.perf_counter()

@@ -16,7 +16,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.proposals import certain
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.target.distributions import DraftLogits, dense
-from vllm_ssd.target.lookup import HostLookup
+from vllm_ssd.target.mailbox import TargetMailbox
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ class Play:
         table = SpeculationTable.create(path, shape)
         self.mailbox = DraftMailbox(table)
         self.publisher = HostPublisher(self.mailbox)
-        self.lookup = HostLookup(table, VOCAB)
+        self.lookup = TargetMailbox(table, VOCAB)
         self.policy = policy
         if scene.top_m:
             self.sampler = Sampler(policy, CPU)

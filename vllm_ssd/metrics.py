@@ -10,7 +10,7 @@ import numpy as np
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.table import NOWHERE, SpeculationTable
-from vllm_ssd.target.lookup import Finding
+from vllm_ssd.target.mailbox import Finding
 
 logger = get_logger(__name__)
 

@@ -46,8 +46,9 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(target, draft, plain) -> Iterator[Runs]:
     options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
+    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
     # As slow as its target, this draft is never worth a wait.
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "on_miss": "wait"}
+    speculation |= {"on_miss": "wait", "min_depth": 1}
     with engine(target, speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))

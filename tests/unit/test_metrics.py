@@ -6,7 +6,7 @@ import pytest
 from vllm_ssd import cli, metrics
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
 from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
-from vllm_ssd.target.lookup import Finding
+from vllm_ssd.target.mailbox import Finding
 
 
 @pytest.fixture

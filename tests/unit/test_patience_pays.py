@@ -9,7 +9,7 @@ import pytest
 
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
-from vllm_ssd.target.lookup import Finding
+from vllm_ssd.target.mailbox import Finding
 from vllm_ssd.target.patience import Patience, WaitPolicy
 
 K = 4

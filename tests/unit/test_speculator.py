@@ -12,6 +12,7 @@ from vllm_ssd.proposals import pack
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.target import speculator
 from vllm_ssd.target.client import SpeculationClient
+from vllm_ssd.target.lookups import HostLookups
 from vllm_ssd.target.patience import WaitPolicy
 
 K, VOCAB, TOP_M, SLOTS = 3, 20, 2, 4
@@ -64,7 +65,7 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(
         speculator,
         "make_lookups",
-        lambda config, device, states: speculator.HostLookups(client, states, SLOTS, device),
+        lambda config, device, states: HostLookups(client, states, SLOTS, device),
     )
     monkeypatch.setattr(speculator, "_follow_runners", lambda: None)
     at_once = SimpleNamespace(record=lambda: None, synchronize=lambda: None)

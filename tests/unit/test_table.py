@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.table import DRAFTING, SpeculationTable, TableShape, make_stamp, split_stamp
-from vllm_ssd.target.lookup import HostLookup
+from vllm_ssd.target.mailbox import TargetMailbox
 
 SHAPE = TableShape(slots=3, k=4, branches=6, tail=32)
 VOCAB = 1000
@@ -22,7 +22,7 @@ tokens = st.integers(0, VOCAB - 1)
 def sides(tmp_path):
     table = SpeculationTable.create(tmp_path / "t", SHAPE)
     other = SpeculationTable.open(tmp_path / "t")
-    return HostLookup(table, VOCAB), DraftMailbox(other)
+    return TargetMailbox(table, VOCAB), DraftMailbox(other)
 
 
 @given(st.integers(1, 2**32 - 1), st.integers(0, 2**32 - 1))
@@ -77,7 +77,7 @@ def test_lookup_finds_exactly_the_branch_of_this_round(
     tmp_path_factory, published, asked, outcomes, wanted, columns
 ):
     path = tmp_path_factory.mktemp("table") / "t"
-    lookup = HostLookup(SpeculationTable.create(path, SHAPE), VOCAB)
+    lookup = TargetMailbox(SpeculationTable.create(path, SHAPE), VOCAB)
     mailbox = DraftMailbox(SpeculationTable.open(path))
     stamp, now = make_stamp(*published), make_stamp(*asked)
     accepted, bonus = zip(*outcomes)
@@ -146,7 +146,7 @@ def test_tokens_outside_the_vocabulary_are_damage(sides):
 @settings(max_examples=50, deadline=None)
 def test_the_draft_can_follow_the_text_from_the_tail_alone(tmp_path_factory, rounds):
     path = tmp_path_factory.mktemp("table") / "t"
-    lookup = HostLookup(SpeculationTable.create(path, SHAPE), VOCAB)
+    lookup = TargetMailbox(SpeculationTable.create(path, SHAPE), VOCAB)
     mailbox = DraftMailbox(SpeculationTable.open(path))
     text: list[int] = [1, 2, 3]
     known = list(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,3 +19,8 @@ class Place:
     stamp: int = 0
     temperature: float = 0.0
     chances: NDArray[np.float64] | None = None
+
+
+def is_sampled(places: Iterable[Place]) -> bool:
+    """Whether drafts of any of these rows are."""
+    return any(place.temperature for place in places)

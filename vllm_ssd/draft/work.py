@@ -12,7 +12,7 @@ from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.catalog import Catalog
 from vllm_ssd.draft.outcomes import spread
 from vllm_ssd.draft.pace import Pace
-from vllm_ssd.draft.place import Place
+from vllm_ssd.draft.place import Place, is_sampled
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.publish import DraftMailbox
 from vllm_ssd.draft.request import DraftRequest, Phase
@@ -60,8 +60,7 @@ class Work:
             tips.append(request.tokens[-1])
         if not answered:
             return []
-        sampled = any(place.temperature for place in places)
-        program = self._catalog.answers(len(answered), sampled)
+        program = self._catalog.answers(len(answered), is_sampled(places))
         answer = Round(program, [*answered], [*trees], places, torch.tensor(tips))
         for request in answered:
             request.answer = answer
@@ -111,9 +110,8 @@ class Work:
             r.place(p.stamp, program.branches, self._policy.k) if p else Place()
             for (r, *_), (_, p) in zip(shown, planted)
         ]
-        sampled = any(place.temperature for place in places)
         round_ = Round(
-            self._catalog.branches(batch, program.branches, sampled),
+            self._catalog.branches(batch, program.branches, is_sampled(places)),
             [r if tree else None for (r, *_), (tree, _) in zip(shown, planted)],
             [tree for tree, _ in planted],
             places,

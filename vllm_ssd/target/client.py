@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from vllm_ssd.table import (
     SpeculationTable,
     make_stamp,
 )
-from vllm_ssd.target.lookup import Finding, HostLookup
+from vllm_ssd.target.mailbox import Finding, TargetMailbox
 from vllm_ssd.target.patience import Patience, WaitPolicy
 from vllm_ssd.target.seats import Roster, Seat
 from vllm_ssd.target.yields import Depths
@@ -83,7 +83,7 @@ class SpeculationClient:
         self._policy = policy
         self._patience = Patience(policy, table)
         self._max_len = max_len
-        self._lookup = HostLookup(table, vocab_size)
+        self._mailbox = TargetMailbox(table, vocab_size)
         self._k = table.shape.k
         self._longest_gap = table.shape.tail // 2
         self._roster = Roster(control)
@@ -123,7 +123,7 @@ class SpeculationClient:
         drafts = []
         for lookup, before in zip(lookups, first):
             found = lookup.finding.tokens[: self._room(lookup.row)]
-            self._lookup.confirm(lookup.seat.slot, lookup.stamp, found)
+            self._mailbox.confirm(lookup.seat.slot, lookup.stamp, found)
             self.counters.lookup(before, self._policy.min_depth, len(found))
             source = BRANCH if lookup.finding.predicted else ANSWER
             lookup.seat.source, lookup.seat.depth = source if found else NOWHERE, len(found)
@@ -141,13 +141,13 @@ class SpeculationClient:
         # was predicted can be its outcome.
         accepted = row.num_new - 1 if len(new) == row.num_new else UNSEEN
         stamp = make_stamp(seat.generation, seat.round)
-        self._lookup.publish(seat.slot, stamp, length, accepted, new)
+        self._mailbox.publish(seat.slot, stamp, length, accepted, new)
         if seat.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted, seat.source, seat.depth)
         seat.length = length
         seat.round += 1
         seat.last_used = self._step
-        finding = self._lookup.find(seat.slot, stamp, accepted, new[-1])
+        finding = self._mailbox.find(seat.slot, stamp, accepted, new[-1])
         return Lookup(row, seat, stamp, accepted, new[-1], finding)
 
     def _seat_of(self, row: Row) -> Seat:
@@ -155,7 +155,7 @@ class SpeculationClient:
         seat = self._seats.get(row.request_id)
         if seat is not None:
             grown = len(row.tokens) - seat.length
-            lost = self._lookup.draft_state(seat.slot, seat.generation) == LOST
+            lost = self._mailbox.draft_state(seat.slot, seat.generation) == LOST
             if 0 < grown <= self._longest_gap and not lost:
                 return seat
         known = row.tokens[: len(row.tokens) - row.num_new].tolist()
@@ -172,7 +172,7 @@ class SpeculationClient:
         while waiting and time.monotonic() < deadline:
             time.sleep(POLL_S)
             for lookup in waiting:
-                lookup.finding = self._lookup.find(
+                lookup.finding = self._mailbox.find(
                     lookup.seat.slot, lookup.stamp, lookup.accepted, lookup.bonus
                 )
             waiting = [lookup for lookup in waiting if self._worth_waiting(lookup, depths)]
@@ -186,9 +186,9 @@ class SpeculationClient:
         enough = depths.answer if missed else depths.branch
         if len(finding.tokens) >= min(enough, self._room(lookup.row)):
             return False
-        if seat.overdue is not None and self._lookup.newest(seat.slot) >= seat.overdue:
+        if seat.overdue is not None and self._mailbox.newest(seat.slot) >= seat.overdue:
             seat.overdue = None
-        state = self._lookup.draft_state(seat.slot, seat.generation)
+        state = self._mailbox.draft_state(seat.slot, seat.generation)
         hopeless = state in (GIVEN_UP, LOST)
         if not depths.answer:
             hopeless |= state != DRAFTING
@@ -204,12 +204,20 @@ def draft_lives(table: SpeculationTable) -> bool:
     return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
 
 
-def connect(
-    run_dir: Path, vllm_config: VllmConfig
-) -> tuple[SpeculationTable, ControlClient, WaitPolicy, int, int]:
-    """A client's arguments, if the engine core has launched the draft in ``run_dir``."""
+class Connection(NamedTuple):
+    """What a client begins with, in the order of its arguments."""
+
+    table: SpeculationTable
+    control: ControlClient
+    policy: WaitPolicy
+    vocab_size: int
+    max_len: int
+
+
+def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
+    """To the draft that the engine core has launched in ``run_dir``."""
     config: Any = vllm_config.speculative_config
-    return (
+    return Connection(
         SpeculationTable.open(table_path(run_dir)),
         ControlClient(endpoint(run_dir)),
         WaitPolicy(config.on_miss, config.min_depth, config.max_wait_ms / 1000),

@@ -1,4 +1,4 @@
-"""Device lookup: a round of ``client.py`` and ``lookup.py`` as one GPU kernel, a program a row.
+"""Device lookup: a round of ``client.py`` and ``mailbox.py`` as one GPU kernel, a program a row.
 
 It works on the table's own pages, which the GPU reaches over its bus: about a microsecond a read,
 so what can be read together is.

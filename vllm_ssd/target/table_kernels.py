@@ -65,7 +65,7 @@ def read_newest(stamps, slot_base, wanted, AT: tl.constexpr):
 def publish(
     words, stamps, slot_base, record, stamp, text, known, length, accepted, bonus, AT: tl.constexpr
 ):
-    """``HostLookup.publish``. text: pointer to int32 [length], known at the last publication."""
+    """``TargetMailbox.publish``. text: pointer to int32 [length], known at the last publication."""
     lane = tl.arange(0, _TAIL_LANES)
     for start in range(tl.maximum(known, length - AT.tail_size), length, _TAIL_LANES):
         position = start + lane
@@ -87,7 +87,7 @@ def publish(
 
 @triton.jit
 def confirm(words, stamps, record, stamp, tokens, count, AT: tl.constexpr):
-    """``HostLookup.confirm`` of the first ``count`` of tokens, int32 [token_lanes]."""
+    """``TargetMailbox.confirm`` of the first ``count`` of tokens, int32 [token_lanes]."""
     lane = tl.arange(0, AT.token_lanes)
     tl.store(words + record + AT.num_drafts, count)
     tl.store(words + record + AT.drafts + lane, tokens, mask=lane < count)
@@ -109,7 +109,7 @@ def find(
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``HostLookup.find``: published, predicted, tokens int32 [token_lanes], how many of them.
+    """``TargetMailbox.find``: published, predicted, tokens int32 [token_lanes], how many of them.
     What they were sampled from is written to ``entries``.
 
     Whether tokens are valid is known once all are read: the mask of the second look at the stamp.

@@ -13,7 +13,7 @@ from vllm_ssd.draft.publish import DraftMailbox, HostPublisher
 from vllm_ssd.messages import Add, Remove
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.target.client import Row, SpeculationClient
-from vllm_ssd.target.lookup import HostLookup
+from vllm_ssd.target.mailbox import TargetMailbox
 from vllm_ssd.target.patience import WaitPolicy
 
 VOCAB, MAX_LEN, SLOTS = 300, 256, 4
@@ -51,7 +51,7 @@ class Loop:
         publisher = HostPublisher(DraftMailbox(theirs))
         self._engine_parts = draft_model, theirs, policy, publisher
         self.restart()
-        self.lookup = HostLookup(self.table, VOCAB)
+        self.lookup = TargetMailbox(self.table, VOCAB)
         self.client = SpeculationClient(
             self.table, self, WaitPolicy(on_miss, policy.k, 5.0), VOCAB, MAX_LEN
         )

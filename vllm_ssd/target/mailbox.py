@@ -1,4 +1,4 @@
-"""Host lookup: the target's reads and writes of the speculation table, with numpy."""
+"""The target's reads and writes of the speculation table, with numpy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
     entries: NDArray[np.int64]
 
 
-class HostLookup:
+class TargetMailbox:
     """``vocab_size``: drafts outside ``0..vocab_size-1`` are damage and are not used."""
 
     def __init__(self, table: SpeculationTable, vocab_size: int):
