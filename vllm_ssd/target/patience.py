@@ -53,13 +53,13 @@ class _Ways:
     until_turn: int = _FIRST_TURN
     due: list[Way] = field(default_factory=list)
 
-    def measured(self, way: Way, tokens: float, seconds: float) -> None:
+    def measured(self, way: Way, tokens: int, seconds: float) -> None:
         self.tokens[way] = self.tokens.get(way, 0.0) * _KEPT + tokens
         self.seconds[way] = self.seconds.get(way, 0.0) * _KEPT + seconds
 
     def next(self) -> Way:
         """What to do in the next stretch."""
-        rates = {way: tokens / self.seconds[way] for way, tokens in self.tokens.items()}
+        rates = {w: self.tokens[w] / spent for w, spent in self.seconds.items() if spent}
         best: Way = "reasoned"
         for way in rates:
             if rates[way] > _CLEARLY * rates.get("reasoned", np.inf):
