@@ -15,7 +15,8 @@ from vllm_ssd import rundir
 
 def test_two_engines_of_one_server(target, draft, plain, tmp_path):
     before = set(rundir.living())
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft}
+    # As slow as its target, this draft is never worth a wait.
+    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft, "on_miss": "wait"}
     arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
     log = tmp_path / "log"
     server = serve.Server({**arguments, "speculative_config": speculation}, log)
