@@ -80,8 +80,6 @@ class Patience:
 
     def __init__(self, policy: WaitPolicy, table: SpeculationTable):
         self._policy = policy
-        self._accepted = table.target["accepted"][0]
-        self._worth = np.arange(1, len(self._accepted) + 1)  # tokens of a round
         self._yields = Yields(table)
         self._by_size: dict[int, _Ways] = {}
         self._way: Way = "reasoned"
@@ -110,7 +108,7 @@ class Patience:
         self._last = now
         self._steps += 1
         if self._steps == _SETTLING:
-            self._tokens = int(self._accepted @ self._worth)
+            self._tokens = self._yields.tokens()
             self._durations.clear()
         whole = self._steps == _SETTLING + _MEASURED
         if not whole and size == self._size:
@@ -121,7 +119,7 @@ class Patience:
             seconds = sum(min(each, longest) for each in self._durations)
             if self._way == "reasoned":
                 self._step_s = seconds / len(self._durations)
-            tokens = int(self._accepted @ self._worth) - self._tokens
+            tokens = self._yields.tokens() - self._tokens
             self._by_size[size].measured(self._way, tokens, seconds)
         self._yields.renew()
         self._reasoned.clear()

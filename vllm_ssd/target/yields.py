@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable
+from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SOURCES, SpeculationTable
 
 # About so many of the last rounds count.
 _MEMORY = 64
@@ -38,22 +38,25 @@ class Yields:
 
     def __init__(self, table: SpeculationTable):
         self._target, self._draft = table.target[0], table.draft[0]
-        k = table.shape.k
-        accepted = np.full((3, k), _PRIOR * _ACCEPTED)
+        offered = np.full((len(SOURCES), table.shape.k), _PRIOR)
+        accepted = offered * _ACCEPTED
         accepted[NOWHERE] = _PRIOR * _GUESSED
-        self._drafts = _Recent(np.hstack([np.full((3, k), _PRIOR), accepted]))
+        self._drafts = _Recent(np.hstack([offered, accepted]))
         self._rows = _Recent([[0, 0, 0]])  # looked up, not predicted, late
         self._rounds = _Recent([[0, 0]])  # verified, tokens
         self._steps = _Recent([[0, 0], [0, 0]])  # of branches, of answers: how many, microseconds
 
+    def tokens(self) -> int:
+        """Of all rounds that have been verified."""
+        accepted = self._target["accepted"]
+        return int(accepted @ np.arange(1, len(accepted) + 1))
+
     def renew(self) -> None:
         """Take in what has been counted."""
         target, draft = self._target, self._draft
-        accepted = target["accepted"]
-        tokens = accepted @ np.arange(1, len(accepted) + 1)
         self._drafts.take(np.hstack([target["offered"], target["taken"]]))
         self._rows.take([[target[name] for name in ("rounds", "misses", "late")]])
-        self._rounds.take([[accepted.sum(), tokens]])
+        self._rounds.take([[target["accepted"].sum(), self.tokens()]])
         self._steps.take([[draft[kind], draft[f"{kind}_us"]] for kind in ("branch", "answer")])
 
     def best(self, batch: int, most: int, step_s: float) -> Depths:
