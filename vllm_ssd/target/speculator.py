@@ -89,13 +89,11 @@ class SSDSpeculator(BaseSpeculator):
         entries = None if self._entries is None else self._entries[: input_batch.num_reqs]
         if self._lookups is not None:
             self._lookups.look_up(input_batch, num_sampled, drafts, entries)
-        if self._tp_group.world_size > 1:
-            self._tp_group.broadcast(drafts, src=0)
+        self._tp_group.broadcast(drafts, src=0)  # nothing, in a group of one
         # Of greedy requests vLLM's sampler does not ask what their drafts were sampled from.
-        if entries is not None and self._sampled[input_batch.idx_mapping_np].any():
-            if self._tp_group.world_size > 1:
-                self._tp_group.broadcast(entries, src=0)
-            assert self._distributions is not None
+        sampled = self._sampled[input_batch.idx_mapping_np].any()
+        if sampled and self._distributions is not None and entries is not None:
+            self._tp_group.broadcast(entries, src=0)
             self._distributions.update(input_batch.idx_mapping, entries, temperature)
         return drafts
 
