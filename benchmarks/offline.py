@@ -120,7 +120,12 @@ def _plan(args: argparse.Namespace, target: Model, draft: Model, on_gpus: bool) 
         tensor_parallel=args.tp,
         on_gpus=on_gpus,
         load=Load(
-            args.batch_sizes, args.requests, args.tokens, args.prompt_tokens, args.temperatures
+            args.batch_sizes,
+            args.requests,
+            args.tokens,
+            args.prompt_tokens,
+            args.temperatures,
+            args.requests_per_place,
         ),
         kinds=args.sides,
         draft_model=args.draft_model_k,
@@ -145,7 +150,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="tiny defaults for everything, for tests on a CPU")
     add_engine_arguments(parser)
     add("--batch-sizes", type=numbers, default=[1, 4, 8, 16])
-    add("--requests", type=int, default=4, help="at least, a batch size; 2 a place in any case")
+    add("--requests", type=int, default=4, help="at least, a batch size")
+    add("--requests-per-place", type=int, default=2, help="at least, for each place in the batch")
     add("--tokens", type=int, default=256, help="output tokens of a request, on average")
     add("--prompt-tokens", type=int, default=128)
     add("--temperatures", type=_reals, default=[0.0], help="of sampling, as in 0,0.6,1")

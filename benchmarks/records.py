@@ -13,17 +13,19 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 class Load(msgspec.Struct, frozen=True):
     """What an engine is put under: for each batch size and temperature in turn, so many requests
-    of so many prompt tokens and about so many output tokens."""
+    of so many prompt tokens and about so many output tokens. per_place: requests at least for each
+    place in the batch."""
 
     batch_sizes: list[int]
     requests: int
     tokens: int
     prompt_tokens: int
     temperatures: list[float] = msgspec.field(default_factory=lambda: [0.0])
+    per_place: int = 2
 
     def requests_at(self, batch: int) -> int:
-        """Requests at a batch size: never fewer than two for each place in the batch."""
-        return max(self.requests, 2 * batch)
+        """Requests at a batch size."""
+        return max(self.requests, self.per_place * batch)
 
     def tokens_of(self, number: int) -> int:
         """Output tokens of a request: half to one and a half times `tokens`, spread evenly, the

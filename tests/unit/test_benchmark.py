@@ -65,6 +65,7 @@ def test_requests_of_different_lengths() -> None:
     lengths = [load.tokens_of(number) for number in range(100)]
     assert min(lengths) == 100 and 290 < max(lengths) <= 300
     assert abs(sum(lengths) / 100 - 200) < 2 and len(set(lengths)) > 80
+    assert load.requests_at(4) == 100 and load.requests_at(64) == 128, "two for each place"
     asked = []
     ClosedLoop(Engine(3), 2, asked.append, dict).run([[1]] * 4, "x")
     assert asked == [0, 1, 2, 3], "each by its number"

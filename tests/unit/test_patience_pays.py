@@ -81,6 +81,7 @@ class Engine:
         branch = max(depth, depths.branch if predicted.any() else 0)
         waited = self.wait(depth, ahead, answer, branch)
         self.now += waited / 1000
+        self.counters.waited(waited / 1000, 0)
         self.rows = [
             (source, depth) if depth else (NOWHERE, 0)
             for source, depth in ((BRANCH, branch) if p else (ANSWER, answer) for p in predicted)
@@ -110,11 +111,11 @@ class Engine:
         if answer:
             late = max(0, branch - depth - machine.queued)
             waited = self.started + answer * machine.answer + late * machine.branch
-            self.started = (machine.queued - 1) * machine.answer * (answer < K)
+            self.started = min(machine.queued, K - answer) * machine.answer
         elif branch > depth:
             waited = ahead + (branch - depth) * machine.branch
-            self.started = (machine.queued - 1) * machine.branch * (branch < K)
-        for kind, steps in (("branch", max(branch, 1)), ("answer", answer)):
+            self.started = min(machine.queued, K - branch) * machine.branch
+        for kind, steps in (("glue", 1), ("branch", max(branch, 1)), ("answer", answer)):
             self.draft[kind] += steps
             self.draft[f"{kind}_us"] += int(steps * getattr(machine, kind) * 1000)
         return waited
@@ -133,6 +134,7 @@ class Engine:
         (PLAIN, 1, Machine(8.0)),  # a draft that is late by a little
         (SURPRISING, 1, Machine(6.0)),
         (PLAIN, 4, Machine(6.5)),
+        (PLAIN, 16, Machine(7.0, 2.3, 2.0, 1.8)),
         (SURPRISING, 16, Machine(6.5, 2.3, 3.2, 2.1)),
         (SURPRISING, 4, Machine(2.0)),  # a draft that is never in time
         (PLAIN, 1, Machine(250.0, 40.0, 30.0, 15.0, queued=1)),

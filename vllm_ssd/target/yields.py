@@ -1,12 +1,14 @@
-"""How many drafts are worth waiting for, by what each of them yields and costs.
+"""How many drafts are worth waiting for, by what they yield and what they cost.
 
-Let a step of s rows yield s * y tokens in the time t. If m of the rows have drafts of a source,
-verify d of them and yield G(d) tokens more than without, and waiting for the d-th takes w(d), then
-the best d has the largest m * G(d) - w(d) * s * y / t: what is gained, less what would have been
-gained in that time. (As y and t follow from what was decided, this leads step by step to the most
-tokens a second.) G is what was accepted of late, less what rows without drafts accept of their
-guesses. Branches are late for all rows that have one, since they grow together; an answer holds up
-all for one row.
+A step verifies all rows of a batch, in a time V if it waits for nothing. Meanwhile the draft shows
+its model what is verified, in a time G, and grows branches, B a token. Where those of k tokens do
+not fit into V, the draft is at work when the outcomes come, and ends what it has begun, another
+token or two, before it turns to them. So waiting for branches of d tokens makes a step last
+G + (d + 2) B; and waiting for nothing leaves them as long as they are by then. Answers come before
+all else: a tokens of them cost a step A * a, if a row misses.
+
+What is best yields the most tokens a second. A row with so many drafts of a branch or of an
+answer yields what such drafts did of late, and one without any what its guesses did.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SOURCES, SpeculationTable
 
 # About so many of the last rounds count.
 _MEMORY = 64
-# Steps before an answer: one that runs, half of it on average, and on a GPU one behind it.
-_AT_WORK = 1.5
+# Steps of branches that a busy draft has begun, on a GPU, and what is left of them on average.
+_BEGUN, _LEFT = 2, 1.5
 # To begin with, each draft is accepted as often as so many of them would say, and so are guesses.
 _PRIOR, _ACCEPTED, _GUESSED = 4.0, 0.7, 0.1
+# The draft's pieces of work that a step waits for, as its counters name them.
+_WORK = ("glue", "branch", "answer")
 
 
 class Depths(NamedTuple):
@@ -34,61 +38,78 @@ class Depths(NamedTuple):
 
 
 class Yields:
-    """Yields are measured by the target, steps by the draft; all is in the table."""
+    """Yields are measured by the target, work by the draft; all is in the table."""
 
     def __init__(self, table: SpeculationTable):
-        self._target, self._draft = table.target[0], table.draft[0]
+        self._target, self._draft, self._k = table.target[0], table.draft[0], table.shape.k
         offered = np.full((len(SOURCES), table.shape.k), _PRIOR)
         accepted = offered * _ACCEPTED
         accepted[NOWHERE] = _PRIOR * _GUESSED
         self._drafts = _Recent(np.hstack([offered, accepted]))
-        self._rows = _Recent([[0, 0, 0]])  # looked up, not predicted, late
-        self._rounds = _Recent([[0, 0]])  # verified, tokens
-        self._steps = _Recent([[0, 0], [0, 0]])  # of branches, of answers: how many, microseconds
+        self._rows = _Recent([[0, 0]])  # looked up, not predicted
+        self._work = _Recent([[0, 0]] * len(_WORK))  # pieces, microseconds
+        self._glues = _Recent([[0, 0]])  # steps of the target, glues
 
     def tokens(self) -> int:
         """Of all rounds that have been verified."""
         accepted = self._target["accepted"]
         return int(accepted @ np.arange(1, len(accepted) + 1))
 
-    def renew(self) -> None:
-        """Take in what has been counted."""
+    def renew(self, steps: int) -> None:
+        """Take in what has been counted in so many steps of the target, since the first."""
         target, draft = self._target, self._draft
         self._drafts.take(np.hstack([target["offered"], target["taken"]]))
-        self._rows.take([[target[name] for name in ("rounds", "misses", "late")]])
-        self._rounds.take([[target["accepted"].sum(), self.tokens()]])
-        self._steps.take([[draft[kind], draft[f"{kind}_us"]] for kind in ("branch", "answer")])
+        self._rows.take([[target[name] for name in ("rounds", "misses")]])
+        self._work.take([[draft[kind], draft[f"{kind}_us"]] for kind in _WORK])
+        self._glues.take([[steps, draft["glue"]]])
 
-    def best(self, batch: int, most: int, step_s: float) -> Depths:
-        """The depths for a step of so many requests that takes so long, up to ``most``. As long as
-        there is nothing to go by, that many, except that a batch waits for no answers."""
-        (verified, tokens), steps = self._rounds.counts[0], self._steps.counts
-        if not verified or not steps.all() or not step_s:
+    def best(self, batch: int, most: int, verify_s: float) -> Depths:
+        """The depths for steps of so many requests that take so long if they wait for nothing, up
+        to ``most``. As long as there is nothing to go by, that many, except that a batch waits for
+        no answers."""
+        looked_up, missed = self._rows.counts[0]
+        if not looked_up or not self._work.counts[:2].all() or not verify_s:
             return Depths(most, most if batch == 1 else 0)
-        an_us_is_worth = batch * tokens / verified / (step_s * 1e6)
-        branch_us, answer_us = steps[:, 1] / steps[:, 0]
-        looked_up, missed, late = self._rows.counts[0]
+        glue, branch, answer = self._work_s()
+        fitting = (verify_s - glue) / branch  # tokens of branches in a step without a wait
+        # Waits let the draft catch up; without, what does not fit adds up until it is dropped.
+        late = max(self._k - fitting, 0.0)
+        in_time = max(fitting - _LEFT, 0.0) if late else self._k
+        depths = np.arange(most + 1)
+        waits = depths > 0
+        left = np.where(waits, min(late, _LEFT), _LEFT * (late > 0))[:, None] * branch
+        # The draft is waited for where its branches are. By depth of branches, and of answers.
+        begun = np.minimum(depths + _BEGUN, self._k)
+        grown = (waits * (glue + begun * branch))[:, None]
+        verified = verify_s + waits * (left + depths * answer)
+        drafted = waits[:, None] * (grown + waits * (left + begun * answer))
         unlikely = missed / looked_up
-        # A draft whose branches are late has yet to end what it is at before it can answer.
-        at_work = late / (looked_up - missed) if missed < looked_up else 1.0
-        return Depths(
-            _peak(
-                _rows_like_one(batch, 1 - unlikely) * self._gains(BRANCH)[:most],
-                branch_us * an_us_is_worth,
-            ),
-            _peak(
-                _rows_like_one(batch, unlikely) * self._gains(ANSWER)[:most],
-                answer_us * an_us_is_worth,
-                _AT_WORK * at_work * branch_us * an_us_is_worth,
-            ),
-        )
+        missing = 1 - (1 - unlikely) ** batch
+        if_missed = np.maximum(verified, drafted)
+        step_s = (1 - missing) * np.maximum(verify_s, grown) + missing * if_missed
+        found = np.interp(np.maximum(depths, in_time), range(self._k + 1), self._tokens(BRANCH))
+        answered = self._tokens(ANSWER)[depths]
+        rates = ((1 - unlikely) * found[:, None] + unlikely * answered) / step_s
+        # Of those that cost nothing the deepest: times vary.
+        branches = most - int(rates.max(axis=1)[::-1].argmax())
+        return Depths(branches, int(rates[branches].argmax()))
 
-    def _gains(self, source: int) -> NDArray[np.float64]:
-        """Tokens by the number of drafts, 1..k, beyond those without any."""
+    def _work_s(self) -> tuple[float, float, float]:
+        """Seconds of a glue, and of a token of branches and of answers."""
+        pieces, spent_us = self._work.counts.T
+        steps, glues = self._glues.counts[0]
+        # Requests whose outcomes come in parts are drafted for in parts.
+        parts = max(glues / steps, 1.0)
+        glue, branch = parts * spent_us[:2] / pieces[:2] / 1e6
+        # Where no answers were waited for yet: they take no longer than branches.
+        return glue, branch, spent_us[2] / pieces[2] / 1e6 if pieces[2] else branch
+
+    def _tokens(self, source: int) -> NDArray[np.float64]:
+        """That a row yields, by its number of drafts, 0..k; without any it has a guess."""
         offered, accepted = np.hsplit(self._drafts.counts, 2)
-        tokens = (accepted / offered).cumprod(axis=1).cumsum(axis=1)
-        gained: NDArray[np.float64] = tokens[source] - tokens[NOWHERE, -1]
-        return gained
+        tokens = 1 + (accepted / offered).cumprod(axis=1).cumsum(axis=1)
+        by_number: NDArray[np.float64] = np.append(tokens[NOWHERE, -1], tokens[source])
+        return by_number
 
 
 class _Recent:
@@ -104,15 +125,3 @@ class _Recent:
         now = np.array(totals, np.float64)
         fresh, self._seen = now - self._seen, now
         self.counts = self.counts * _MEMORY / (_MEMORY + fresh[:, :1]) + fresh
-
-
-def _rows_like_one(batch: int, chance: float) -> float:
-    """How many rows of a batch are to be expected of a kind, if there is one at least."""
-    return batch * chance / (1 - (1 - chance) ** batch) if chance > 0 else 1.0
-
-
-def _peak(gains: NDArray[np.float64], step: float, before: float = 0.0) -> int:
-    """The number of drafts, from 0, for which gains, less what as many steps and what is before
-    them cost, are largest."""
-    worth = gains - before - step * np.arange(1, len(gains) + 1)
-    return int(worth.argmax()) + 1 if worth.max() > 0 else 0

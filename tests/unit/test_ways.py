@@ -1,0 +1,93 @@
+"""Ways to wait, chosen by what they are measured to yield."""
+
+from collections import Counter
+
+import pytest
+
+from vllm_ssd.target.ways import Ways
+
+
+class Play:
+    """Steps whose times follow from the way that is chosen: 4 tokens a request, at so many tokens
+    a second."""
+
+    def __init__(self, **rates):
+        self.ways, self.rates = Ways(), rates
+        self.took, self.tokens = 0.0, 0
+
+    def run(self, steps, batch=1, pause=0.0):
+        """How often each way was chosen. pause: seconds that every fifth step takes longer."""
+        chosen = Counter()
+        for step in range(steps):
+            way = self.ways.next(batch, self.took, self.tokens)
+            chosen[way] += 1
+            self.tokens += 4 * batch
+            self.took = 4 * batch / self.rates[way] + (pause if step % 5 == 0 else 0)
+        return chosen
+
+
+def test_reason_where_measurements_do_not_speak_against_it():
+    """What is about as good has a turn now and then, 68 steps in about 4500."""
+    play = Play(wait=100, skip=105, reasoned=99)
+    play.run(8000)
+    chosen = play.run(45000)
+    assert chosen["reasoned"] > 0.95 * 45000
+    assert 500 < chosen["wait"] < 1000 and 500 < chosen["skip"] < 1000
+
+
+def test_turns_begin_soon_and_become_rare():
+    play = Play(wait=100, skip=100, reasoned=100)
+    others = [1000 - play.run(1000)["reasoned"] for _ in range(12)]
+    assert others[0] and sum(others[:6]) > 2 * sum(others[6:])
+
+
+@pytest.mark.parametrize(
+    ("wait", "skip", "best"), [(120, 100, "wait"), (100, 150, "skip"), (150, 140, "wait")]
+)
+def test_what_is_measured_to_be_clearly_better(wait, skip, best):
+    play = Play(wait=wait, skip=skip, reasoned=100)
+    play.run(3000)
+    assert play.run(9000)[best] > 0.95 * 9000
+
+
+def test_what_is_hopeless_is_rarely_tried_and_not_for_long():
+    play = Play(wait=10, skip=100, reasoned=100)
+    assert 0 < play.run(3000)["wait"] <= 12
+    assert 0 < play.run(60000)["wait"] <= 24
+
+
+def test_what_was_worse_may_become_better():
+    play = Play(wait=90, skip=85, reasoned=100)
+    play.run(3000)
+    play.rates["wait"] = 200
+    play.run(12000)
+    assert play.run(3000)["wait"] > 0.9 * 3000
+
+
+def test_every_size_of_batch_by_itself():
+    play = Play(wait=100, skip=150, reasoned=100)
+    play.run(3000)
+    play.rates["skip"] = 50
+    play.run(3000, batch=8)
+    assert play.run(1000, batch=8)["reasoned"] > 900
+    play.rates["skip"] = 150
+    assert play.run(1000)["skip"] > 900
+
+
+def test_large_batches_say_enough_in_a_few_steps():
+    play = Play(wait=100, skip=150, reasoned=100)
+    assert play.run(200, batch=16)["skip"] > 50
+
+
+def test_sizes_that_alternate_are_no_stretch():
+    """Nothing is measured then, and nothing goes wrong."""
+    play = Play(wait=100, skip=1000, reasoned=100)
+    chosen = sum((play.run(1, batch) for _ in range(1000) for batch in (1, 4)), Counter())
+    assert chosen["reasoned"] > 1900
+
+
+def test_pauses_are_nobodys_fault():
+    """A prompt in every fifth step takes twenty times as long as choosing otherwise gains."""
+    play = Play(wait=100, skip=130, reasoned=100)
+    play.run(3000, pause=1.0)
+    assert play.run(9000, pause=1.0)["skip"] > 0.9 * 9000
