@@ -4,6 +4,8 @@
 done; a GPU is kept a piece or two ahead, and publishes by itself. So an outcome never waits longer
 than that, and branches of a round that is over are dropped at once. In order of urgency:
 
+    almost   a few tokens that a request has yet to be shown before its outcome, which was not
+             predicted, is answered: it is then answered with the others
     answer   one more draft for requests whose outcome was not predicted (the target may wait)
     late     one more token for branches of which one has come true (the target may wait)
     glue     show the model the bonus and the drafts being verified; predict the outcomes
@@ -110,13 +112,16 @@ class DraftEngine:
         missed = [r for r in live if self._is_missed(r)]
         answers = [r for r in missed if r.unfed() == 1]
         behind = [r for r in missed if r.unfed() > 1]
+        almost = [r for r in behind if r.unfed() <= self.policy.k + 2]  # by a round at most
         feeding = [r for r in live if r.phase is Phase.FEEDING]
         glue_size = self.policy.k + 1 if self.policy.branches else 0
         glue = [r for r in feeding if r.unfed() <= glue_size]
         prefill = [r for r in feeding if r.unfed() > glue_size]
-        if answers:
+        if answers and not almost:  # those are answered with the others
             self._answers += self._work.answer(answers)
-        if (round_ := self._next(self._answers, self.policy.answer_depth)) is not None:
+        if almost:
+            self._work.feed(almost[0])
+        elif (round_ := self._next(self._answers, self.policy.answer_depth)) is not None:
             self._work.grow(round_, "answer")
         elif (round_ := self._next(self._rounds, self.policy.k, late=True)) is not None:
             self._work.grow(round_, "branch")

@@ -89,18 +89,15 @@ class DraftRequest:
     def decide(self, drafts: Sequence[int], predict_ahead: bool) -> None:
         """Take in what the target verifies next. With prediction the model must see bonus and
         drafts again in one piece, to have its opinion at each of their positions; without, what
-        the answer's steps have left is all that is needed."""
+        the answer's steps have left will do, and only the last draft is missing."""
         answered = self.answer is not None and self.answer.step >= len(drafts) > 0
         self.leave_ahead()
         self.leave_answer()
         self.drafts = list(drafts)
         self.decided_ns = time.monotonic_ns()
-        if predict_ahead:
-            self.phase = Phase.FEEDING
-        else:
-            if answered and len(self.fed) == len(self.tokens) - 1:
-                self.fed += [self.tokens[-1], *drafts[:-1]]
-            self.phase = Phase.IDLE
+        self.phase = Phase.FEEDING
+        if not predict_ahead and answered and len(self.fed) == len(self.tokens) - 1:
+            self.fed += [self.tokens[-1], *drafts[:-1]]
 
     def unfed(self) -> int:
         """Tokens the model has yet to see before it can say what follows."""

@@ -57,6 +57,38 @@ def test_sync_mode_is_ordinary_speculation(tmp_path, draft_model, reference):
         accepted = k
 
 
+@pytest.mark.parametrize("has_time", [True, False])
+def test_sync_mode_answers_a_batch_at_once(tmp_path, monkeypatch, draft_model, reference, has_time):
+    """f = 0, requests that accept all drafts beside one that accepts none: k steps answer them all.
+    has_time: for the model to see the last draft while the target verifies."""
+    k = 3
+    policy = DraftPolicy(k, (0,) * (k + 1), k, chunk=16)
+    loop = Loop(draft_model, tmp_path / "t", policy, on_miss="wait")
+    monkeypatch.setattr(client, "time", loop)
+    surprising = [(7 * place) % VOCAB for place in range(40)]
+    targets = [Target(name, PROMPT, reference, surprising * (name == "b")) for name in "abc"]
+    for target in targets:
+        loop.client.add(target.name, PROMPT)
+    loop.work()
+    accepted, fed = [], 0
+    for _ in range(8):
+        before = loop.table.draft[0].copy()
+        rows = []
+        for target in targets:
+            new = target.verify()
+            target.text += new
+            accepted.append(len(new) - 1)
+            rows.append(Row(target.name, torch.tensor(target.text).int().numpy(), len(new)))
+        for target, drafts in zip(targets, loop.client.exchange(rows)):
+            target.drafts = drafts
+        assert loop.table.draft["answer"][0] - before["answer"] == k
+        fed += loop.table.draft["prefill"][0] - before["prefill"]
+        if has_time:
+            loop.work()
+    assert set(accepted) == {0, k}
+    assert (fed == 0) == has_time
+
+
 @st.composite
 def scripts(draw):
     k = draw(st.integers(1, 5))
