@@ -1,13 +1,15 @@
-"""Data parallelism: every engine of a server has a draft of its own, and cores of its own."""
+"""Data parallelism: every engine of a server has a draft of its own, and cores of its own, and no
+draft stays when its target dies."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 from openai import OpenAI
 
 from benchmarks import serve
-from benchmarks.running import counters, leftovers, processes_of
+from benchmarks.running import counters, leftovers, processes_of, run_dir_of
 from tests.engine.harness import ENGINE, wait_for
 from tests.engine.test_lossless import PROMPTS, STORIES
 from vllm_ssd import rundir
@@ -40,8 +42,14 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         run_dirs = set(rundir.living()) - before
         counted = [counters(run_dir) for run_dir in run_dirs]
         assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)
-        own = [process for run_dir in run_dirs for process in processes_of(run_dir)]
+        own = {run_dir: processes_of(run_dir) for run_dir in run_dirs}
+
+        worker = next(p for p in server.processes() if "Worker" in " ".join(p.cmdline()))
+        of_it = run_dir_of([psutil.Process(worker.ppid())])
+        worker.kill()
+        wait_for("end of its draft", lambda: not leftovers(of_it, own[of_it]), 20)
     finally:
-        server.end()
-    for run_dir in run_dirs:
-        wait_for("clean end", lambda run_dir=run_dir: not leftovers(run_dir, own), 20)
+        if server.process.poll() is None:
+            server.end()
+    for run_dir, processes in own.items():
+        wait_for("clean end", lambda d=run_dir, p=processes: not leftovers(d, p), 20)
