@@ -18,6 +18,8 @@ from vllm_ssd.rundir import table_path
 from vllm_ssd.table import SpeculationTable
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+# Drafts of tests are as slow as their targets, or slower: they would never be worth a wait.
+SSD = {"method": "ssd", "on_miss": "wait"}
 
 
 def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> Any:

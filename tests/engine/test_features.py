@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.running import counters
-from tests.engine.harness import engine, greedy, own_run_dir
+from tests.engine.harness import SSD, engine, greedy, own_run_dir
 from tests.features import FEATURES, OPTIONS, run_all
 from tests.features.prompts import LONG, SHORT
 from tests.features.results import Refused, difference, generate, refusal
@@ -46,9 +46,7 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(target, draft, plain) -> Iterator[Runs]:
     options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft}
-    # As slow as its target, this draft is never worth a wait.
-    speculation |= {"on_miss": "wait", "min_depth": 1}
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft, "min_depth": 1}
     with engine(target, speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from tests.engine.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -87,9 +87,7 @@ def test_same_tokens_with_and_without(target, draft, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
     what the draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
-    speculation = {"method": "ssd", "k": 3, "f": [2, 1, 0, 2], "model": draft}
-    # As slow as its target, this draft is never worth a wait.
-    speculation |= {"max_restarts": 1000, "on_miss": "wait"}
+    speculation = {**SSD, "k": 3, "f": [2, 1, 0, 2], "model": draft, "max_restarts": 1000}
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         own = processes_of(run_dir)
@@ -123,8 +121,7 @@ def ranks(even_target, draft, tmp_path_factory):
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": SHORT}
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config))
-    # Two ranks and a draft on two cores: nothing would ever be in time.
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": str(folder), "on_miss": "wait"}
+    speculation = {**SSD, "k": 3, "f": 1, "model": str(folder)}
     with pytest.MonkeyPatch.context() as patch:
         # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")

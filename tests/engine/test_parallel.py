@@ -10,15 +10,14 @@ from openai import OpenAI
 
 from benchmarks import serve
 from benchmarks.running import counters, leftovers, processes_of, run_dir_of
-from tests.engine.harness import ENGINE, wait_for
+from tests.engine.harness import ENGINE, SSD, wait_for
 from tests.engine.test_lossless import PROMPTS, STORIES
 from vllm_ssd import rundir
 
 
 def test_two_engines_of_one_server(target, draft, plain, tmp_path):
     before = set(rundir.living())
-    # As slow as its target, this draft is never worth a wait.
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft, "on_miss": "wait"}
+    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
     log = tmp_path / "log"
     server = serve.Server({**arguments, "speculative_config": speculation}, log)

@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from benchmarks import serve
 from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import ENGINE, wait_for
+from tests.engine.harness import ENGINE, SSD, wait_for
 
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
@@ -42,8 +42,7 @@ class Server:
 def servers(target, draft, tmp_path_factory):
     """Two servers on one machine, started together."""
     folder = tmp_path_factory.mktemp("logs")
-    # As slow as its target, this draft is never worth a wait.
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "on_miss": "wait"}
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
     started = [serve.Server(arguments, folder / f"{name}.log") for name in ("one", "two")]
     try:

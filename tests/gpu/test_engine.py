@@ -13,7 +13,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from benchmarks.running import counters, leftovers
-from tests.engine.harness import damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from tests.engine.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
 from tests.gpu.settings import FOLDER, OPTIONS
 from vllm_ssd.metrics import describe
 
@@ -50,10 +50,9 @@ def plain(models):
 def test_same_tokens_with_and_without(models, plain, method):
     """Also when all that the draft says is damaged, when it dies, and when another one has come."""
     target, draft = models
-    speculation = {"method": "ssd", "k": 4, "f": 2, "model": draft, "draft_sample_method": method}
+    speculation = {**SSD, "k": 4, "f": 2, "model": draft, "draft_sample_method": method}
     # What it reads of its own words is damaged, too, and it may be started anew again and again.
-    # Being slower than its target, it is never worth a wait.
-    speculation |= {"max_restarts": 1000, "on_miss": "wait"}
+    speculation["max_restarts"] = 1000
     with engine(target, dtype="float32", speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
@@ -98,9 +97,8 @@ def test_flashinfer_drafts_for_itself(models):
     """In bf16 a draft that equals its target is right but for tokens that are nearly alike, 2 or 3
     in a hundred, so that all k drafts are accepted in about 0.9 of the rounds."""
     target, _ = models
-    speculation = {"method": "ssd", "k": 4, "f": 2, "model": target, "tree_backend": "flashinfer"}
-    # What it accepts is the question here, not how fast.
-    speculation |= {"on_miss": "wait", "max_wait_ms": 2000}
+    speculation = {**SSD, "k": 4, "f": 2, "model": target, "tree_backend": "flashinfer"}
+    speculation["max_wait_ms"] = 2000  # what it accepts is the question here, not how fast
     with engine(target, dtype="bfloat16", speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         llm.generate(PROMPTS, greedy(128), use_tqdm=False)

@@ -10,7 +10,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from benchmarks.running import counters
-from tests.engine.harness import engine, own_run_dir
+from tests.engine.harness import SSD, engine, own_run_dir
 from tests.features import FEATURES, OPTIONS, run_all
 from tests.features.results import Refused, difference
 from tests.features.sampling_parameters import NAMES
@@ -23,8 +23,7 @@ def runs(models):
     target, draft = models
     options = {**GPU_OPTIONS, **OPTIONS, "dtype": "float32", "enable_sleep_mode": True}
     options["enable_lora"] = False  # vLLM's kernels for it know no float32
-    # Slower than its target, this draft is never worth a wait.
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "on_miss": "wait"}
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     with engine(target, **options) as llm:
         plain, _ = run_all(llm)
     with engine(target, speculative_config=speculation, **options) as llm:

@@ -13,7 +13,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from benchmarks.running import counters
-from tests.engine.harness import engine, greedy, own_run_dir
+from tests.engine.harness import SSD, engine, greedy, own_run_dir
 from tests.features.adapter import make_adapter
 from tests.features.prompts import LONG, SHORT
 from tests.gpu.settings import OPTIONS
@@ -31,7 +31,7 @@ def test_texts_are_those_of_their_adapters(models, tmp_path):
     adapter = LoRARequest("random", 1, str(tmp_path))
     adapters = [adapter, None, adapter, None]
     options = {**OPTIONS, "dtype": "float16", "enable_lora": True, "max_lora_rank": 8}
-    speculation = {"method": "ssd", "k": 3, "f": 2, "model": draft, "on_miss": "wait"}
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     with engine(target, speculative_config=speculation, **options) as llm:
         outputs = llm.generate(
             [SHORT, SHORT, LONG, LONG],
