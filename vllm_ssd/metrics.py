@@ -79,7 +79,7 @@ def snapshot(table: SpeculationTable) -> dict[str, Any]:
 
 def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """What was counted between two snapshots; gauges keep their later value."""
-    gauges = ("started_s", "heartbeat", "pid", "live", "free_blocks")
+    gauges = ("started_s", "heartbeat", "pid", "live", "free_blocks", "in_flight")
     difference: dict[str, Any] = {}
     for name, value in later.items():
         if name in gauges:

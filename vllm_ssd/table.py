@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 5
+VERSION = 6
 
 # What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
 # it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
@@ -81,9 +81,10 @@ class TableShape:
         )
 
     def draft_dtype(self) -> np.dtype:
-        """Heartbeat and counters written by the draft; times are microseconds, summed. Its keeper
-        counts ``restarts``, and clears the heartbeat of one that is gone."""
-        names = ["heartbeat", "pid", "live", "free_blocks", "prefill", "prefill_us"]
+        """Heartbeat and counters written by the draft; times are microseconds, summed. in_flight:
+        pieces of work that it starts at once. Its keeper counts ``restarts``, and clears the
+        heartbeat of one that is gone."""
+        names = ["heartbeat", "pid", "live", "free_blocks", "in_flight", "prefill", "prefill_us"]
         names += ["answer", "answer_us", "glue", "glue_us", "branch", "branch_us", "restarts"]
         return np.dtype([(name, "i8") for name in names], align=True)
 

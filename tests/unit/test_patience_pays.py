@@ -47,6 +47,7 @@ class Engine:
 
     def __init__(self, table: SpeculationTable, on_miss, text: Text, machine: Machine, batch: int):
         self.draft = table.draft[0]
+        self.draft["in_flight"] = machine.queued
         self.text, self.machine, self.batch = text, machine, batch
         self.patience = Patience(WaitPolicy(on_miss, K, 1.0), table)
         self.counters = TargetCounters(table)

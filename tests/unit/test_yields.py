@@ -37,6 +37,7 @@ def measured(table, chances=(0.8, 0.8, 0.01), misses=0.2, ms=(2, 2, 2), parts=1)
     """What is known after as many steps and rounds as there are pieces of work. misses: a share.
     parts: glues a step."""
     table.target[:], table.draft[:] = 0, 0
+    table.draft["in_flight"] = 2
     table.target["rounds"], table.target["misses"] = 1000, int(1000 * misses)
     work(table, ms)
     verify(table, chances)

@@ -53,6 +53,7 @@ class DraftEngine:
         self._budget = BranchBudget(policy)
         self._catalog = Catalog(model, publisher, policy, self._budget, table.shape.slots)
         self._pace = Pace(model.device, self._count)
+        self._counters["in_flight"] = self._pace.in_flight
         self._work = Work(
             self._catalog, self._budget, self._mailbox, self._pace, policy, self._postpone
         )

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 
 import torch
 
-# Work in flight: enough to keep the device busy, so little that a new outcome waits for no more
-# than one piece of it.
-IN_FLIGHT = 2
+# Work in flight on a GPU: enough to keep it busy, so little that a new outcome waits for no more
+# than one piece of it beside the one that runs.
+_ON_GPU = 2
 
 
 class Pace:
-    """``count(kind, amount, microseconds)`` is told of every piece of work when it is done."""
+    """``count(kind, amount, microseconds)`` is told of every piece of work when it is done.
+    in_flight: pieces that may have been started and are not done."""
 
     def __init__(self, device: torch.device, count: Callable[[str, int, int], None]):
         self._on_gpu = device.type == "cuda"
+        self.in_flight = _ON_GPU if self._on_gpu else 1
         self._count = count
         self._running: deque[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._spare: list[torch.cuda.Event] = []
@@ -31,7 +33,7 @@ class Pace:
             self._count(kind, amount, int(start.elapsed_time(end) * 1000))
             self._spare += (start, end)
             self._done = time.monotonic()
-        return len(self._running) < IN_FLIGHT
+        return len(self._running) < self.in_flight
 
     def idle_s(self) -> float:
         """How long no work has been running, as far as ``ready`` has seen."""

@@ -3,8 +3,8 @@
 A step verifies all rows of a batch, in a time V if it waits for nothing. Meanwhile the draft shows
 its model what is verified, in a time G, and grows branches, B a token. Where those of k tokens do
 not fit into V, the draft is at work when the outcomes come, and ends what it has begun, another
-token or two, before it turns to them. So waiting for branches of d tokens makes a step last
-G + (d + 2) B; and waiting for nothing leaves them as long as they are by then. Answers come before
+token or two (b), before it turns to them. So waiting for branches of d tokens makes a step last
+G + (d + b) B; and waiting for nothing leaves them as long as they are by then. Answers come before
 all else: a tokens of them cost a step A * a, if a row misses.
 
 What is best yields the most tokens a second. A row with so many drafts of a branch or of an
@@ -22,8 +22,6 @@ from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SOURCES, SpeculationTable
 
 # About so many of the last rounds count.
 _MEMORY = 64
-# Steps of branches that a busy draft has begun, on a GPU, and what is left of them on average.
-_BEGUN, _LEFT = 2, 1.5
 # To begin with, each draft is accepted as often as so many of them would say, and so are guesses.
 _PRIOR, _ACCEPTED, _GUESSED = 4.0, 0.7, 0.1
 # The draft's pieces of work that a step waits for, as its counters name them.
@@ -72,20 +70,23 @@ class Yields:
             return Depths(most, most if batch == 1 else 0)
         glue, branch, answer = self._work_s()
         fitting = (verify_s - glue) / branch  # tokens of branches in a step without a wait
+        # Tokens that a busy draft has begun, and what is left of them on average.
+        begun = int(self._draft["in_flight"])
+        unfinished = max(begun - 0.5, 0.0)
         # Waits let the draft catch up; without, what does not fit adds up until it is dropped.
         late = max(self._k - fitting, 0.0)
-        in_time = max(fitting - _LEFT, 0.0) if late else self._k
+        in_time = max(fitting - unfinished, 0.0) if late else self._k
         depths = np.arange(most + 1)
         waits = depths > 0
-        left = np.where(waits, min(late, _LEFT), _LEFT * (late > 0))[:, None] * branch
+        left = np.where(waits, min(late, unfinished), unfinished * (late > 0))[:, None] * branch
         # The draft is waited for where its branches are. By depth of branches, and of answers.
-        begun = np.minimum(depths + _BEGUN, self._k)
-        grown = (waits * (glue + begun * branch))[:, None]
+        drafted = np.minimum(depths + begun, self._k)
+        grown = (waits * (glue + drafted * branch))[:, None]
         verified = verify_s + waits * (left + depths * answer)
-        drafted = waits[:, None] * (grown + waits * (left + begun * answer))
+        busy = waits[:, None] * (grown + waits * (left + drafted * answer))
         unlikely = missed / looked_up
         missing = 1 - (1 - unlikely) ** batch
-        if_missed = np.maximum(verified, drafted)
+        if_missed = np.maximum(verified, busy)
         step_s = (1 - missing) * np.maximum(verify_s, grown) + missing * if_missed
         found = np.interp(np.maximum(depths, in_time), range(self._k + 1), self._tokens(BRANCH))
         answered = self._tokens(ANSWER)[depths]
