@@ -40,10 +40,9 @@ from benchmarks.standin.folders import say
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
 MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
-# On two cores. The draft is as slow as its target: nobody would wait for it, and none be verified.
+# On two cores.
 QUICK: dict[str, Any] = {
     **SMALL,
-    "option": [("on_miss", "wait")],
     "minutes": 0.5,
     "concurrency": 4,
     "k": 3,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SIDES = ["ar", "draft_model k=3", "sd k=3", "ssd k=3 f=1", "away k=3"]
+SIDES = ["ar", "draft_model k=3", "sd k=3 on_miss=wait", "ssd k=3 f=1 on_miss=wait", "away k=3"]
 
 
 def test_quick(target, tmp_path):
