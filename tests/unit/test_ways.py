@@ -12,14 +12,14 @@ class Play:
     a second."""
 
     def __init__(self, **rates):
-        self.ways, self.rates = Ways(), rates
+        self.ways, self.rates = Ways(lambda: self.tokens), rates
         self.took, self.tokens = 0.0, 0
 
     def run(self, steps, batch=1, pause=0.0):
         """How often each way was chosen. pause: seconds that every fifth step takes longer."""
         chosen = Counter()
         for step in range(steps):
-            way = self.ways.next(batch, self.took, self.tokens)
+            way = self.ways.next(batch, self.took)
             chosen[way] += 1
             self.tokens += 4 * batch
             self.took = 4 * batch / self.rates[way] + (pause if step % 5 == 0 else 0)

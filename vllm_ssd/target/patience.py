@@ -34,7 +34,7 @@ class Patience:
         self._policy = policy
         self._counters = table.target[0]
         self._yields = Yields(table)
-        self._ways = Ways()
+        self._ways = Ways(self._yields.tokens)
         self._reasoned: dict[int, Depths] = {}  # by batch, until the next look
         self._steps = 0
         self._last = 0.0
@@ -46,7 +46,7 @@ class Patience:
         most, way = self._policy.min_depth, self._policy.on_miss
         if way == "auto":
             took = self._time(time.monotonic() if now is None else now)
-            chosen = self._ways.next(batch, took, self._yields.tokens())
+            chosen = self._ways.next(batch, took)
             if chosen == "reasoned":
                 return self._reason(batch)
             way = chosen

@@ -7,6 +7,7 @@ of about this size, that is done instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Literal
@@ -27,40 +28,39 @@ _WAYS: tuple[Way, ...] = ("reasoned", "wait", "skip")
 
 
 class Ways:
-    """Chooses one, step by step."""
+    """Chooses one, step by step. count: how many tokens there have been altogether."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
         self._by_size: dict[int, _Known] = {}
         self._size = 0  # of the stretch's batches, as a power of 2
         self._way: Way = "reasoned"
-        self._steps = 0
-        self._tokens = 0  # where the measured part began
-        self._durations: list[float] = []
+        self._durations: list[float] = []  # of the stretch's steps
+        self._tokens = 0  # where its measured part began
 
-    def next(self, batch: int, took: float, tokens: int) -> Way:
-        """For a step of so many requests, when the last one took so many seconds and there have
-        been so many tokens altogether."""
+    def next(self, batch: int, took: float) -> Way:
+        """For a step of so many requests, when the last one took so many seconds."""
         size = batch.bit_length()
-        self._steps += 1
         self._durations.append(took)
-        if size != self._size or self._is_over(self._by_size[size], tokens):
-            self._size, self._steps = size, 0
+        if size != self._size or self._is_over(self._by_size[size]):
+            self._size = size
+            self._durations.clear()
             self._way = self._by_size.setdefault(size, _Known()).next()
         return self._way
 
-    def _is_over(self, known: _Known, tokens: int) -> bool:
+    def _is_over(self, known: _Known) -> bool:
         """Whether the stretch is, since it is long enough or hopeless; then it has been counted."""
-        steps = self._steps - _SETTLING
+        steps = len(self._durations) - _SETTLING
         if steps == 0:
-            self._tokens = tokens
-            self._durations.clear()
+            self._tokens = self._count()
         whole = steps >= max(_STEPS, _ROUNDS >> self._size - 1)
         if not whole and steps != _STEPS:
             return False
         # Prompts and pauses are nobody's fault.
-        longest = 2 * median_high(self._durations)
-        seconds = sum(min(each, longest) for each in self._durations)
-        tokens -= self._tokens
+        durations = self._durations[_SETTLING:]
+        longest = 2 * median_high(durations)
+        seconds = sum(min(each, longest) for each in durations)
+        tokens = self._count() - self._tokens
         if not whole and not known.is_hopeless(tokens / seconds):
             return False
         known.measured(self._way, tokens, seconds)
