@@ -21,18 +21,21 @@ def test_others_do_as_they_are_told(table, on_miss, depths):
     assert told.decide(1) == told.decide(9) == depths
 
 
-def test_reason_knows_how_long_a_step_is_without_its_wait(table):
-    """Now and then a step takes a prompt, or much longer."""
+def test_reason_knows_how_long_steps_are_without_waits_and_prompts(table):
+    """Waits of 4 ms, of which 1 is hidden, every other step; now and then one takes a prompt."""
     patience = Patience(WaitPolicy("auto", K, 1.0), table)
     known = []
-    patience._yields.best = lambda batch, most, verify_s: known.append(verify_s) or Depths(2, 1)
+    patience._yields.best = lambda batch, most, step: known.append(step) or Depths(2, 1)
     now = 100.0
-    for step in range(100):
-        assert patience.decide(1, now) == Depths(2, 1)
-        waited = 0.002 * (step % 3)
-        table.target["wait_us"] += int(waited * 1e6)
-        now += 0.02 + waited + (0.1 if step % 7 == 0 else 0.0)
-    assert known[-1] == pytest.approx(0.02, rel=0.01)
+    for step in range(800):
+        waits = step % 2 == 0 and patience.decide(8, now) == Depths(2, 1) and step > 100
+        if step % 2:
+            patience.decide(7, now)  # one more prefills
+        table.target["wait_us"] += 4000 * waits
+        now += 0.02 + 0.003 * waits + (0.1 if step % 7 == 0 else 0.0)
+    assert known[-1].alone == pytest.approx(0.02, rel=0.01)
+    assert known[-1].hidden == pytest.approx(0.001, rel=0.2)
+    assert known[-1].prompts == pytest.approx(0.1 / 7, rel=0.3)
 
 
 def test_what_is_measured_to_be_better(table):
@@ -44,3 +47,16 @@ def test_what_is_measured_to_be_better(table):
         table.target["accepted"][0, 3] += 1
         now += 0.02 if decided[-1] == SKIP else 0.04
     assert decided.count(SKIP) > 1000
+
+
+def test_other_sizes_of_batch_have_other_steps(table):
+    patience = Patience(WaitPolicy("auto", K, 1.0), table)
+    known = {}
+    patience._yields.best = lambda batch, _, step: known.update({batch: step}) or Depths(0, 0)
+    now = 100.0
+    for batch, took in ((1, 0.02), (16, 0.03), (2, 0.025), (1, 0.02)):
+        for _ in range(40):
+            patience.decide(batch, now)
+            now += took
+    alone = {batch: step.alone for batch, step in known.items()}
+    assert alone == pytest.approx({1: 0.02, 16: 0.03, 2: 0.025}, rel=0.01)

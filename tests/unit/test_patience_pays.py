@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +34,19 @@ SURPRISING = Text(0.4, (0.68, 0.62, 0.05))
 @dataclass(frozen=True)
 class Machine:
     """Milliseconds of a verification, and of the draft's work: a glue, a step of branches, one of
-    answers. queued: pieces of work that the draft starts at once."""
+    answers. queued: pieces of work that the draft starts at once. hidden: so much of a
+    verification is the host's work, which it does during a wait if there is one. lag: steps until
+    the counters show a wait. prompts: every so many steps one takes a prompt, and four times as
+    long; the request joins the others after it."""
 
     verify: float
     glue: float = 1.7
     branch: float = 1.7
     answer: float = 1.5
     queued: int = 2
+    hidden: float = 0.0
+    lag: int = 0
+    prompts: int = 0
 
 
 class Engine:
@@ -55,6 +62,9 @@ class Engine:
         self.now = self.tokens = 0.0
         self.rows = [(NOWHERE, 0)] * batch  # source and depth of what is verified
         self.started = 0.0  # work of the draft that a decision found started
+        self.waits = deque([0.0] * machine.lag)  # that the counters do not show yet
+        self.waited = 0.0  # before this step
+        self.steps = 0
 
     def run(self) -> float:
         """Tokens a second, after a while."""
@@ -66,10 +76,15 @@ class Engine:
         return (self.tokens - before) / (self.now - began)
 
     def step(self) -> None:
-        verified = self.machine.verify * self.chance.normal(1, 0.01)
+        machine = self.machine
+        self.steps += 1
+        has_prompt = machine.prompts and self.steps % machine.prompts == 0
+        verified = machine.verify * self.chance.normal(1, 0.01) * (4 if has_prompt else 1)
+        verified -= min(self.waited, machine.hidden)
         self.now += verified / 1000
-        depths = self.patience.decide(self.batch, self.now)
-        for source, depth in self.rows:
+        decoding = self.batch - bool(has_prompt)
+        depths = self.patience.decide(decoding, self.now)
+        for source, depth in self.rows[:decoding]:
             accepted = self.accepted(source, depth)
             self.tokens += accepted + 1
             self.counters.verified(accepted, source, depth)
@@ -80,9 +95,10 @@ class Engine:
             self.counters.lookup(Finding(True, is_predicted, found, NOTHING[: len(found)]), K, 0)
         answer = 0 if predicted.all() else depths.answer
         branch = max(depth, depths.branch if predicted.any() else 0)
-        waited = self.wait(depth, ahead, answer, branch)
-        self.now += waited / 1000
-        self.counters.waited(waited / 1000, 0)
+        self.waited = self.wait(depth, ahead, answer, branch)
+        self.now += self.waited / 1000
+        self.waits.append(self.waited)
+        self.counters.waited(self.waits.popleft() / 1000, 0)
         self.rows = [
             (source, depth) if depth else (NOWHERE, 0)
             for source, depth in ((BRANCH, branch) if p else (ANSWER, answer) for p in predicted)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
+from vllm_ssd.target.steps import StepTimes
 from vllm_ssd.target.yields import Depths, Yields
 
 K = 6
@@ -46,14 +47,16 @@ def measured(table, chances=(0.8, 0.8, 0.01), misses=0.2, ms=(2, 2, 2), parts=1)
     return made
 
 
-def best(made, batch=1, ms=20.0, most=K):
-    return made.best(batch, most, ms / 1000)
+def best(made, batch=1, ms=20.0, most=K, hidden_ms=0.0, prompts_ms=0.0):
+    return made.best(batch, most, StepTimes(ms / 1000, hidden_ms / 1000, prompts_ms / 1000))
 
 
 def test_all_branches_and_answers_if_alone_until_measured(table):
     made = Yields(table)
     made.renew(STEPS)
     assert (best(made), best(made, 2)) == (Depths(6, 6), Depths(6, 0))
+    made = measured(table, chances=(0.01, 0.01, 0.01))
+    assert (made.best(1, 6, None), best(made)) == (Depths(6, 6), Depths(6, 0))
 
 
 def test_what_costs_nothing_is_waited_for(table):
@@ -78,7 +81,7 @@ def test_not_even_alone_where_answers_are_slow_or_useless(table, ms, chance):
 
 def test_a_draft_at_work_is_longer_in_answering(table):
     made = measured(table, misses=0.3)
-    assert best(made, 2, ms=16).answer > best(made, 2, ms=8).answer == 0
+    assert best(made, 2, ms=20).answer > best(made, 2, ms=10).answer == 0
 
 
 def test_branches_that_are_late_by_a_little(table):
@@ -104,6 +107,23 @@ def test_a_draft_that_is_never_in_time(table):
 def test_a_good_guess_is_not_worth_a_wait(table):
     """What a row verifies without the draft counts: its own continuation may be as good."""
     assert best(measured(table, (0.8, 0.8, 0.75)), ms=6) == Depths(0, 0)
+
+
+def test_waits_that_are_hidden_cost_nothing(table):
+    made = measured(table, misses=0.3)
+    assert best(made, 4, ms=18).answer == 0
+    assert best(made, 4, ms=18, hidden_ms=8).answer >= 2
+
+
+def test_where_prompts_take_the_time_drafts_are_worth_more(table):
+    made = measured(table, misses=0.3)
+    assert best(made, 4, ms=16).answer == 0 < best(made, 4, ms=16, prompts_ms=40).answer
+
+
+def test_half_an_answer_makes_the_next_branches_late(table):
+    """The draft ends what it has begun beyond it, and glue and branches just fit into a step."""
+    for misses in (0.1, 0.3, 0.6, 0.9):
+        assert best(measured(table, (0.7, 0.7, 0.3), misses), ms=14).answer in (0, 4, 5, 6)
 
 
 def test_drafting_in_parts_takes_longer(table):

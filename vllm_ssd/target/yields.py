@@ -5,9 +5,11 @@ its model what is verified, in a time G, and grows branches, B a token. Where th
 not fit into V, the draft is at work when the outcomes come, and ends what it has begun, another
 token or two (b), before it turns to them. So waiting for branches of d tokens makes a step last
 G + (d + b) B; and waiting for nothing leaves them as long as they are by then. Answers come before
-all else: a tokens of them cost a step A * a, if a row misses.
+all else: a tokens of them cost a step A * a, if a row misses, less what of a wait is hidden: the
+host is not ready for the next step either.
 
-What is best yields the most tokens a second. A row with so many drafts of a branch or of an
+What is best yields the most tokens a second, the time for prompts included: the more of it there
+is, the more is a draft worth. A row with so many drafts of a branch or of an
 answer yields what such drafts did of late, and one without any what its guesses did.
 """
 
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SOURCES, SpeculationTable
+from vllm_ssd.target.steps import StepTimes
 
 # About so many of the last rounds count.
 _MEMORY = 64
@@ -61,36 +64,46 @@ class Yields:
         self._work.take([[draft[kind], draft[f"{kind}_us"]] for kind in _WORK])
         self._glues.take([[steps, draft["glue"]]])
 
-    def best(self, batch: int, most: int, verify_s: float) -> Depths:
-        """The depths for steps of so many requests that take so long if they wait for nothing, up
-        to ``most``. As long as there is nothing to go by, that many, except that a batch waits for
-        no answers."""
+    def best(self, batch: int, most: int, step: StepTimes | None) -> Depths:
+        """The depths for steps of so many requests that take so long, up to ``most``. As long as
+        there is nothing to go by, that many, except that a batch waits for no answers."""
         looked_up, missed = self._rows.counts[0]
-        if not looked_up or not self._work.counts[:2].all() or not verify_s:
+        if not looked_up or not self._work.counts[:2].all() or step is None:
             return Depths(most, most if batch == 1 else 0)
-        glue, branch, answer = self._work_s()
-        fitting = (verify_s - glue) / branch  # tokens of branches in a step without a wait
-        # Tokens that a busy draft has begun, and what is left of them on average.
-        begun = int(self._draft["in_flight"])
-        unfinished = max(begun - 0.5, 0.0)
-        # Waits let the draft catch up; without, what does not fit adds up until it is dropped.
-        late = max(self._k - fitting, 0.0)
-        in_time = max(fitting - unfinished, 0.0) if late else self._k
-        depths = np.arange(most + 1)
-        waits = depths > 0
-        left = np.where(waits, min(late, unfinished), unfinished * (late > 0))[:, None] * branch
-        # The draft is waited for where its branches are. By depth of branches, and of answers.
-        drafted = np.minimum(depths + begun, self._k)
-        grown = (waits * (glue + drafted * branch))[:, None]
-        verified = verify_s + waits * (left + depths * answer)
-        busy = waits[:, None] * (grown + waits * (left + drafted * answer))
         unlikely = missed / looked_up
         missing = 1 - (1 - unlikely) ** batch
+        glue, branch, answer = self._work_s()
+        depths = np.arange(most + 1)  # of branches down, of answers across
+        waits = depths > 0
+        begun = int(self._draft["in_flight"])
+        drafted = np.minimum(depths + begun, self._k)
+
+        # Tokens of branches in a step without a wait, and in one that verifies answers: first the
+        # draft ends those that it has begun beyond them, and the host has got ready before.
+        fitting = (step.alone - glue) / branch
+        delay_s = (drafted - depths) * answer + np.minimum(depths * answer, step.hidden)
+        after = np.where(waits, fitting - delay_s / branch, fitting)
+        # Of what a busy draft has begun is left on average; without waits, what does not fit adds
+        # up until it is dropped.
+        unfinished = max(begun - 0.5, 0.0)
+        late, late_after = np.maximum(self._k - fitting, 0.0), np.maximum(self._k - after, 0.0)
+        left = np.where(waits, min(late, unfinished), unfinished * (late > 0))[:, None]
+        left_after = np.where(waits, np.minimum(late_after, unfinished), left)
+        left_s = ((1 - missing) * left + missing * left_after) * branch
+
+        # The draft is waited for where its branches are.
+        grown = (waits * (glue + drafted * branch))[:, None]
+        verified = step.alone + waits * np.maximum(left_s + depths * answer - step.hidden, 0.0)
+        busy = waits[:, None] * (grown + waits * (left_s + drafted * answer))
         if_missed = np.maximum(verified, busy)
-        step_s = (1 - missing) * np.maximum(verify_s, grown) + missing * if_missed
-        found = np.interp(np.maximum(depths, in_time), range(self._k + 1), self._tokens(BRANCH))
-        answered = self._tokens(ANSWER)[depths]
-        rates = ((1 - unlikely) * found[:, None] + unlikely * answered) / step_s
+        step_s = (1 - missing) * np.maximum(step.alone, grown) + missing * if_missed
+
+        in_time = max(fitting - unfinished, 0.0) if late else float(self._k)
+        found = self._branched(np.maximum(depths, in_time))[:, None]
+        found_after = self._branched(np.maximum(depths[:, None], np.minimum(after, in_time)))
+        branched = (1 - missing) * found + missing * np.where(waits, found_after, found)
+        tokens = (1 - unlikely) * branched + unlikely * self._tokens(ANSWER)[depths]
+        rates = tokens / (step_s + step.prompts)
         # Of those that cost nothing the deepest: times vary.
         branches = most - int(rates.max(axis=1)[::-1].argmax())
         return Depths(branches, int(rates[branches].argmax()))
@@ -104,6 +117,10 @@ class Yields:
         glue, branch = parts * spent_us[:2] / pieces[:2] / 1e6
         # Where no answers were waited for yet: they take no longer than branches.
         return glue, branch, spent_us[2] / pieces[2] / 1e6 if pieces[2] else branch
+
+    def _branched(self, depths: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tokens that a row with a branch of such a depth yields."""
+        return np.interp(depths, range(self._k + 1), self._tokens(BRANCH))
 
     def _tokens(self, source: int) -> NDArray[np.float64]:
         """That a row yields, by its number of drafts, 0..k; without any it has a guess."""
