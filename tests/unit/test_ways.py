@@ -28,7 +28,7 @@ class Play:
 
 def test_reason_where_measurements_do_not_speak_against_it():
     """What is about as good has a turn now and then, 70 steps in about 4600."""
-    play = Play(wait=100, skip=105, reasoned=99)
+    play = Play(wait=100, skip=102, reasoned=99)
     play.run(8000)
     chosen = play.run(45000)
     assert chosen["reasoned"] > 0.95 * 45000

@@ -18,10 +18,10 @@ _SETTLING, _ROUNDS, _STEPS = 6, 64, 8
 # Stretches until the other ways have their turn, at first and at last: twice as many each time.
 _FIRST_TURN, _LAST_TURN = 4, 64
 # Of what was measured before, this much counts at the next stretch.
-_KEPT = 0.8
+_KEPT = 0.85
 # So much better must another way be; one that is so much worse has only every so many-th turn,
 # which ends after this part of a stretch, in steps at least.
-_CLEARLY, _HOPELESS, _RARELY = 1.07, 0.8, 8
+_CLEARLY, _HOPELESS, _RARELY = 1.04, 0.8, 8
 _EARLY, _FEWEST = 4, 4
 
 Way = Literal["reasoned", "wait", "skip"]
