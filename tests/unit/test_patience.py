@@ -25,7 +25,7 @@ def test_reason_knows_how_long_steps_are_without_waits_and_prompts(table):
     """Waits of 4 ms, of which 1 is hidden, every other step; now and then one takes a prompt."""
     patience = Patience(WaitPolicy("auto", K, 1.0), table)
     known = []
-    patience._yields.best = lambda batch, most, step: known.append(step) or Depths(2, 1)
+    patience._yields.best = lambda batch, most, step, last: known.append(step) or Depths(2, 1)
     now = 100.0
     for step in range(800):
         waits = step % 2 == 0 and patience.decide(8, now) == Depths(2, 1) and step > 100
@@ -52,7 +52,7 @@ def test_what_is_measured_to_be_better(table):
 def test_other_sizes_of_batch_have_other_steps(table):
     patience = Patience(WaitPolicy("auto", K, 1.0), table)
     known = {}
-    patience._yields.best = lambda batch, _, step: known.update({batch: step}) or Depths(0, 0)
+    patience._yields.best = lambda batch, _, step, last: known.update({batch: step}) or Depths(0, 0)
     now = 100.0
     for batch, took in ((1, 0.02), (16, 0.03), (2, 0.025), (1, 0.02)):
         for _ in range(40):

@@ -50,6 +50,13 @@ def test_what_is_measured_to_be_clearly_better(wait, skip, best):
     assert play.run(9000)[best] > 0.95 * 9000
 
 
+def test_what_is_about_as_good_stays():
+    play = Play(wait=100, skip=120, reasoned=100)
+    play.run(3000)
+    play.rates["reasoned"] = play.rates["wait"] = 123
+    assert play.run(12000)["skip"] > 0.9 * 12000
+
+
 def test_what_is_hopeless_is_rarely_tried_and_not_for_long():
     play = Play(wait=10, skip=100, reasoned=100)
     assert 0 < play.run(3000)["wait"] <= 22

@@ -137,6 +137,15 @@ def test_no_more_than_asked_for(table):
     assert best(measured(table), most=3) == Depths(3, 3)
 
 
+def test_what_is_about_as_good_stays(table):
+    """A draft more or less of an answer changes little."""
+    made = measured(table)
+    found = best(made)
+    about = Depths(found.branch, found.answer - 1)
+    for last, chosen in ((about, about), (Depths(0, 0), found), (None, found)):
+        assert made.best(1, K, StepTimes(0.02), last) == chosen
+
+
 def test_answers_never_seen_take_as_long_as_branches(table):
     assert best(measured(table, ms=(2, 2, 0))).answer >= 4
 

@@ -40,6 +40,7 @@ class Patience:
         self._yields = Yields(table)
         self._ways = Ways(self._yields.tokens)
         self._reasoned: dict[int, Depths] = {}  # by batch, until the next look
+        self._last_reasoned: dict[int, Depths] = {}  # by size
         self._by_size: defaultdict[int, Steps] = defaultdict(Steps)
         self._size = -1  # of the last batch, about, as a power of 2
         self._steps = 0
@@ -76,6 +77,7 @@ class Patience:
 
     def _reason(self, batch: int) -> Depths:
         if batch not in self._reasoned:
-            times = self._by_size[self._size].times()
-            self._reasoned[batch] = self._yields.best(batch, self._policy.min_depth, times)
+            times, last = self._by_size[self._size].times(), self._last_reasoned.get(self._size)
+            depths = self._yields.best(batch, self._policy.min_depth, times, last)
+            self._reasoned[batch] = self._last_reasoned[self._size] = depths
         return self._reasoned[batch]

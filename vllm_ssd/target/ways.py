@@ -2,7 +2,7 @@
 
 What is reasoned (``yields.py``) is done, but now and then, for a short stretch of steps, everything
 is waited for, or nothing. Where one of these has yielded clearly more tokens a second with batches
-of about this size, that is done instead.
+of about this size, that is done instead, until another yields clearly more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_TURN, _LAST_TURN = 4, 64
 _KEPT = 0.85
 # So much better must another way be; one that is so much worse has only every so many-th turn,
 # which ends after this part of a stretch, in steps at least.
-_CLEARLY, _HOPELESS, _RARELY = 1.04, 0.8, 8
+_CLEARLY, _HOPELESS, _RARELY = 1.05, 0.8, 8
 _EARLY, _FEWEST = 4, 4
 
 Way = Literal["reasoned", "wait", "skip"]
@@ -71,6 +71,7 @@ class _Known:
     """What is known of the ways, for batches of about one size."""
 
     way: Way = "reasoned"  # of this stretch
+    best: Way = "reasoned"  # when no other has its turn
     tokens: dict[Way, float] = field(default_factory=dict)
     seconds: dict[Way, float] = field(default_factory=dict)
     turns: int = 0
@@ -84,10 +85,13 @@ class _Known:
 
     def go_on(self) -> None:
         """Choose what to do in the next stretch."""
-        best = self._best()
+        rates = self._rates()
+        fastest = max(rates, key=lambda way: rates[way])
+        # From one way to another costs something, too: what is about as good stays.
+        if self.best not in rates or rates[fastest] > _CLEARLY * rates[self.best]:
+            self.best = fastest
         if not self.until_turn:
-            rates = self._rates()
-            self.due = [way for way in _WAYS if way != best]
+            self.due = [way for way in _WAYS if way != self.best]
             if self.turns % _RARELY:
                 self.due = [w for w in self.due if not (w in rates and self.is_hopeless(rates[w]))]
             self.turns += 1
@@ -96,20 +100,11 @@ class _Known:
             self.way = self.due.pop()
         else:
             self.until_turn -= 1
-            self.way = best
+            self.way = self.best
 
     def is_hopeless(self, rate: float) -> bool:
         """Beside the best, a rate of so many tokens a second."""
-        return rate < _HOPELESS * self._rates().get(self._best(), 0.0)
-
-    def _best(self) -> Way:
-        """What is reasoned, unless another is clearly better."""
-        rates = self._rates()
-        if "reasoned" not in rates:
-            return "reasoned"
-        least = _CLEARLY * rates["reasoned"]
-        better = [(rate, way) for way, rate in rates.items() if rate > least]
-        return max(better)[1] if better else "reasoned"
+        return rate < _HOPELESS * self._rates().get(self.best, 0.0)
 
     def _rates(self) -> dict[Way, float]:
         """Tokens a second."""

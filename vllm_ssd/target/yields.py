@@ -9,8 +9,8 @@ all else: a tokens of them cost a step A * a, if a row misses, less what of a wa
 host is not ready for the next step either.
 
 What is best yields the most tokens a second, the time for prompts included: the more of it there
-is, the more is a draft worth. A row with so many drafts of a branch or of an
-answer yields what such drafts did of late, and one without any what its guesses did.
+is, the more is a draft worth. A row with so many drafts of a branch or of an answer yields what
+such drafts did of late, and one without any what its guesses did.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from vllm_ssd.target.steps import StepTimes
 _MEMORY = 64
 # To begin with, each draft is accepted as often as so many of them would say, and so are guesses.
 _PRIOR, _ACCEPTED, _GUESSED = 4.0, 0.7, 0.1
+# To change what is waited for costs something, too.
+_ABOUT_AS_GOOD = 0.97
 # The draft's pieces of work that a step waits for, as its counters name them.
 _WORK = ("glue", "branch", "answer")
 
@@ -64,9 +66,12 @@ class Yields:
         self._work.take([[draft[kind], draft[f"{kind}_us"]] for kind in _WORK])
         self._glues.take([[steps, draft["glue"]]])
 
-    def best(self, batch: int, most: int, step: StepTimes | None) -> Depths:
+    def best(
+        self, batch: int, most: int, step: StepTimes | None, last: Depths | None = None
+    ) -> Depths:
         """The depths for steps of so many requests that take so long, up to ``most``. As long as
-        there is nothing to go by, that many, except that a batch waits for no answers."""
+        there is nothing to go by, that many, except that a batch waits for no answers. Those of
+        the last time stay if they are about as good and branches no less deep."""
         looked_up, missed = self._rows.counts[0]
         if not looked_up or not self._work.counts[:2].all() or step is None:
             return Depths(most, most if batch == 1 else 0)
@@ -106,7 +111,9 @@ class Yields:
         rates = tokens / (step_s + step.prompts)
         # Of those that cost nothing the deepest: times vary.
         branches = most - int(rates.max(axis=1)[::-1].argmax())
-        return Depths(branches, int(rates[branches].argmax()))
+        if last is None or last.branch < branches or rates[last] < _ABOUT_AS_GOOD * rates.max():
+            return Depths(branches, int(rates[branches].argmax()))
+        return last
 
     def _work_s(self) -> tuple[float, float, float]:
         """Seconds of a glue, and of a token of branches and of answers."""
