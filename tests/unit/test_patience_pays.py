@@ -154,6 +154,9 @@ class Engine:
         (PLAIN, 16, Machine(7.0, 2.3, 2.0, 1.8)),
         (SURPRISING, 16, Machine(6.5, 2.3, 3.2, 2.1)),
         (SURPRISING, 4, Machine(2.0)),  # a draft that is never in time
+        (SURPRISING, 1, Machine(6.6, 1.7, 1.6, 1.6, hidden=1.4, lag=2)),
+        (PLAIN, 16, Machine(6.6, 2.1, 2.1, 1.9, hidden=1.4, lag=2, prompts=3)),
+        (SURPRISING, 32, Machine(8.2, 2.6, 2.5, 2.2, hidden=0.5, lag=2, prompts=3)),
         (PLAIN, 1, Machine(250.0, 40.0, 30.0, 15.0, queued=1)),
         (SURPRISING, 2, Machine(250.0, 40.0, 30.0, 15.0, queued=1)),
     ],
