@@ -46,6 +46,15 @@ def plain(models):
         return texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
 
 
+def test_one_request_at_a_time(models, plain):
+    """As small as engines get."""
+    speculation = {**SSD, "k": 4, "f": 2, "model": models[1]}
+    options = {**OPTIONS, "dtype": "float32", "max_num_seqs": 1}
+    with engine(models[0], speculative_config=speculation, **options) as llm:
+        assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain
+        assert sum(counters(own_run_dir())["accepted"][1:]) > 0, "no draft was accepted"
+
+
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 def test_same_tokens_with_and_without(models, plain, method):
     """Also when all that the draft says is damaged, when it dies, and when another one has come."""
