@@ -83,6 +83,10 @@ class Yields:
         begun = int(self._draft["in_flight"])
         drafted = np.minimum(depths + begun, self._k)
 
+        def mixed(by_depths: NDArray[np.float64]) -> NDArray[np.float64]:
+            """The mean over steps that follow one without a miss, and those that follow answers."""
+            return (1 - missing) * by_depths[:, :1] + missing * by_depths
+
         # Tokens of branches in a step without a wait, and in one that verifies answers: first the
         # draft ends those that it has begun beyond them, and the host has got ready before.
         fitting = (step.alone - glue) / branch
@@ -91,10 +95,10 @@ class Yields:
         # Of what a busy draft has begun is left on average; without waits, what does not fit adds
         # up until it is dropped.
         unfinished = max(begun - 0.5, 0.0)
-        late, late_after = np.maximum(self._k - fitting, 0.0), np.maximum(self._k - after, 0.0)
-        left = np.where(waits, min(late, unfinished), unfinished * (late > 0))[:, None]
-        left_after = np.where(waits, np.minimum(late_after, unfinished), left)
-        left_s = ((1 - missing) * left + missing * left_after) * branch
+        late = np.maximum(self._k - after, 0.0)
+        left = np.tile(np.minimum(late, unfinished), (most + 1, 1))
+        left[0, 0] = unfinished * (late[0] > 0)
+        left_s = mixed(left) * branch
 
         # The draft is waited for where its branches are.
         grown = (waits * (glue + drafted * branch))[:, None]
@@ -103,10 +107,9 @@ class Yields:
         if_missed = np.maximum(verified, busy)
         step_s = (1 - missing) * np.maximum(step.alone, grown) + missing * if_missed
 
-        in_time = max(fitting - unfinished, 0.0) if late else float(self._k)
-        found = self._branched(np.maximum(depths, in_time))[:, None]
-        found_after = self._branched(np.maximum(depths[:, None], np.minimum(after, in_time)))
-        branched = (1 - missing) * found + missing * np.where(waits, found_after, found)
+        in_time = max(fitting - unfinished, 0.0) if late[0] else self._k
+        reached = np.maximum(depths[:, None], np.minimum(after, in_time))
+        branched = mixed(np.interp(reached, range(self._k + 1), self._tokens(BRANCH)))
         tokens = (1 - unlikely) * branched + unlikely * self._tokens(ANSWER)[depths]
         rates = tokens / (step_s + step.prompts)
         # Of those that cost nothing the deepest: times vary.
@@ -124,10 +127,6 @@ class Yields:
         glue, branch = parts * spent_us[:2] / pieces[:2] / 1e6
         # Where no answers were waited for yet: they take no longer than branches.
         return glue, branch, spent_us[2] / pieces[2] / 1e6 if pieces[2] else branch
-
-    def _branched(self, depths: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Tokens that a row with a branch of such a depth yields."""
-        return np.interp(depths, range(self._k + 1), self._tokens(BRANCH))
 
     def _tokens(self, source: int) -> NDArray[np.float64]:
         """That a row yields, by its number of drafts, 0..k; without any it has a guess."""
