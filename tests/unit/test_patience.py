@@ -28,9 +28,9 @@ def test_reason_knows_how_long_steps_are_without_waits_and_prompts(table):
     patience._yields.best = lambda batch, most, step, last: known.append(step) or Depths(2, 1)
     now = 100.0
     for step in range(800):
-        waits = step % 2 == 0 and patience.decide(8, now) == Depths(2, 1) and step > 100
-        if step % 2:
-            patience.decide(7, now)  # one more prefills
+        one_prefills = step % 2
+        chosen = patience.decide(8 - one_prefills, now)
+        waits = chosen == Depths(2, 1) and not one_prefills and step > 100
         table.target["wait_us"] += 4000 * waits
         now += 0.02 + 0.003 * waits + (0.1 if step % 7 == 0 else 0.0)
     assert known[-1].alone == pytest.approx(0.02, rel=0.01)

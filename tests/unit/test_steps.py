@@ -67,12 +67,21 @@ def test_prompts_are_spread_evenly(wait):
         assert max(counted[50:]) < 1.2 * min(counted[50:])
 
 
-def test_a_pause_is_no_prompt():
+@pytest.mark.parametrize("before", [6, 7, 200])
+def test_a_pause_is_no_prompt(before):
+    """Nor is the first step of which anything is said."""
     steps = Steps()
-    play(steps, 200)
+    play(steps, before)
     steps.add(60.0, 0.0)
     play(steps, 10)
-    assert ms(steps.times()) == pytest.approx([20, 0, 0], abs=4)
+    assert ms(steps.times()) == pytest.approx([20, 0, 0], abs=4 if before == 200 else 40)
+
+
+def test_a_long_wait_makes_prompts_no_shorter():
+    steps = Steps()
+    play(steps, 200)
+    play(steps, 100, waits=0.05, wait_ms=400)
+    assert steps.times().prompts == 0
 
 
 def test_steps_that_become_longer():

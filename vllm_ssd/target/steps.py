@@ -59,16 +59,17 @@ class Steps:
             return took
         took = self._raw[-1 - _LAG]
         waited = max(list(self._waits)[-1 - 2 * _LAG :])
-        usual = median_high(self._raw)
-        alone = median_high(self._alone) if len(self._alone) >= _ENOUGH else usual
-        is_usual = took <= _PROMPT * alone + waited or not self._durations
-        without_prompt = took if is_usual else fmean(self._durations)
+        without_prompt = took
+        known = self._alone if len(self._alone) >= _ENOUGH else self._raw
+        if took > _PROMPT * median_high(known) + waited:
+            usual = median_high(self._raw)
+            without_prompt = fmean(self._durations or [usual])
+            took = min(took, _PAUSE * usual)
         self._durations.append(without_prompt)
         if not waited:
             self._alone.append(took)
         self._count += 1
-        longer = min(took, _PAUSE * usual) - without_prompt
-        self._prompts += (longer - self._prompts) / min(self._count, _SPREAD)
+        self._prompts += (took - without_prompt - self._prompts) / min(self._count, _SPREAD)
         return without_prompt + self._prompts
 
     def interrupted(self) -> None:
