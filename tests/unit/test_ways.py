@@ -12,14 +12,19 @@ class Play:
     a second."""
 
     def __init__(self, **rates):
-        self.ways, self.rates = Ways(lambda: self.tokens), rates
+        self.rates, self.by_size, self.size = rates, {}, None
         self.took, self.tokens = 0.0, 0
 
     def run(self, steps, size=0):
         """How often each way was chosen, with 2**size requests."""
         chosen = Counter()
+        ways = self.by_size.setdefault(size, Ways(size, lambda: self.tokens))
         for _ in range(steps):
-            way = self.ways.next(size, self.took)
+            if size == self.size:
+                way = ways.next(self.took)
+            else:
+                ways.interrupted()
+                self.size, way = size, ways.way
             chosen[way] += 1
             self.tokens += 4 << size
             self.took = (4 << size) / self.rates[way]

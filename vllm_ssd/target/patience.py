@@ -4,14 +4,13 @@ unless ``ways.py`` has measured that it is better to wait for everything or for 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from math import log2
 from typing import Literal
 
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.target.steps import Steps
-from vllm_ssd.target.ways import Ways
+from vllm_ssd.target.ways import Way, Ways
 from vllm_ssd.target.yields import Depths, Yields
 
 # Steps between two looks at what drafts yield and cost.
@@ -31,6 +30,15 @@ class WaitPolicy:
     max_wait_s: float
 
 
+@dataclass
+class _Size:
+    """What is known of batches of about one size."""
+
+    steps: Steps
+    ways: Ways
+    reasoned: Depths | None = None  # at the last look
+
+
 class Patience:
     """Decides for a ``WaitPolicy``, step by step."""
 
@@ -38,11 +46,9 @@ class Patience:
         self._policy = policy
         self._counters = table.target[0]
         self._yields = Yields(table)
-        self._ways = Ways(self._yields.tokens)
+        self._sizes: dict[int, _Size] = {}  # by size, as a power of 2
+        self._size = -1  # of the last batch, about
         self._reasoned: dict[int, Depths] = {}  # by batch, until the next look
-        self._last_reasoned: dict[int, Depths] = {}  # by size
-        self._by_size: defaultdict[int, Steps] = defaultdict(Steps)
-        self._size = -1  # of the last batch, about, as a power of 2
         self._steps = 0
         self._last = 0.0
         self._waited_us = 0
@@ -51,33 +57,39 @@ class Patience:
         """For a step of so many requests whose outcomes are not counted yet; now: in seconds."""
         most, way = self._policy.min_depth, self._policy.on_miss
         if way == "auto":
-            took = self._time(batch, time.monotonic() if now is None else now)
-            chosen = self._ways.next(self._size, took)
+            chosen = self._choose(batch, time.monotonic() if now is None else now)
             if chosen == "reasoned":
                 return self._reason(batch)
             way = chosen
         most *= way == "wait"
         return Depths(most, most)
 
-    def _time(self, batch: int, now: float) -> float:
-        """Another step has ended; what it counts for."""
+    def _choose(self, batch: int, now: float) -> Way:
+        """Another step has ended."""
         waited_us = int(self._counters["wait_us"])
-        took = now - self._last if self._steps else 0.0
-        if self._size < 0 or abs(log2(max(batch, 1)) - self._size) > _ABOUT:
-            self._size = round(log2(max(batch, 1)))
-            self._by_size[self._size].interrupted()
-        elif self._steps:
-            took = self._by_size[self._size].add(took, (waited_us - self._waited_us) / 1e6)
-        self._steps += 1
+        took, waited_s = now - self._last, (waited_us - self._waited_us) / 1e6
         self._last, self._waited_us = now, waited_us
+        self._steps += 1
         if self._steps % _RENEWED == 0:
             self._yields.renew(self._steps)
             self._reasoned.clear()
-        return took
+        exact = log2(max(batch, 1))
+        if self._size >= 0 and abs(exact - self._size) <= _ABOUT:
+            size = self._sizes[self._size]
+            return size.ways.next(size.steps.add(took, waited_s))
+        self._size = round(exact)
+        if self._size not in self._sizes:
+            self._sizes[self._size] = _Size(Steps(), Ways(self._size, self._yields.tokens))
+        size = self._sizes[self._size]
+        size.steps.interrupted()
+        size.ways.interrupted()
+        return size.ways.way
 
     def _reason(self, batch: int) -> Depths:
         if batch not in self._reasoned:
-            times, last = self._by_size[self._size].times(), self._last_reasoned.get(self._size)
-            depths = self._yields.best(batch, self._policy.min_depth, times, last)
-            self._reasoned[batch] = self._last_reasoned[self._size] = depths
+            size = self._sizes[self._size]
+            size.reasoned = self._yields.best(
+                batch, self._policy.min_depth, size.steps.times(), size.reasoned
+            )
+            self._reasoned[batch] = size.reasoned
         return self._reasoned[batch]

@@ -7,9 +7,7 @@ of about this size, that is done instead, until another yields clearly more.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
 
 # A stretch: first so many steps until the counters show what is done, then so many rounds that are
@@ -29,83 +27,75 @@ _WAYS: tuple[Way, ...] = ("reasoned", "wait", "skip")
 
 
 class Ways:
-    """Chooses one, step by step. count: how many tokens there have been altogether."""
+    """Chooses one, step by step, for batches of about 2**size requests. count: how many tokens
+    there have been altogether. way: what is done in this stretch."""
 
-    def __init__(self, count: Callable[[], int]) -> None:
+    way: Way = "reasoned"
+
+    def __init__(self, size: int, count: Callable[[], int]) -> None:
+        self._enough = max(_STEPS, _ROUNDS >> size)
         self._count = count
-        self._by_size: defaultdict[int, _Known] = defaultdict(_Known)
-        self._size = -1
         self._durations: list[float] = []  # of the stretch's steps
-        self._tokens = 0  # where its measured part began
+        self._before = 0  # tokens, when its measured part began
+        self._best: Way = "reasoned"  # when no other has its turn
+        self._tokens: dict[Way, float] = {}
+        self._seconds: dict[Way, float] = {}
+        self._turns = 0
+        self._until_turn = _FIRST_TURN
+        self._due: list[Way] = []
 
-    def next(self, size: int, took: float) -> Way:
-        """For a step of about 2**size requests, when the last one counts for so many seconds."""
-        known = self._by_size[size]
+    def next(self, took: float) -> Way:
+        """For another step, when the last one counts for so many seconds."""
         self._durations.append(took)
-        if size != self._size:  # what was begun with batches of this size begins again
-            self._size = size
+        if self._is_over():
+            self._go_on()
             self._durations.clear()
-        elif self._is_over(known):
-            known.go_on()
-            self._durations.clear()
-        return known.way
+        return self.way
 
-    def _is_over(self, known: _Known) -> bool:
+    def interrupted(self) -> None:
+        """Batches of other sizes came between: the stretch begins again."""
+        self._durations.clear()
+
+    def _is_over(self) -> bool:
         """Whether the stretch is, since it is long enough or hopeless; then it has been counted."""
         steps = len(self._durations) - _SETTLING
         if steps == 0:
-            self._tokens = self._count()
-        enough = max(_STEPS, _ROUNDS >> self._size)
-        if steps < enough and steps != max(enough // _EARLY, _FEWEST):
+            self._before = self._count()
+        if steps < self._enough and steps != max(self._enough // _EARLY, _FEWEST):
             return False
         seconds = sum(self._durations[_SETTLING:])
-        tokens = self._count() - self._tokens
-        if steps < enough and not known.is_hopeless(tokens / seconds):
+        tokens = self._count() - self._before
+        if steps < self._enough and not self._is_hopeless(tokens / seconds):
             return False
-        known.measured(tokens, seconds)
+        self._tokens[self.way] = self._tokens.get(self.way, 0.0) * _KEPT + tokens
+        self._seconds[self.way] = self._seconds.get(self.way, 0.0) * _KEPT + seconds
         return True
 
-
-@dataclass
-class _Known:
-    """What is known of the ways, for batches of about one size."""
-
-    way: Way = "reasoned"  # of this stretch
-    best: Way = "reasoned"  # when no other has its turn
-    tokens: dict[Way, float] = field(default_factory=dict)
-    seconds: dict[Way, float] = field(default_factory=dict)
-    turns: int = 0
-    until_turn: int = _FIRST_TURN
-    due: list[Way] = field(default_factory=list)
-
-    def measured(self, tokens: int, seconds: float) -> None:
-        """What came of the stretch."""
-        self.tokens[self.way] = self.tokens.get(self.way, 0.0) * _KEPT + tokens
-        self.seconds[self.way] = self.seconds.get(self.way, 0.0) * _KEPT + seconds
-
-    def go_on(self) -> None:
+    def _go_on(self) -> None:
         """Choose what to do in the next stretch."""
         rates = self._rates()
         fastest = max(rates, key=lambda way: rates[way])
         # From one way to another costs something, too: what is about as good stays.
-        if self.best not in rates or rates[fastest] > _CLEARLY * rates[self.best]:
-            self.best = fastest
-        if not self.until_turn:
-            self.due = [way for way in _WAYS if way != self.best]
-            if self.turns % _RARELY:
-                self.due = [w for w in self.due if not (w in rates and self.is_hopeless(rates[w]))]
-            self.turns += 1
-            self.until_turn = min(_FIRST_TURN << self.turns, _LAST_TURN)
-        if self.due:
-            self.way = self.due.pop()
+        if self._best not in rates or rates[fastest] > _CLEARLY * rates[self._best]:
+            self._best = fastest
+        if not self._until_turn:
+            self._due = [way for way in _WAYS if way != self._best]
+            if self._turns % _RARELY:
+                self._due = [
+                    w for w in self._due if not (w in rates and self._is_hopeless(rates[w]))
+                ]
+            self._turns += 1
+            self._until_turn = min(_FIRST_TURN << self._turns, _LAST_TURN)
+        if self._due:
+            self.way = self._due.pop()
         else:
-            self.until_turn -= 1
-            self.way = self.best
+            self._until_turn -= 1
+            self.way = self._best
 
-    def is_hopeless(self, rate: float) -> bool:
+    def _is_hopeless(self, rate: float) -> bool:
         """Beside the best, a rate of so many tokens a second."""
-        return rate < _HOPELESS * self._rates().get(self.best, 0.0)
+        return rate < _HOPELESS * self._rates().get(self._best, 0.0)
 
     def _rates(self) -> dict[Way, float]:
         """Tokens a second."""
-        return {way: self.tokens[way] / seconds for way, seconds in self.seconds.items()}
+        return {way: self._tokens[way] / seconds for way, seconds in self._seconds.items()}
