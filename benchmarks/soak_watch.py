@@ -19,9 +19,10 @@ from vllm_ssd import rundir
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.table import SpeculationTable
 
+# Each with how it is told which GPUs to speak of.
 GPU_TOOLS = (
-    ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"),
-    ("rocm-smi", "--showmeminfo", "vram", "--csv"),
+    ("-i", "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"),
+    ("-d", "rocm-smi", "--showmeminfo", "vram", "--csv"),
 )
 
 
@@ -29,7 +30,7 @@ class Sample(msgspec.Struct, frozen=True):
     """One look. at: seconds since the load began. tokens: that clients had got by then; the
     engine's rounds, hits, misses and late ones, all since its start. MiB of resident memory: of the
     server and its children, of the draft server, of its keeper and Ray; pages that processes share
-    count for each. gpu_mib: of all GPUs, None without. shared_files: in shared memory."""
+    count for each. gpu_mib: of the visible GPUs, None without. shared_files: in shared memory."""
 
     at: float
     tokens: int
@@ -136,10 +137,13 @@ def _resident_mib(processes: Iterable[psutil.Process]) -> float:
 
 
 def _gpu_mib() -> float | None:
-    """Memory used on all GPUs, where their vendor's tool is there to say."""
-    for tool, *options in GPU_TOOLS:
+    """Memory used on all visible GPUs, where their vendor's tool is there to say."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for only, tool, *options in GPU_TOOLS:
         if shutil.which(tool) is None:
             continue
+        if visible:
+            options += [only, *([visible] if tool == "nvidia-smi" else visible.split(","))]
         said = subprocess.run([tool, *options], capture_output=True, text=True)
         if said.returncode != 0:
             continue
