@@ -76,7 +76,7 @@ class Patience:
         exact = log2(max(batch, 1))
         if self._size >= 0 and abs(exact - self._size) <= _ABOUT:
             size = self._sizes[self._size]
-            return size.ways.next(size.steps.add(took, waited_s))
+            return size.ways.next(batch, size.steps.add(took, waited_s))
         self._size = round(exact)
         if self._size not in self._sizes:
             self._sizes[self._size] = _Size(Steps(), Ways(self._size, self._yields.tokens))

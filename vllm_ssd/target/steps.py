@@ -36,6 +36,14 @@ class StepTimes(NamedTuple):
     prompts: float = 0.0
 
 
+class Took(NamedTuple):
+    """Seconds of one step. usual: without a prompt; prompt: what it takes longer with one, 0 if it
+    has none."""
+
+    usual: float
+    prompt: float = 0.0
+
+
 class Steps:
     """Of one size of batch."""
 
@@ -48,15 +56,15 @@ class Steps:
         self._count = 0
         self._hidden = self._prompts = 0.0
 
-    def add(self, took: float, waited: float) -> float:
+    def add(self, took: float, waited: float) -> Took:
         """Another step has ended; waited: what the counters say has been since the last one.
-        Returns what the step before the last few counts for, as if prompts were spread evenly."""
+        Returns what is said of the step before the last few."""
         self._since += 1
         if self._since > _LAG:  # before, waits were of other steps
             self._raw.append(took)
             self._waits.append(waited)
         if self._since <= 3 * _LAG:
-            return took
+            return Took(took)
         took = self._raw[-1 - _LAG]
         waited = max(list(self._waits)[-1 - 2 * _LAG :])
         without_prompt = took
@@ -70,7 +78,7 @@ class Steps:
             self._alone.append(took)
         self._count += 1
         self._prompts += (took - without_prompt - self._prompts) / min(self._count, _SPREAD)
-        return without_prompt + self._prompts
+        return Took(without_prompt, took - without_prompt)
 
     def interrupted(self) -> None:
         """Steps of other sizes came between."""

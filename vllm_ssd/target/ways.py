@@ -2,28 +2,70 @@
 
 What is reasoned (``yields.py``) is done, but now and then, for a short stretch of steps, everything
 is waited for, or nothing. Where one of these has yielded clearly more tokens a second with batches
-of about this size, that is done instead, until another yields clearly more.
+of about this size, that is done instead, until another yields clearly more. When texts change, all
+of it is found out anew.
+
+Prompts come by chance, and each takes as long as many rounds. So it is measured how long a step is
+without one, and how much longer with one, which is less where it hides a wait; and every way is
+charged for as many prompts a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from vllm_ssd.target.steps import Took
 
 # A stretch: first so many steps until the counters show what is done, then so many rounds that are
 # measured, and steps at least.
-_SETTLING, _ROUNDS, _STEPS = 6, 64, 8
+_SETTLING, _ROUNDS, _STEPS = 6, 64, 12
 # Stretches until the other ways have their turn, at first and at last: twice as many each time.
 _FIRST_TURN, _LAST_TURN = 4, 64
-# Of what was measured before, this much counts at the next stretch.
-_KEPT = 0.85
 # So much better must another way be; one that is so much worse has only every so many-th turn,
 # which ends after this part of a stretch, in steps at least.
-_CLEARLY, _HOPELESS, _RARELY = 1.05, 0.8, 8
+_CLEARLY, _HOPELESS, _RARELY = 1.03, 0.8, 8
 _EARLY, _FEWEST = 4, 4
+# Beside a stretch, those before count for so much; and where the last ones are looked at.
+_KEPT, _LATELY_KEPT = 0.98, 0.7
+# Texts have changed when those differ by this factor from the rest, with the best way, and by so
+# many times what each stretch differs from the one before.
+_CHANGED, _BY_CHANCE = 1.12, 1.3
+# That is so much at first, and then what it was in about so many of the last ones.
+_NOISE, _NOISES = 0.06, 16
+# To begin with, prompts take as long with a way as so many would say that took what all do.
+_PRIOR = 2.0
 
 Way = Literal["reasoned", "wait", "skip"]
 _WAYS: tuple[Way, ...] = ("reasoned", "wait", "skip")
+
+
+@dataclass
+class _Yield:
+    """What has come of some stretches: tokens, and how long they took, in seconds of each request;
+    how many steps had prompts, and how much longer these took."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    prompts: float = 0.0
+    prompts_s: float = 0.0
+
+    def add(self, other: _Yield, kept: float = 1.0) -> None:
+        """What came after it, beside which it counts for so much."""
+        self.tokens = self.tokens * kept + other.tokens
+        self.seconds = self.seconds * kept + other.seconds
+        self.prompts = self.prompts * kept + other.prompts
+        self.prompts_s = self.prompts_s * kept + other.prompts_s
+
+    def rate(self, usual: _Yield | None = None) -> float:
+        """Tokens a second; with prompts, as many as are usual for so many tokens."""
+        seconds = self.seconds
+        if usual is not None and usual.tokens and usual.prompts:
+            prompts_s = self.prompts_s + _PRIOR * usual.prompts_s / usual.prompts
+            each_s = prompts_s / (self.prompts + _PRIOR)
+            seconds += self.tokens * usual.prompts / usual.tokens * each_s
+        return self.tokens / seconds
 
 
 class Ways:
@@ -35,55 +77,78 @@ class Ways:
     def __init__(self, size: int, count: Callable[[], int]) -> None:
         self._enough = max(_STEPS, _ROUNDS >> size)
         self._count = count
-        self._durations: list[float] = []  # of the stretch's steps
+        self._steps = 0  # of the stretch
         self._before = 0  # tokens, when its measured part began
+        self._stretch = _Yield()  # that, but for its tokens
         self._best: Way = "reasoned"  # when no other has its turn
-        self._tokens: dict[Way, float] = {}
-        self._seconds: dict[Way, float] = {}
+        self._yields: dict[Way, _Yield] = {}  # since texts have changed
+        self._lately = _Yield()  # of the best
+        self._usual = _Yield()  # of whatever was done
+        self._noise = _NOISE  # by how much it differs from the one before
+        self._last = 0.0  # tokens a second in the best way's last stretch
         self._turns = 0
         self._until_turn = _FIRST_TURN
         self._due: list[Way] = []
 
-    def next(self, took: float) -> Way:
-        """For another step, when the last one counts for so many seconds."""
-        self._durations.append(took)
-        if self._is_over():
-            self._go_on()
-            self._durations.clear()
+    def next(self, batch: int, took: Took) -> Way:
+        """For another step; the last one took so long, with so many requests."""
+        self._steps += 1
+        stretch = self._stretch
+        if self._steps > _SETTLING:
+            stretch.seconds += batch * took.usual
+            stretch.prompts += took.prompt > 0
+            stretch.prompts_s += batch * took.prompt
+            if self._is_over():
+                self._take(stretch)
+                self._go_on()
+                self._steps = 0
+        elif self._steps == _SETTLING:
+            self._before, self._stretch = self._count(), _Yield()
         return self.way
 
     def interrupted(self) -> None:
         """Batches of other sizes came between: the stretch begins again."""
-        self._durations.clear()
+        self._steps = 0
 
     def _is_over(self) -> bool:
-        """Whether the stretch is, since it is long enough or hopeless; then it has been counted."""
-        steps = len(self._durations) - _SETTLING
-        if steps == 0:
-            self._before = self._count()
+        """Whether the stretch is long enough or hopeless."""
+        steps = self._steps - _SETTLING
         if steps < self._enough and steps != max(self._enough // _EARLY, _FEWEST):
             return False
-        seconds = sum(self._durations[_SETTLING:])
-        tokens = self._count() - self._before
-        if steps < self._enough and not self._is_hopeless(tokens / seconds):
-            return False
-        self._tokens[self.way] = self._tokens.get(self.way, 0.0) * _KEPT + tokens
-        self._seconds[self.way] = self._seconds.get(self.way, 0.0) * _KEPT + seconds
-        return True
+        self._stretch.tokens = self._count() - self._before
+        return steps >= self._enough or (
+            self.way != self._best and self._is_hopeless(self._stretch)
+        )
+
+    def _take(self, stretch: _Yield) -> None:
+        """This has come of the last one."""
+        if self.way == self._best:
+            rate = stretch.rate()
+            differs = abs(rate / self._last - 1) if self._last else self._noise
+            self._noise += (differs - self._noise) / _NOISES
+            self._last = rate
+            self._lately.add(stretch, _LATELY_KEPT)
+            rates = self._lately.rate(), self._yields.get(self._best, self._lately).rate()
+            if max(rates) > max(_CHANGED, 1 + _BY_CHANCE * self._noise) * min(rates):
+                self._lately = replace(stretch)
+                self._yields.clear()
+                self._turns = self._until_turn = 0
+        self._usual.add(stretch, _KEPT)
+        self._yields.setdefault(self.way, _Yield()).add(stretch, _KEPT)
 
     def _go_on(self) -> None:
         """Choose what to do in the next stretch."""
-        rates = self._rates()
+        rates = {way: found.rate(self._usual) for way, found in self._yields.items()}
         fastest = max(rates, key=lambda way: rates[way])
         # From one way to another costs something, too: what is about as good stays.
         if self._best not in rates or rates[fastest] > _CLEARLY * rates[self._best]:
-            self._best = fastest
+            self._best, self._lately = fastest, replace(self._yields[fastest])
         if not self._until_turn:
             self._due = [way for way in _WAYS if way != self._best]
             if self._turns % _RARELY:
-                self._due = [
-                    w for w in self._due if not (w in rates and self._is_hopeless(rates[w]))
-                ]
+                known = self._yields.items()
+                hopeless = [way for way, found in known if self._is_hopeless(found)]
+                self._due = [way for way in self._due if way not in hopeless]
             self._turns += 1
             self._until_turn = min(_FIRST_TURN << self._turns, _LAST_TURN)
         if self._due:
@@ -92,10 +157,7 @@ class Ways:
             self._until_turn -= 1
             self.way = self._best
 
-    def _is_hopeless(self, rate: float) -> bool:
-        """Beside the best, a rate of so many tokens a second."""
-        return rate < _HOPELESS * self._rates().get(self._best, 0.0)
-
-    def _rates(self) -> dict[Way, float]:
-        """Tokens a second."""
-        return {way: self._tokens[way] / seconds for way, seconds in self._seconds.items()}
+    def _is_hopeless(self, found: _Yield) -> bool:
+        """Beside the best, if that is known."""
+        best = self._yields.get(self._best)
+        return best is not None and (found.rate(self._usual) < _HOPELESS * best.rate(self._usual))
