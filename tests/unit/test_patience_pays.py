@@ -84,7 +84,8 @@ class Engine:
         machine, tokens = self.machine, self.tokens
         has_prompt = self.ended > 0
         verified = machine.verify * self.chance.normal(1, 0.01) * (4 if has_prompt else 1)
-        verified -= min(self.waited, machine.hidden)
+        # The host is busy with prompts for longer than the device with anything else.
+        verified -= min(self.waited, 2 * machine.verify if has_prompt else machine.hidden)
         self.now += verified / 1000
         decoding = self.batch - bool(has_prompt)
         guessed = np.array([depth == 0 for _, depth in self.rows])
