@@ -51,7 +51,7 @@ class _Yield:
     prompts: float = 0.0
     prompts_s: float = 0.0
 
-    def add(self, other: _Yield, kept: float = 1.0) -> None:
+    def add(self, other: _Yield, kept: float) -> None:
         """What came after it, beside which it counts for so much."""
         self.tokens = self.tokens * kept + other.tokens
         self.seconds = self.seconds * kept + other.seconds
