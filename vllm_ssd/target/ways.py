@@ -68,6 +68,32 @@ class _Yield:
         return self.tokens / seconds
 
 
+class _Lately:
+    """What the best way has yielded in its last stretches."""
+
+    def __init__(self) -> None:
+        self._yield = _Yield()
+        self._last = 0.0  # tokens a second in the last one
+        self._noise = _NOISE  # the part by which one differs from the one before
+
+    def begin(self, known: _Yield) -> None:
+        """With what is known of another way, or of other texts."""
+        self._yield = replace(known)
+
+    def add(self, stretch: _Yield) -> None:
+        """Another one."""
+        rate = stretch.rate()
+        differs = abs(rate / self._last - 1) if self._last else self._noise
+        self._noise += (differs - self._noise) / _NOISES
+        self._last = rate
+        self._yield.add(stretch, _LATELY_KEPT)
+
+    def differs_from(self, before: _Yield) -> bool:
+        """By more than chance."""
+        rates = self._yield.rate(), before.rate()
+        return max(rates) > max(_CHANGED, 1 + _BY_CHANCE * self._noise) * min(rates)
+
+
 class Ways:
     """Chooses one, step by step, for batches of about 2**size requests. count: how many tokens
     there have been altogether. way: what is done in this stretch."""
@@ -82,10 +108,8 @@ class Ways:
         self._stretch = _Yield()  # that, but for its tokens
         self._best: Way = "reasoned"  # when no other has its turn
         self._yields: dict[Way, _Yield] = {}  # since texts have changed
-        self._lately = _Yield()  # of the best
+        self._lately = _Lately()
         self._usual = _Yield()  # of whatever was done
-        self._noise = _NOISE  # by how much it differs from the one before
-        self._last = 0.0  # tokens a second in the best way's last stretch
         self._turns = 0
         self._until_turn = _FIRST_TURN
         self._due: list[Way] = []
@@ -116,21 +140,21 @@ class Ways:
         if steps < self._enough and steps != max(self._enough // _EARLY, _FEWEST):
             return False
         self._stretch.tokens = self._count() - self._before
-        return steps >= self._enough or (
-            self.way != self._best and self._is_hopeless(self._stretch)
-        )
+        return steps >= self._enough or self._is_hopeless()
+
+    def _is_hopeless(self) -> bool:
+        """Whether the stretch is of another way than the best, and so much worse."""
+        best = self._yields.get(self._best)
+        if best is None or self.way == self._best:
+            return False
+        return self._stretch.rate(self._usual) < _HOPELESS * best.rate(self._usual)
 
     def _take(self, stretch: _Yield) -> None:
         """This has come of the last one."""
         if self.way == self._best:
-            rate = stretch.rate()
-            differs = abs(rate / self._last - 1) if self._last else self._noise
-            self._noise += (differs - self._noise) / _NOISES
-            self._last = rate
-            self._lately.add(stretch, _LATELY_KEPT)
-            rates = self._lately.rate(), self._yields.get(self._best, self._lately).rate()
-            if max(rates) > max(_CHANGED, 1 + _BY_CHANCE * self._noise) * min(rates):
-                self._lately = replace(stretch)
+            self._lately.add(stretch)
+            if self.way in self._yields and self._lately.differs_from(self._yields[self.way]):
+                self._lately.begin(stretch)
                 self._yields.clear()
                 self._turns = self._until_turn = 0
         self._usual.add(stretch, _KEPT)
@@ -142,13 +166,12 @@ class Ways:
         fastest = max(rates, key=lambda way: rates[way])
         # From one way to another costs something, too: what is about as good stays.
         if self._best not in rates or rates[fastest] > _CLEARLY * rates[self._best]:
-            self._best, self._lately = fastest, replace(self._yields[fastest])
+            self._best = fastest
+            self._lately.begin(self._yields[fastest])
         if not self._until_turn:
-            self._due = [way for way in _WAYS if way != self._best]
-            if self._turns % _RARELY:
-                known = self._yields.items()
-                hopeless = [way for way, found in known if self._is_hopeless(found)]
-                self._due = [way for way in self._due if way not in hopeless]
+            least = _HOPELESS * rates[self._best] if self._turns % _RARELY else 0.0
+            others = (way for way in _WAYS if way != self._best)
+            self._due = [way for way in others if rates.get(way, least) >= least]
             self._turns += 1
             self._until_turn = min(_FIRST_TURN << self._turns, _LAST_TURN)
         if self._due:
@@ -156,8 +179,3 @@ class Ways:
         else:
             self._until_turn -= 1
             self.way = self._best
-
-    def _is_hopeless(self, found: _Yield) -> bool:
-        """Beside the best, if that is known."""
-        best = self._yields.get(self._best)
-        return best is not None and (found.rate(self._usual) < _HOPELESS * best.rate(self._usual))
