@@ -19,12 +19,6 @@ from vllm_ssd import rundir
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.table import SpeculationTable
 
-# Each with how it is told which GPUs to speak of.
-GPU_TOOLS = (
-    ("-i", "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"),
-    ("-d", "rocm-smi", "--showmeminfo", "vram", "--csv"),
-)
-
 
 class Sample(msgspec.Struct, frozen=True):
     """One look. at: seconds since the load began. tokens: that clients had got by then; the
@@ -137,18 +131,27 @@ def _resident_mib(processes: Iterable[psutil.Process]) -> float:
 
 
 def _gpu_mib() -> float | None:
-    """Memory used on all visible GPUs, where their vendor's tool is there to say."""
+    """Memory used on all visible GPUs, where their vendor's tool is there to say. `visible_gpus`
+    would load torch and take memory of each, at every look."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for only, tool, *options in GPU_TOOLS:
-        if shutil.which(tool) is None:
-            continue
-        if visible:
-            options += [only, *([visible] if tool == "nvidia-smi" else visible.split(","))]
-        said = subprocess.run([tool, *options], capture_output=True, text=True)
-        if said.returncode != 0:
-            continue
-        if tool == "nvidia-smi":
-            return float(sum(int(line) for line in said.stdout.split()))
-        rows = [line.split(",") for line in said.stdout.split() if line.startswith("card")]
+    # One tool takes a list, the other several words.
+    of_nvidia = ["-i", visible] if visible else []
+    of_amd = ["-d", *visible.split(",")] if visible else []
+    told = _told(
+        "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", *of_nvidia
+    )
+    if told is not None:
+        return float(sum(int(line) for line in told.split()))
+    told = _told("rocm-smi", "--showmeminfo", "vram", "--csv", *of_amd)
+    if told is not None:
+        rows = [line.split(",") for line in told.split() if line.startswith("card")]
         return sum(int(row[2]) for row in rows) / 2**20  # device, total bytes, used bytes
     return None
+
+
+def _told(tool: str, *options: str) -> str | None:
+    """What a tool says; None if it is not there or fails."""
+    if shutil.which(tool) is None:
+        return None
+    said = subprocess.run([tool, *options], capture_output=True, text=True)
+    return said.stdout if said.returncode == 0 else None
