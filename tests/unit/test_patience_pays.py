@@ -153,6 +153,13 @@ class Engine:
         return int(lost[0]) if len(lost) else length
 
 
+def engines(folder, *args):
+    """One for each way."""
+    for on_miss in ("auto", "wait", "skip"):
+        table = SpeculationTable.create(folder / on_miss, TableShape(2, K, 2))
+        yield on_miss, Engine(table, on_miss, *args)
+
+
 @pytest.mark.parametrize(
     ("text", "batch", "machine"),
     [
@@ -171,10 +178,7 @@ class Engine:
     ],
 )
 def test_as_good_as_the_better_one(tmp_path, text, batch, machine):
-    rates = {}
-    for on_miss in ("auto", "wait", "skip"):
-        table = SpeculationTable.create(tmp_path / on_miss, TableShape(2, K, 2))
-        rates[on_miss] = Engine(table, on_miss, text, machine, batch).run()
+    rates = {way: engine.run() for way, engine in engines(tmp_path, text, machine, batch)}
     assert rates["auto"] > 0.95 * max(rates["wait"], rates["skip"]), rates
     assert max(rates.values()) > 1.02 * min(rates.values()), "no choice to make"
 
@@ -190,11 +194,10 @@ def test_follows_texts_that_change(tmp_path, batch):
     ]
     machine = Machine(7.6, 2.8, 2.7, 2.3, hidden=1.4, lag=2, prompts=400)
     rates = {}
-    for on_miss in ("auto", "wait", "skip"):
-        table = SpeculationTable.create(tmp_path / on_miss, TableShape(2, K, 2))
-        engine = Engine(table, on_miss, texts[0], machine, batch)
-        rates[on_miss] = []
-        for engine.text in texts:
-            rates[on_miss].append(engine.rate(700))
+    for way, engine in engines(tmp_path, texts[0], machine, batch):
+        rates[way] = []
+        for text in texts:
+            engine.text = text
+            rates[way].append(engine.rate(700))
     for auto, wait, skip in zip(*rates.values()):
         assert auto > 0.95 * max(wait, skip), rates
