@@ -1,4 +1,5 @@
-# make setup | demo | test | lint | clean.  Everything happens in .venv and .models of this folder.
+# make setup | demo | unit | test | lint | clean.  Everything happens in .venv and .models of this
+# folder. unit: the tests that start no engine, in two minutes. test: lint and all tests.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo unit test lint clean
 
 setup: $(VENV)/.ready
 
@@ -30,6 +31,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# One thread: the models are tiny, and a second thread would only wait for the first, by spinning.
+unit: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
 
 test: lint
 	$(BIN)/python -m pytest

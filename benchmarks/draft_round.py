@@ -2,9 +2,11 @@
 
     python -m benchmarks.draft_round --k 7 --f 3 --contexts 1000 --batch-sizes 1,8 --profile
 
-The target is played by a script that takes a predicted outcome every round, or, for the answers,
-one that was not predicted. Times on the GPU are the draft's own counters; `ready` is from the
-outcome's publication to the last token of its next branches, as the target would see it.
+The target is played by a script whose outcome is predicted in every round, or, to measure
+fallbacks, in none. Times on the GPU (glue, step, fallback step) are the draft's own counters. The
+others are seen from the target, and all begin when an outcome is published: hits_first ends when
+the next outcomes are predicted, ready when their branches are complete, fallback when the outcome
+has its k drafts.
 """
 
 import argparse
@@ -20,25 +22,26 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.models import find_model
+from benchmarks.common.models import find_model
 from benchmarks.standin.loader import register
 from vllm_ssd.draft.engine import DraftEngine
-from vllm_ssd.draft.kernels import DevicePublisher
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.metrics import snapshot, subtract
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.target.mailbox import TargetMailbox
+from vllm_ssd.table.device_publisher import DevicePublisher
+from vllm_ssd.table.outcomes import OutcomeWriter
+from vllm_ssd.table.predictions import PredictionReader
 
 VOCAB = 49152
-PATIENCE_S = 20.0
+STALL_LIMIT_S = 20.0  # longest time that the script waits for the draft
 
 
 class Times(NamedTuple):
-    """Since the outcomes were published, ms: until they have k drafts, until the next outcomes are
-    predicted, until those have k drafts."""
+    """Milliseconds since the outcomes were published. drafted: until they have k drafts. predicted:
+    until the next outcomes are predicted. ready: until those have k drafts."""
 
-    answered: float
+    drafted: float
     predicted: float
     ready: float
 
@@ -48,11 +51,13 @@ class Script:
 
     def __init__(self, engine: DraftEngine, table: SpeculationTable, policy: DraftPolicy):
         self._engine = engine
-        self._mailbox = TargetMailbox(table, VOCAB)
+        self._outcomes = OutcomeWriter(table)
+        self._predictions = PredictionReader(table, VOCAB)
         self._table = table
         self._policy = policy
-        self._chance = np.random.default_rng(0)
+        self._rng = np.random.default_rng(0)
         self._lengths: list[int] = []
+        self._drafts: list[list[int]] = []
         self._generation = 0
         self._round = 0
 
@@ -61,15 +66,16 @@ class Script:
         self._generation += 1
         self._round = 0
         self._lengths = [context] * batch
-        self._drafts: list[list[int]] = [[]] * batch
+        self._drafts = [[]] * batch
         for slot in range(batch):
-            text = self._chance.integers(0, VOCAB, context).tolist()
-            self._engine.add(slot, self._generation, text)
+            text = self._rng.integers(0, VOCAB, context).tolist()
+            self._engine.requests.add(slot, self._generation, text, temperature=0.0)
         self._work_until(lambda: self._depth() == self._policy.k)
 
     def end(self) -> None:
+        """Remove the requests."""
         for slot in range(len(self._lengths)):
-            self._engine.remove(slot, self._generation)
+            self._engine.requests.remove(slot, self._generation)
 
     def play(self, miss: bool) -> Times:
         """A round whose outcomes were predicted, or were not."""
@@ -79,28 +85,29 @@ class Script:
         for slot, (accepted, bonus) in enumerate(outcomes):
             new = [*self._drafts[slot][:accepted], bonus]
             self._lengths[slot] += len(new)
-            self._mailbox.publish(slot, stamp, self._lengths[slot], accepted, new)
+            self._outcomes.publish(slot, stamp, self._lengths[slot], accepted, new)
 
         def found() -> list[list[int]]:
-            return [self._mailbox.find(s, stamp, *o).tokens for s, o in enumerate(outcomes)]
+            return [self._predictions.find(s, stamp, *o).tokens for s, o in enumerate(outcomes)]
 
         self._work_until(lambda: all(len(tokens) == self._policy.k for tokens in found()))
-        answered = time.perf_counter()
+        drafted = time.perf_counter()
         self._drafts = found()
         for slot, drafts in enumerate(self._drafts):
-            self._mailbox.confirm(slot, stamp, drafts)
+            self._outcomes.confirm(slot, stamp, drafts)
         self._round += 1
         self._work_until(lambda: self._depth() >= 0)
         predicted = time.perf_counter()
         self._work_until(lambda: self._depth() == self._policy.k)
         ready = time.perf_counter()
-        return Times(*(1000 * (t - started) for t in (answered, predicted, ready)))
+        return Times(*(1000 * (t - started) for t in (drafted, predicted, ready)))
 
     def _outcome(self, slot: int, miss: bool) -> tuple[int, int]:
+        """(accepted drafts, bonus token) of this round: any for a miss, else a predicted one."""
         record = self._table.slots["prediction"][slot, self._round & 1]
         if miss:
-            return 0, int(self._chance.integers(0, VOCAB))
-        branch = int(self._chance.integers(0, int(record["count"])))
+            return 0, int(self._rng.integers(0, VOCAB))
+        branch = int(self._rng.integers(0, int(record["count"])))
         return int(record["accepted"][branch]), int(record["bonus"][branch])
 
     def _depth(self) -> int:
@@ -112,7 +119,7 @@ class Script:
         return int(records["depth"].min())
 
     def _work_until(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + STALL_LIMIT_S
         while not done():
             self._engine.step()
             if time.monotonic() > deadline:
@@ -145,7 +152,7 @@ def measure(
     arguments: argparse.Namespace, engine: DraftEngine, script: Script, table: SpeculationTable
 ) -> None:
     """Print a row for every batch size and context."""
-    names = "batch context hits_first_us ready_ms answer_ms glue_us step_us answer_step_us"
+    names = "batch context hits_first_us ready_ms fallback_ms glue_us step_us fallback_step_us"
     print("| " + " | ".join(names.split()) + " |")
     print("|---" * len(names.split()) + "|")
     for batch in arguments.batch_sizes:
@@ -159,12 +166,12 @@ def measure(
             spent = subtract(snapshot(table), before)
             script.end()
             each = [
-                spent[f"{work}_us"] / max(spent[work], 1) for work in ("glue", "branch", "answer")
+                spent[f"{work}_us"] / max(spent[work], 1) for work in ("glue", "branch", "fallback")
             ]
             cells = [
                 median(t.predicted for t in hits) * 1000,
                 median(t.ready for t in hits),
-                median(t.answered for t in misses),
+                median(t.drafted for t in misses),
                 *each,
             ]
             print(f"| {batch} | {context} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
@@ -202,7 +209,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins
-    policy = DraftPolicy(arguments.k, (arguments.f,) * (arguments.k + 1), arguments.k, chunk=1024)
+    fan_out = (arguments.f,) * (arguments.k + 1)
+    policy = DraftPolicy(arguments.k, fan_out, fallbacks=True, chunk=1024)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch, torch.inference_mode():
         engine, table = make_engine(arguments, policy, Path(scratch))
         engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.standin import ensure_draft, ensure_target
 from examples import demo_engine
 from examples.demo_engine import EngineSpec, Finished, Piece, Ready
-from vllm_ssd.cores import available_cores, parse_cores, split_cores
 from vllm_ssd.metrics import rates
+from vllm_ssd.service.cores import available_cores, parse_cores, split_cores
 
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",
@@ -34,8 +34,7 @@ MAX_TOKENS = 80
 NUM_CORES = 2
 # Measured on two cores: the target takes 240 ms to verify 4 to 6 tokens and 320 for 8. In 240 ms
 # the draft does a glue and five steps of six branches, at 40 ms each; more branches come late.
-# After a miss the third draft is the last one that brings more than the 40 ms it takes.
-SPECULATION: dict[str, Any] = {"method": "ssd", "k": 5, "f": 1, "min_depth": 3}
+SPECULATION: dict[str, Any] = {"method": "ssd", "k": 5, "f": 1}
 MODELS_ARE = """\
 The target is a stand-in: it computes the same function as SmolLM2-135M-Instruct, at the cost of
 a model of 1 B parameters. The draft is SmolLM2-135M-Instruct without its layer 14. What they say

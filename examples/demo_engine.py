@@ -133,7 +133,7 @@ def _own_table() -> SpeculationTable:
     """The table of this process's engine; other engines may be running under the same user."""
     import psutil
 
-    from vllm_ssd import rundir
+    from vllm_ssd.service import rundir
     from vllm_ssd.table import SpeculationTable
 
     children = psutil.Process().children(recursive=True)

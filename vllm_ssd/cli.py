@@ -6,15 +6,16 @@ import argparse
 import time
 from pathlib import Path
 
-from vllm_ssd import __version__, rundir
+from vllm_ssd import __version__
 from vllm_ssd.metrics import describe, snapshot
+from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
 
 WORK = {
     "prefill": "prefill (tokens)",
     "glue": "glue",
     "branch": "branch step",
-    "answer": "answer step",
+    "fallback": "fallback step",
 }
 
 

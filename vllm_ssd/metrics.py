@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.table import NOWHERE, SpeculationTable
-from vllm_ssd.target.mailbox import Finding
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.predictions import LookupResult
 
 logger = get_logger(__name__)
 
@@ -28,21 +28,17 @@ class TargetCounters:
         self._table = table
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
-    def verified(self, accepted: int, source: int, depth: int) -> None:
-        """A request verified so many drafts of a source as in ``table.py``, and accepted this
-        many tokens; those beyond its drafts were a guess."""
+    def verified(self, accepted: int) -> None:
+        """A request has accepted this number of drafts."""
         self._counters["accepted"][accepted] += 1
-        depth = self._k if source == NOWHERE else depth
-        self._counters["offered"][source, : min(depth, accepted + 1)] += 1
-        self._counters["taken"][source, : min(depth, accepted)] += 1
 
-    def lookup(self, first: Finding, enough: int, drafts: int) -> None:
-        """A request's outcome was looked up: what the first look found, against the drafts that
-        would have been enough, and how many drafts it got in the end."""
+    def looked_up(self, first: LookupResult, drafts: int) -> None:
+        """A request's outcome was looked up. first: what the first look found; drafts: how many
+        drafts it got in the end."""
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
-        if first.predicted and len(first.tokens) >= enough:
+        if first.predicted and len(first.tokens) >= self._k:
             counters["hits"] += 1
         elif first.published and not first.predicted:
             counters["misses"] += 1
@@ -79,7 +75,7 @@ def snapshot(table: SpeculationTable) -> dict[str, Any]:
 
 def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """What was counted between two snapshots; gauges keep their later value."""
-    gauges = ("started_s", "heartbeat", "pid", "live", "free_blocks", "in_flight")
+    gauges = ("started_s", "heartbeat", "pid", "live", "free_blocks")
     difference: dict[str, Any] = {}
     for name, value in later.items():
         if name in gauges:

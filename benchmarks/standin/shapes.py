@@ -17,7 +17,7 @@ class Shape:
 
     @property
     def queries_per_kv(self) -> int:
-        """How many query heads share one key/value head."""
+        """The number of query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
     @staticmethod

@@ -63,7 +63,7 @@ def _download(scratch: Path) -> Path:
 
 
 def _wheel_bytes(scratch: Path) -> int:
-    """Return how much of the wheel has arrived, wherever pip keeps it at the moment."""
+    """Return the number of bytes of the wheel that have arrived, wherever pip keeps them now."""
     size = 0
     for wheel in scratch.rglob("*.whl"):
         with suppress(FileNotFoundError):  # pip moves it when it is complete

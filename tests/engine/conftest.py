@@ -51,8 +51,8 @@ def even_target() -> str:
 @pytest.fixture(scope="session")
 def plain(target) -> dict[str, Any]:
     """What an engine without SSD answers to ``test_lossless.run_all``."""
-    from tests.engine.harness import engine
     from tests.engine.test_lossless import OPTIONS, run_all
+    from tests.support.harness import engine
 
     with engine(target, **OPTIONS) as llm:
         return run_all(llm)
@@ -61,7 +61,7 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A random function of 400 tokens, without a tokenizer."""
-    from tests.tiny_llama import tiny_llama
+    from tests.support.tiny_llama import tiny_llama
 
     folder = tmp_path_factory.mktemp("small")
     tiny_llama(1, 400, tie_word_embeddings=True).save_pretrained(folder)

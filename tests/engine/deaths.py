@@ -8,11 +8,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.running import alive, processes_of
-from tests.engine.harness import meanwhile
+from benchmarks.common.running import alive, processes_of
 from tests.engine.load import Load
-from vllm_ssd import rundir
+from tests.support.harness import meanwhile
 from vllm_ssd.metrics import snapshot
+from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
 
 
@@ -90,7 +90,7 @@ def out_of_memory(draft: Draft, load: Load) -> None:
 
 
 def killed_while_loading(draft: Draft, load: Load, times: int) -> None:
-    """After another death: so many servers that are just being started."""
+    """After another death: the next ``times`` servers, each while it is being started."""
     dead = {draft.counted()["pid"]}
 
     def loading() -> list[psutil.Process]:

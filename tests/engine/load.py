@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
-from benchmarks.soak_load import Clients
-from benchmarks.soak_requests import Choice, Question, Request, difference, greedy_request
-from tests.engine.harness import wait_for
+from benchmarks.soak.load import Clients
+from benchmarks.soak.requests import Choice, Question, Request, difference, greedy_request
+from tests.support.harness import wait_for
 
 STALL_S = 15.0  # without a token, after which a request has failed; a hang lasts longer
 STUCK_S = 180.0
 
 
 class Load:
-    """So many streamed requests at all times: each that ends is compared with the plain answer, and
-    asked again. The other questions are for ``ask_another``."""
+    """``at_once`` streamed requests at all times: each that ends is compared with the plain answer,
+    and asked again. The other questions are for ``ask_another``."""
 
     def __init__(
         self, url: str, at_once: int, questions: Sequence[Question], plain: Sequence[Choice]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.running import counters
-from tests.engine.harness import SSD, engine, greedy, own_run_dir
-from tests.features import FEATURES, OPTIONS, run_all
-from tests.features.prompts import LONG, SHORT
-from tests.features.results import Refused, difference, generate, refusal
-from tests.features.sampling_parameters import CHOICE, NAMES, REGEX
+from benchmarks.common.running import counters
+from tests.support.features import FEATURES, OPTIONS, run_all
+from tests.support.features.prompts import LONG, SHORT
+from tests.support.features.results import Refused, difference, generate, refusal
+from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
+from tests.support.harness import SSD, engine, greedy, own_run_dir
 
 # One token a request, which ends with its prompt; or no request at all.
 WITHOUT_DRAFTS = {"beam search", "embed"}
@@ -24,7 +24,8 @@ WITHOUT_DRAFTS = {"beam search", "embed"}
 
 @dataclass
 class Runs:
-    """name -> result, of either engine; name -> how many drafts were accepted for it."""
+    """plain, ssd: name -> result, of an engine without SSD and of one with it. accepted: name ->
+    number of drafts that were accepted for it."""
 
     plain: dict[str, Any]
     ssd: dict[str, Any]
@@ -46,7 +47,7 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(target, draft, plain) -> Iterator[Runs]:
     options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
-    speculation = {**SSD, "k": 3, "f": 2, "model": draft, "min_depth": 1}
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     with engine(target, speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))
@@ -102,7 +103,7 @@ def test_refused_requests_leave_the_others_alone(runs):
 
 
 def test_vllm_counts_what_ssd_counts(runs):
-    """How often how many drafts of a request were accepted."""
+    """The numbers of rounds of a request that accepted 1, 2, .. k drafts."""
 
     def total() -> float:
         name = "vllm:spec_decode_num_accepted_tokens"

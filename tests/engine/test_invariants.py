@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import engine, greedy, own_run_dir, texts, wait_for
-from vllm_ssd import rundir
+from benchmarks.common.running import counters, leftovers, processes_of
+from tests.support.harness import engine, greedy, own_run_dir, texts, wait_for
+from vllm_ssd.service import rundir
 
 K = 3
 PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]
@@ -43,7 +43,7 @@ def test_every_round_is_a_hit_that_accepts_k(llm, tiny):
             logits = reference(torch.tensor([prompt + tokens])).logits[0]
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
     assert counted["misses"] == 0
-    # The first outcome may come before the draft has read the prompt; it is then answered, and
+    # The first outcome may come before the draft has read the prompt; it then gets a fallback, and
     # the round after it is ahead again.
     assert counted["late"] <= len(PROMPTS)
     assert counted["hits"] == counted["rounds"] - counted["late"]
@@ -67,7 +67,7 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(llm):
     own = [p for p in processes_of(run_dir) if "Agent" not in p.name()]
     children = psutil.Process().children(recursive=True)
     core = next(c for c in children if "EngineCore" in " ".join(c.cmdline()))
-    keeper = next(p for p in own if "vllm_ssd.draft.keeper" in " ".join(p.cmdline()))
+    keeper = next(p for p in own if "vllm_ssd.service.keeper" in " ".join(p.cmdline()))
     assert len(own) > 2, "Ray and the draft server should be among them"
     for process in (core, keeper):
         process.kill()

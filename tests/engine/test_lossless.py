@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.running import counters, leftovers, processes_of
-from tests.engine.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from benchmarks.common.running import counters, leftovers, processes_of
+from tests.support.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -26,7 +26,7 @@ PROMPTS = [
 ]
 STORIES = slice(12, 16)  # prompts whose texts go on to the last token that is asked for
 SHORT = 32  # positions of a draft that knows few
-# Chunked prefill, more requests than fit at once, and so few KV blocks that some are preempted.
+# Chunked prefill, more requests than fit at once, and too few KV blocks: some are preempted.
 OPTIONS = {
     "max_num_batched_tokens": 64,
     "long_prefill_token_threshold": 48,
@@ -95,7 +95,7 @@ def test_same_tokens_with_and_without(target, draft, plain):
         counted = counters(run_dir)
         assert preemptions(llm) > 0, "the KV cache is too large for this test"
         assert found == plain
-        # It was speculation that made them, and outcomes were looked up in time. (How many were
+        # It was speculation that made them, and outcomes were looked up in time. (The share of
         # hits is another matter: this draft is as slow as its target.)
         assert counted["hits"] + counted["misses"] > 0
         assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 from openai import OpenAI
 
-from benchmarks import serve
-from benchmarks.running import counters, leftovers, processes_of, run_dir_of
-from tests.engine.harness import ENGINE, SSD, wait_for
+from benchmarks.common.running import counters, leftovers, processes_of, run_dir_of
+from benchmarks.soak import server as serve
 from tests.engine.test_lossless import PROMPTS, STORIES
-from vllm_ssd import rundir
+from tests.support.harness import ENGINE, SSD, wait_for
+from vllm_ssd.service import rundir
 
 
 def test_two_engines_of_one_server(target, draft, plain, tmp_path):

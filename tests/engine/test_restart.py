@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import serve
-from benchmarks.running import leftovers
-from benchmarks.soak_requests import Choice, Question
+from benchmarks.common.running import leftovers
+from benchmarks.soak import server as serve
+from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import (
     Draft,
     killed,
@@ -26,14 +26,14 @@ from tests.engine.deaths import (
     stopped,
     without_ray,
 )
-from tests.engine.harness import ENGINE, engine, greedy, texts, wait_for
 from tests.engine.load import STUCK_S, Load
-from vllm_ssd import rundir
+from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
 from vllm_ssd.metrics import rates, subtract
+from vllm_ssd.service import rundir
 
 AT_ONCE, OTHERS, TOKENS = 16, 12, 64
-# How a serving draft dies, and how many die after it while they load. Each leaves traces for the
-# next one; 20 deaths.
+# How a serving draft dies, and the number of its successors that are killed while they load. Each
+# leaves traces for the next one; 20 deaths.
 DEATHS: list[tuple[Callable[[Draft, Load], None], int]] = [
     (without_ray, 0),
     (raising, 0),
@@ -93,16 +93,16 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
         usual = max(at_work(draft, load) for _ in range(2))
         assert usual > 0.5, "the draft does not have the time it needs"
         before, log = usage(server, draft), Log(server.log)
-        for die, more in DEATHS:
+        for die, successors in DEATHS:
             pid = draft.counted()["pid"]
             die(draft, load)
-            killed_while_loading(draft, load, more)
+            killed_while_loading(draft, load, successors)
             load.until(f"loss of the draft, {die.__name__}", draft.silent)
             load.until(f"new draft after {die.__name__}", lambda: not draft.silent())
             load.until("hits as before", lambda: AS_BEFORE * usual <= at_work(draft, load))
             assert pid not in {process.pid for process in draft.processes()}
             assert draft.server().rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY
-            assert log.news() == [LOST, *[NOT_BACK] * more, BACK]
+            assert log.news() == [LOST, *[NOT_BACK] * successors, BACK]
         # Ray's agents outlive a Ray that is killed by a minute or so.
         load.until("the same processes", lambda: kinds(server, draft) == before.kinds)
         after = usage(server, draft)
@@ -147,8 +147,8 @@ class Log:
 
 @dataclass(frozen=True)
 class Usage:
-    """kinds: how many processes there are of each name. files, mib: that are open, and resident,
-    in each of those that last. shared: names in shared memory."""
+    """kinds: the number of processes by name. files, mib: open files and MiB of resident memory of
+    each process that outlives the draft's deaths. shared: names in shared memory."""
 
     kinds: Counter[str]
     files: dict[str, int]
@@ -158,7 +158,7 @@ class Usage:
 
 def usage(server: serve.Server, draft: Draft) -> Usage:
     """What a server and its draft have in use now."""
-    lasting = [*server.processes(), *draft.named("vllm_ssd.draft.keeper")]
+    lasting = [*server.processes(), *draft.named("vllm_ssd.service.keeper")]
     table = rundir.table_path(draft.run_dir)
     return Usage(
         kinds=kinds(server, draft),
@@ -169,7 +169,7 @@ def usage(server: serve.Server, draft: Draft) -> Usage:
 
 
 def kinds(server: serve.Server, draft: Draft) -> Counter[str]:
-    """How many processes there are of each name."""
+    """The number of processes by name."""
     found: Counter[str] = Counter()
     for process in (*server.processes(), *draft.processes()):
         with suppress(psutil.NoSuchProcess):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sampled_texts import METHODS, check, make_pair
+from tests.support.sampled_texts import METHODS, check, make_pair
 
 
 @pytest.fixture(scope="module")

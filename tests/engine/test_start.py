@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.engine.starts import make_start
+from tests.support.starts import make_start
 
 # A command that begins so has 64 MB of shared memory.
 SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && "$@"', "-")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.attention_cases import Pair, prompts_and_trees, replay_over_grown_contexts
+from tests.support.attention_cases import Pair, prompts_and_trees, replay_over_grown_contexts
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

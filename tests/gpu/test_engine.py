@@ -12,9 +12,9 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
-from benchmarks.running import counters, leftovers
-from tests.engine.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from benchmarks.common.running import counters, leftovers
 from tests.gpu.settings import FOLDER, OPTIONS
+from tests.support.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
 from vllm_ssd.metrics import describe
 
 PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "chess", "tides")]

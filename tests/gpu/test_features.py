@@ -9,12 +9,12 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
-from benchmarks.running import counters
-from tests.engine.harness import SSD, engine, own_run_dir
-from tests.features import FEATURES, OPTIONS, run_all
-from tests.features.results import Refused, difference
-from tests.features.sampling_parameters import NAMES
+from benchmarks.common.running import counters
 from tests.gpu.settings import OPTIONS as GPU_OPTIONS
+from tests.support.features import FEATURES, OPTIONS, run_all
+from tests.support.features.results import Refused, difference
+from tests.support.features.sampling_parameters import NAMES
+from tests.support.harness import SSD, engine, own_run_dir
 
 
 @pytest.fixture(scope="module")

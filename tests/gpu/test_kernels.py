@@ -10,11 +10,11 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from tests.lookup_agreement import host_and_device_agree
-from tests.lookup_cases import CASES, SHAPE
-from vllm_ssd.pages import memory_of, register
+from tests.support.lookup_agreement import host_and_device_agree
+from tests.support.lookup_cases import CASES, SHAPE
 from vllm_ssd.table import SpeculationTable
-from vllm_ssd.target.device import measure_look_ns
+from vllm_ssd.table.pages import memory_of, register
+from vllm_ssd.worker.device_client import measure_look_ns
 
 GPU = torch.device("cuda:0")
 

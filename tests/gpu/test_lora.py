@@ -12,11 +12,11 @@ import torch
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
-from benchmarks.running import counters
-from tests.engine.harness import SSD, engine, greedy, own_run_dir
-from tests.features.adapter import make_adapter
-from tests.features.prompts import LONG, SHORT
+from benchmarks.common.running import counters
 from tests.gpu.settings import OPTIONS
+from tests.support.features.adapter import make_adapter
+from tests.support.features.prompts import LONG, SHORT
+from tests.support.harness import SSD, engine, greedy, own_run_dir
 
 TOKENS = 48
 # Logarithms of probabilities in float16, and of sums in another order.

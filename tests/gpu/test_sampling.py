@@ -9,7 +9,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from tests.gpu.settings import OPTIONS
-from tests.sampled_texts import METHODS, check, make_pair
+from tests.support.sampled_texts import METHODS, check, make_pair
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ import torch
 if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from benchmarks.running import counters
-from tests.engine.harness import engine, greedy, own_run_dir
-from tests.engine.starts import make_start
+from benchmarks.common.running import counters
 from tests.gpu.settings import OPTIONS
-from vllm_ssd.placement import gpu_environment
+from tests.support.harness import engine, greedy, own_run_dir
+from tests.support.starts import make_start
+from vllm_ssd.service.placement import gpu_environment
 
 GPUS = torch.cuda.device_count()
 EAGER = {**OPTIONS, "enforce_eager": True}
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 @contextmanager
 def full(device: int, left_mib: int) -> Iterator[None]:
-    """Meanwhile another process has all memory of a GPU but so much."""
+    """Meanwhile another process holds all memory of a GPU but ``left_mib`` MiB."""
     command = [sys.executable, "-c", HOLD, str(device), str(left_mib * 2**20)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

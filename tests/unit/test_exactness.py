@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.chi_square import chance_of
-from tests.sampling_target import SLOTS, VOCAB, Play, Scene
+from tests.support.chi_square import chance_of
+from tests.support.sampling_target import SLOTS, VOCAB, Play, Scene
 
 EPISODES = 30
 SCENES = {
@@ -21,7 +21,7 @@ SCENES = {
 }
 
 
-def chance(play):
+def p_value(play):
     texts = torch.cat([play.episode() for _ in range(EPISODES)])
     assert len(texts) == EPISODES * SLOTS
     assert play.verified > len(texts) // 4, "few drafts were verified"
@@ -31,14 +31,14 @@ def chance(play):
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES.keys())
 def test_texts_have_the_targets_distribution(tmp_path, scene):
     play = Play(tmp_path / "t", scene)
-    assert chance(play) > 1e-3
+    assert p_value(play) > 1e-3
     assert play.accepted > play.verified / 5
 
 
 def test_a_wrong_report_is_detected(tmp_path):
     """Saguaro sampling that reports the probabilities it has not lowered."""
     play = Play(tmp_path / "t", Scene(top_m=4, saguaro=0.3, lie=True))
-    assert chance(play) < 1e-9
+    assert p_value(play) < 1e-9
 
 
 def test_saguaro_hits_more(tmp_path):

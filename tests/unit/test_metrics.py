@@ -5,8 +5,8 @@ import pytest
 
 from vllm_ssd import cli, metrics
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
-from vllm_ssd.table import ANSWER, BRANCH, NOWHERE, SpeculationTable, TableShape
-from vllm_ssd.target.mailbox import Finding
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table.predictions import LookupResult
 
 
 @pytest.fixture
@@ -15,17 +15,17 @@ def table(tmp_path):
 
 
 def found(published, predicted, tokens):
-    return Finding(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
+    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
 
 
 def test_rates_of_a_few_rounds(table):
     counters = TargetCounters(table)
-    counters.lookup(found(True, True, [1, 2]), 2, 2)
-    counters.lookup(found(True, False, []), 2, 0)
-    counters.lookup(found(True, True, [1]), 2, 1)
-    counters.lookup(found(False, False, []), 2, 0)
-    for accepted, source, depth in ((2, BRANCH, 2), (0, NOWHERE, 0), (1, BRANCH, 1)):
-        counters.verified(accepted, source, depth)
+    counters.looked_up(found(True, True, [1, 2]), 2)
+    counters.looked_up(found(True, False, []), 0)
+    counters.looked_up(found(True, True, [1]), 1)
+    counters.looked_up(found(False, False, []), 0)
+    for accepted in (2, 0, 1):
+        counters.verified(accepted)
     counters.waited(0.004, 1)
     derived = rates(snapshot(table))
     assert (derived["hit"], derived["miss"], derived["late"]) == (0.25, 0.25, 0.5)
@@ -38,17 +38,15 @@ def test_rates_of_a_few_rounds(table):
 
 def test_differences_of_snapshots(table):
     counters = TargetCounters(table)
-    counters.verified(1, BRANCH, 2)
+    counters.verified(1)
     table.draft["live"] = 3
     first = snapshot(table)
-    counters.verified(1, BRANCH, 2)
-    counters.verified(2, ANSWER, 1)
-    counters.verified(0, NOWHERE, 0)
+    counters.verified(1)
+    counters.verified(2)
+    counters.verified(0)
     table.draft["live"] = 5
     difference = subtract(snapshot(table), first)
     assert difference["accepted"] == [1, 1, 1]
-    assert difference["offered"] == [[1, 1], [1, 0], [1, 0]], "one was there, the other a guess"
-    assert difference["taken"] == [[1, 0], [1, 0], [0, 0]]
     assert difference["live"] == 5
 
 
@@ -61,7 +59,7 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     for second in range(40):
         now[0] += 1.0
         if second < 25:
-            counters.lookup(found(True, True, [1, 2]), 2, 2)
+            counters.looked_up(found(True, True, [1, 2]), 2)
         counters.log()
     assert [line.split(",")[0] for line in lines] == [
         "SSD metrics: Rounds: 10",
@@ -77,7 +75,7 @@ def test_stats_without_engines(monkeypatch, capsys):
 
 
 def test_stats_reports_an_engine(table):
-    TargetCounters(table).lookup(found(True, True, [1, 2]), 2, 2)
+    TargetCounters(table).looked_up(found(True, True, [1, 2]), 2)
     report = "\n".join(cli.report(table.path, table))
     assert "k=2, 2 branches, 1 slots" in report
     assert "Hit rate: 100.0%" in report and "has not started yet" in report

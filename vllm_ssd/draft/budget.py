@@ -2,7 +2,7 @@
 
 More branches miss less often and take longer. With many requests a round gets fewer of them, down
 to what is done before the target has verified; both times are measured. Where they go follows the
-outcomes of late: at which length, and how likely the draft thought their bonus.
+latest outcomes: at which accepted length they came, and at which rank of the draft's bonus tokens.
 """
 
 from __future__ import annotations
@@ -11,38 +11,36 @@ import time
 
 import numpy as np
 
-from vllm_ssd.draft.outcomes import allocate, shrink
+from vllm_ssd.draft.fan_out import allocate, shrink
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
-# Weights of the newest observation.
+# Weights of the newest outcome, and of the newest duration of a verification.
 _OUTCOME, _WINDOW = 0.005, 0.1
-# Of the window, what a round may take.
+# The part of a verification's duration that a round of the draft may take.
 _SHARE = 0.95
 
 
-class OutcomeChances:
-    """How likely outcomes are, by accepted length and rank of the bonus; of late, mostly.
-
-    branches: the most there can be, so that no rank beyond it matters.
-    """
+class OutcomeProbs:
+    """The probability of each outcome, by accepted length and rank of the bonus, from the latest
+    outcomes mostly. branches: the most there can be, so that no rank beyond it matters."""
 
     def __init__(self, k: int, branches: int):
-        # To begin with lengths are alike, and the bonus is not among the F likeliest with a chance
-        # of 1 / (F + 1): the power law of arXiv 2603.03251 with r = 1.
+        # To begin with all lengths are alike, and the bonus is not among the F likeliest with
+        # probability 1 / (F + 1): the power law of arXiv 2603.03251 with r = 1.
         rank = np.arange(branches + 1)
         self._by_rank = 1 / ((rank + 1) * (rank + 2))
-        self._chances = np.tile(self._by_rank / (k + 1), (k + 1, 1))
+        self._probs = np.tile(self._by_rank / (k + 1), (k + 1, 1))
 
     def fan_out(self, branches: int) -> tuple[int, ...]:
-        """The fan-out of so many branches that misses least."""
-        return allocate(branches, self._chances.tolist())
+        """The fan-out of ``branches`` branches that misses least."""
+        return allocate(branches, self._probs.tolist())
 
     def count(self, predicted: Prediction, accepted: int, branch: int) -> None:
-        """An outcome: so many drafts were accepted, and this branch came true, -1 if none has."""
-        self._chances *= 1 - _OUTCOME
-        row = self._chances[accepted]
+        """An outcome came. accepted: drafts; branch: the one that came true, -1 if none has."""
+        self._probs *= 1 - _OUTCOME
+        row = self._probs[accepted]
         if branch >= 0:
             row[predicted.ranks[branch]] += _OUTCOME
         else:  # some rank beyond those predicted
@@ -52,18 +50,18 @@ class OutcomeChances:
 
 
 class BranchBudget:
-    """cost_us: what a whole round takes, by requests and branches a request; filled by whoever has
-    measured it. Without, rounds are as large as the policy allows."""
+    """cost_us: microseconds that a whole round takes, by requests and branches a request; filled by
+    whoever has measured it. Without, rounds are as large as the policy allows."""
 
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
         self.cost_us: dict[tuple[int, int], float] = {}
         # Where the numbers are given, there is nothing to learn.
-        self._chances = OutcomeChances(policy.k, policy.branches) if policy.adaptive else None
+        self._probs = OutcomeProbs(policy.k, policy.branches) if policy.adaptive else None
         self._window_us = 0.0
 
     def sizes(self, requests: int) -> list[int]:
-        """Branches a request may get when there are so many, most first; one choice at least."""
+        """Branches that each of ``requests`` requests may get, most first; one choice at least."""
         fan_out = self._policy.fan_out
         most = min(self._policy.branches, self._policy.max_branches // requests)
         least = sum(count > 0 for count in fan_out)
@@ -73,22 +71,22 @@ class BranchBudget:
         return sorted(sizes, reverse=True)
 
     def fan_out(self, requests: int) -> tuple[int, ...]:
-        """Branches for each accepted length 0..k in a round of so many requests."""
+        """Branches for each accepted length 0..k in a round of ``requests`` requests."""
         sizes = self.sizes(requests)
         limit = self._window_us * _SHARE
         fitting = [s for s in sizes if self.cost_us.get((requests, s), 0.0) <= limit]
         size = sizes[0] if not limit else max(fitting, default=sizes[-1])
-        if self._chances is not None:
-            return self._chances.fan_out(size)
+        if self._probs is not None:
+            return self._probs.fan_out(size)
         return shrink(self._policy.fan_out, size)
 
     def outcome(self, request: DraftRequest, accepted: int, branch: int | None) -> None:
-        """A request's verification is over, with so many drafts accepted; not taken in yet.
-        branch: the one that came true, -1 if none has, None if that is not known."""
+        """A request's verification is over, and the request has yet to take it in. accepted:
+        drafts; branch: the one that came true, -1 if none has, None if that is not known."""
         if len(request.drafts) < self._policy.k or not 0 <= accepted <= self._policy.k:
             return
-        if self._chances is not None and branch is not None and request.predicted is not None:
-            self._chances.count(request.predicted, accepted, branch)
+        if self._probs is not None and branch is not None and request.predicted is not None:
+            self._probs.count(request.predicted, accepted, branch)
         took = (time.monotonic_ns() - request.decided_ns) / 1000
         if self._window_us:
             # A step that did more than verify (a prompt, a pause) says little about the next.

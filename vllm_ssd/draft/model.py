@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
+from vllm_ssd.draft.attention.registry import load_backend
 from vllm_ssd.draft.spec import DraftModelSpec
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class DraftModel:
                     f"the draft's KV cache of {memory / 2**30:.2f} GiB holds no block "
                     f"of {per_block / 2**20:.1f} MiB: raise draft_kv_cache_gib"
                 )
-            backend = _backend(spec.tree_backend)
+            backend = load_backend(spec.tree_backend)
             self.attention = backend(
                 shape, self.num_blocks, BLOCK_SIZE, self.max_len + spec.scratch
             )
@@ -122,21 +123,6 @@ def _join_a_world_of_one(scratch: Path) -> None:
     meeting.unlink(missing_ok=True)  # a draft that was killed would count as a member
     init_distributed_environment(1, 0, f"file://{meeting}", 0, current_platform.dist_backend)
     ensure_model_parallel_initialized(1, 1)
-
-
-def _backend(name: str) -> type[PagedAttention]:
-    """Imported when it is chosen: each needs a package that the others do without."""
-    if name == "flashinfer":
-        from vllm_ssd.draft.attention.flashinfer import FlashInferAttention
-
-        return FlashInferAttention
-    if name == "triton":
-        from vllm_ssd.draft.attention.triton import TritonAttention
-
-        return TritonAttention
-    from vllm_ssd.draft.attention.sdpa import SDPAAttention
-
-    return SDPAAttention
 
 
 def _choose_kernels(config: VllmConfig) -> None:

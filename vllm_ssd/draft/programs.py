@@ -8,58 +8,20 @@ is, so that they can be recorded as CUDA graphs: what changes from round to roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
+from vllm_ssd.draft.fan_out import choose
+from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
-from vllm_ssd.draft.outcomes import choose
-from vllm_ssd.draft.place import Place
-from vllm_ssd.draft.publish import Publisher, Step
+from vllm_ssd.draft.publish_slot import PublishSlot
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
-
-_MEASURED_RUNS = 4
-
-
-class Recording:
-    """Something to compute, from a CUDA graph once it is recorded."""
-
-    def __init__(self, compute: Callable[[], None]):
-        self._compute = compute
-        self._graph: Any = None
-
-    def record(self, pool: Any) -> None:
-        """Record it, into a memory pool that recordings share since they never run at once."""
-        self._compute()  # what is built or chosen at first use must not be while recording
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._compute()
-        self._graph = graph
-
-    def measure_us(self, load: Callable[[], None]) -> float:
-        """What a run takes of what ``load`` loads, which is done before each: a run may move on."""
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        took = []
-        for _ in range(1 + _MEASURED_RUNS):
-            load()
-            before.record()
-            self()
-            after.record()
-            after.synchronize()
-            took.append(before.elapsed_time(after) * 1000)
-        return sum(took[1:]) / _MEASURED_RUNS
-
-    def __call__(self) -> None:
-        if self._graph is None:
-            self._compute()
-        else:
-            self._graph.replay()
+from vllm_ssd.table.publisher import BranchTokens, Publisher
 
 
 @dataclass(frozen=True)
@@ -102,7 +64,7 @@ class Feed:
             },
         )
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
-        self.run = Recording(self._compute)
+        self.run = GraphedCall(self._compute)
 
     def load(
         self,
@@ -127,7 +89,7 @@ class Feed:
         self._plan.load(chunks)
 
     def try_out(self, context: int) -> None:
-        """Load requests with so many tokens of KV, in anybody's blocks, that publish nothing and
+        """Load requests with ``context`` tokens of KV, in anybody's blocks, that publish nothing and
         leave nothing behind but meaningless KV."""
         blocks = range(self._model.num_blocks)
         chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
@@ -150,9 +112,9 @@ class Feed:
 class Grow:
     """Up to ``batch`` trees of ``branches`` branches, one token each a run, k at most.
 
-    answers: the one branch of each tree is the answer to an outcome, not a prediction. sampled:
-    tokens are drawn at the temperatures of their requests; if not, they are the likeliest, which
-    takes a few percent less time. tips: int64 [batch * branches], the newest token of every branch.
+    fallbacks: the one branch of each tree is for an outcome that was not predicted. sampled: tokens
+    are drawn at the temperatures of their requests; if not, they are the likeliest, which takes a
+    few percent less time. last_tokens: int64 [batch * branches], the newest token of every branch.
     owner: whose trees are loaded.
     """
 
@@ -163,11 +125,11 @@ class Grow:
         batch: int,
         branches: int,
         policy: DraftPolicy,
-        answers: bool,
+        fallbacks: bool,
         sampled: bool,
     ):
         self._model = model
-        self._publish = publisher.answer if answers else publisher.extend
+        self._publish = publisher.fallback if fallbacks else publisher.extend
         self.batch, self.branches = batch, branches
         self._plan = model.attention.tree_plan(batch, branches, policy.k)
         self._top_m = policy.top_m
@@ -175,56 +137,56 @@ class Grow:
         self._inputs = Inputs(
             model.device,
             {"slot": (batch,), "stamp": (batch,), "step": (1,)},
-            {"temperature": (batch, 1), "chances": (batch, branches, policy.k)},
+            {"temperature": (batch, 1), "uniforms": (batch, branches, policy.k)},
         )
         self.owner: object = None
-        self.tips = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
-        self.run = Recording(self._compute)
+        self.last_tokens = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
+        self.run = GraphedCall(self._compute)
 
     def load(
         self,
         trees: Sequence[Tree | None],
-        places: Sequence[Place],
+        slots: Sequence[PublishSlot],
         step: int,
-        tips: torch.Tensor,
+        last_tokens: torch.Tensor,
     ) -> None:
         """Take in trees, where each publishes, how many steps they have grown, and their newest
         tokens: int64 [len(trees) * branches], any device."""
         host = self._inputs.host
         host["slot"][:], host["step"][:] = -1, step
-        for row, place in enumerate(places):
+        for row, place in enumerate(slots):
             host["slot"][row], host["stamp"][row] = place.slot, place.stamp
             host["temperature"][row] = place.temperature
-            if place.chances is not None:
-                host["chances"][row] = place.chances
+            if place.uniforms is not None:
+                host["uniforms"][row] = place.uniforms
         self._inputs.send()
         self._plan.load(trees)
-        self.tips[: len(tips)].copy_(tips)
+        self.last_tokens[: len(last_tokens)].copy_(last_tokens)
 
     def try_out(self, context: int) -> None:
-        """Load requests with so many tokens of KV, in anybody's blocks, that publish nothing and
+        """Load requests with ``context`` tokens of KV, in anybody's blocks, that publish nothing and
         leave nothing behind but meaningless KV."""
         blocks = range(self._model.num_blocks)
         tree = Tree(blocks, context, [context] * self.branches, self._plan.steps)
         trees = [tree if tree.kv_len <= self._model.room else None]
-        self.load(trees * self.batch, (), 0, self.tips)
+        self.load(trees * self.batch, (), 0, self.last_tokens)
 
     def _compute(self) -> None:
         inputs = self._inputs.device
         step = inputs["step"]
         self._plan.prepare(step)
         self._model.attention.plan = self._plan
-        hidden = self._model.forward(self.tips, self._plan.positions)
+        hidden = self._model.forward(self.last_tokens, self._plan.positions)
         logits = self._model.logits(hidden)
-        tokens = self.tips.view(self.batch, self.branches)
+        tokens = self.last_tokens.view(self.batch, self.branches)
         if self._sampler is None:
-            torch.argmax(logits, dim=-1, out=self.tips)
-            entries = one_hot(tokens, self._top_m, logits.shape[-1]) if self._top_m else None
+            torch.argmax(logits, dim=-1, out=self.last_tokens)
+            draft_probs = one_hot(tokens, self._top_m, logits.shape[-1]) if self._top_m else None
         else:
             temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)
-            chances = inputs["chances"].flatten(0, 1)
-            drawn, drawn_from = self._sampler.sample(logits, temperatures, chances, step)
-            self.tips.copy_(drawn)
-            entries = drawn_from.view(self.batch, self.branches, -1)
-        self._publish(Step(inputs["slot"], inputs["stamp"], tokens, step, entries))
+            uniforms = inputs["uniforms"].flatten(0, 1)
+            drawn, drawn_from = self._sampler.sample(logits, temperatures, uniforms, step)
+            self.last_tokens.copy_(drawn)
+            draft_probs = drawn_from.view(self.batch, self.branches, -1)
+        self._publish(BranchTokens(inputs["slot"], inputs["stamp"], tokens, step, draft_probs))
         step += 1

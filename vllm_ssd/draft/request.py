@@ -10,10 +10,10 @@ from enum import Enum, auto
 import numpy as np
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
-from vllm_ssd.draft.blocks import BlockTable
-from vllm_ssd.draft.place import Place
+from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.programs import Prediction
-from vllm_ssd.draft.rounds import Round
+from vllm_ssd.draft.publish_slot import PublishSlot
+from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 from vllm_ssd.table import make_stamp
 
 
@@ -30,13 +30,14 @@ class DraftRequest:
     """``tokens``: the text, the last one being the newest bonus (or the prompt's end).
 
     fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` as far
-    as it goes. round: of the last outcome taken in, -1 before any; accepted: its accepted drafts.
-    decided_ns: when the target's decision on its drafts was seen.
-    temperature: of the target's sampling; dice: random numbers for the draft's own, None if it
+    as it goes. drafts: those that are being verified. round: of the last outcome taken in, -1
+    before any; accepted: its accepted drafts. decided_ns: monotonic nanoseconds when the target's
+    decision on its drafts was seen.
+    temperature: of the target's sampling; rng: random numbers for the draft's own, None if it
     does not sample.
-    ahead: the branches grown for the outcome that is awaited, or, once it is there, being matched
-    with it; predicted: what they are. answer: the branch grown for an outcome that none of them
-    matched. admitted: it has KV memory; until then nothing is done for it.
+    ahead: the tree grown for the outcome that is awaited, or, once it is there, being matched
+    with it; predicted: what its branches are. fallback: the tree grown for an outcome that none of
+    them matched. admitted: it has KV memory; until then nothing is done for it.
     """
 
     slot: int
@@ -44,16 +45,16 @@ class DraftRequest:
     tokens: list[int]
     table: BlockTable
     temperature: float = 0.0
-    dice: np.random.Generator | None = None
+    rng: np.random.Generator | None = None
     round: int = -1
     accepted: int = 0
     decided_ns: int = 0
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
-    ahead: Round | None = None
+    ahead: TreeRow | None = None
     predicted: Prediction | None = None
-    answer: Round | None = None
+    fallback: TreeRow | None = None
     admitted: bool = False
 
     @property
@@ -69,11 +70,20 @@ class DraftRequest:
     @property
     def awaited(self) -> bool:
         """Whether the target may be waiting for what is grown for this request."""
-        return self.phase is Phase.DECIDING and (self.ahead or self.answer) is not None
+        return self.phase is Phase.DECIDING and (self.ahead or self.fallback) is not None
+
+    @property
+    def unfed(self) -> int:
+        """Tokens the model has yet to see before it can say what follows."""
+        return len(self.tokens) + len(self.drafts) - len(self.fed)
+
+    def grows_in(self, batch: TreeBatch) -> bool:
+        """Whether a tree of this request is in the batch."""
+        return any(row is not None and row.batch is batch for row in (self.ahead, self.fallback))
 
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
         """Take in an outcome: keep the KV that still fits."""
-        self.leave_answer()
+        self.leave_fallback()
         if self.phase is not Phase.IDLE or round_ != self.round + 1:
             self.leave_ahead()  # grown for another outcome
         before = len(self.tokens)
@@ -89,61 +99,55 @@ class DraftRequest:
     def decide(self, drafts: Sequence[int], predict_ahead: bool) -> None:
         """Take in what the target verifies next. With prediction the model must see bonus and
         drafts again in one piece, to have its opinion at each of their positions; without, what
-        the answer's steps have left will do, and only the last draft is missing."""
-        answered = self.answer is not None and self.answer.step >= len(drafts) > 0
+        the fallback's steps have left will do, and only the last draft is missing."""
+        grown = 0 if self.fallback is None else self.fallback.batch.step
         self.leave_ahead()
-        self.leave_answer()
+        self.leave_fallback()
         self.drafts = list(drafts)
         self.decided_ns = time.monotonic_ns()
         self.phase = Phase.FEEDING
-        if not predict_ahead and answered and len(self.fed) == len(self.tokens) - 1:
+        shown = grown >= len(drafts) > 0 and len(self.fed) == len(self.tokens) - 1
+        if shown and not predict_ahead:
             self.fed += [self.tokens[-1], *drafts[:-1]]
 
-    def unfed(self) -> int:
-        """Tokens the model has yet to see before it can say what follows."""
-        return len(self.tokens) + len(self.drafts) - len(self.fed)
-
     def feed(self, count: int) -> tuple[Chunk, list[int]]:
-        """The next ``count`` unfed tokens, with KV reserved for them (or ``OutOfBlocks``)."""
+        """The next ``count`` unfed tokens, for which KV is reserved."""
         start = len(self.fed)
         text = self.tokens[start : start + count]
         begin = max(start - len(self.tokens), 0)
         tokens = text + self.drafts[begin : begin + count - len(text)]
-        self.table.reserve(start + len(tokens))
         self.fed += tokens
         return Chunk(self.table.blocks, start, len(tokens)), tokens
 
     def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
-        """A tree of branches that continue so much of the text each, with KV reserved (or
-        ``OutOfBlocks``)."""
-        tree = Tree(self.table.blocks, len(self.fed), parents, num_steps)
-        self.table.reserve(tree.kv_len)
-        return tree
+        """A tree of branches, for which KV is reserved. parents: how many tokens of the linear part
+        each branch continues."""
+        return Tree(self.table.blocks, len(self.fed), parents, num_steps)
 
-    def place(self, stamp: int, branches: int, steps: int) -> Place:
+    def publish_slot(self, stamp: np.uint64, branches: int, steps: int) -> PublishSlot:
         """Where branches for the outcome ``stamp`` are published, with new random numbers."""
-        chances = None
-        if self.dice is not None:
+        uniforms = None
+        if self.rng is not None:
             # 32 bits: less than 1 even when multiplied by a sum of probabilities
-            numbers = self.dice.integers(2**32, size=(branches, steps))
-            chances = numbers.astype(np.float64) * 2.0**-32
-        return Place(self.slot, stamp, self.temperature, chances)
+            numbers = self.rng.integers(2**32, size=(branches, steps))
+            uniforms = numbers.astype(np.float64) * 2.0**-32
+        return PublishSlot(self.slot, int(stamp), self.temperature, uniforms)
 
     def leave_ahead(self) -> None:
         """Stop growing branches for the outcome that was awaited."""
         if self.ahead is not None:
-            self.ahead.leave(self)
+            self.ahead.leave()
             self.ahead = None
 
-    def leave_answer(self) -> None:
-        """Stop growing the answer."""
-        if self.answer is not None:
-            self.answer.leave(self)
-            self.answer = None
+    def leave_fallback(self) -> None:
+        """Stop growing the fallback."""
+        if self.fallback is not None:
+            self.fallback.leave()
+            self.fallback = None
 
     def forget_kv(self) -> None:
         """Give all KV memory back; the text has to be fed again."""
         self.leave_ahead()
-        self.leave_answer()
+        self.leave_fallback()
         self.table.trim(0)
         self.fed = []

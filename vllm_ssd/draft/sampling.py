@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.proposals import pack
+from vllm_ssd.table.draft_probs import pack
 
 
 class Sampler:
@@ -31,13 +31,13 @@ class Sampler:
         self,
         logits: torch.Tensor,
         temperatures: torch.Tensor,
-        chances: torch.Tensor,
+        uniforms: torch.Tensor,
         step: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 [rows], and the entries of their distributions, int64 [rows, top_m].
 
         logits: [rows, vocab]; temperatures: float64 [rows], 0 = the likeliest token with certainty;
-        chances: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
+        uniforms: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
         """
         step = step.clamp(max=len(self._weights) - 1)
         top = logits.float().topk(self._top_m, dim=-1)
@@ -49,7 +49,7 @@ class Sampler:
         probabilities = weighted / weighted.sum(dim=-1, keepdim=True)
         # In float64, so that a token's chance is its float32 probability, exactly enough.
         sums = probabilities.double().cumsum(dim=-1)
-        target = chances.index_select(1, step) * sums[:, -1:]
+        target = uniforms.index_select(1, step) * sums[:, -1:]
         chosen = (sums <= target).sum(dim=-1, keepdim=True)
         tokens = top.indices.gather(1, chosen).squeeze(1)
         return tokens, pack(top.indices, probabilities)

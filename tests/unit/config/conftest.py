@@ -3,10 +3,10 @@
 import pytest
 from vllm.config import ModelConfig, ParallelConfig
 
-from tests.model_folders import write_model
-from tests.sentences import one_sentence
-from vllm_ssd.config import SSDConfig
-from vllm_ssd.options import make_ssd_config
+from tests.support.model_folders import write_model
+from tests.support.sentences import one_sentence
+from vllm_ssd.config.options import make_ssd_config
+from vllm_ssd.config.ssd_config import SSDConfig
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from vllm_ssd.options import OPTIONS
+from vllm_ssd.config.options import OPTIONS
+from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
 
 
 @pytest.mark.parametrize("value", [0, 17, -1, True, 7.0, "7", [7]])
@@ -34,9 +35,6 @@ def test_too_many_branches(refusal):
     "option, value, expected",
     [
         ("on_miss", "hope", '"auto", "wait" or "skip"'),
-        ("min_depth", 0, "from 1 to k"),
-        ("min_depth", 8, "from 1 to k, which is 7"),
-        ("min_depth", 1.0, "a whole number"),
         ("max_wait_ms", 0, "a number above 0"),
         ("max_wait_ms", True, "a number above 0"),
         ("max_wait_ms", float("inf"), "a number above 0"),
@@ -80,6 +78,21 @@ def test_sampled_drafts(make, refusal):
             draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
         )
         assert f"f must be above 0 and less than that: it is {f}" in said
+
+
+def test_attention_that_needs_a_gpu(refusal, monkeypatch):
+    for backend in ("flashinfer", "triton"):
+        assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(tree_backend=backend)
+    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "flashinfer")
+    assert "flashinfer" in refusal()
+
+
+def test_a_bad_environment(refusal, monkeypatch):
+    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "eager")
+    said = refusal()
+    assert (
+        "SSD_TREE_DECODE_BACKEND must be one of auto, triton, flashinfer, sdpa, not 'eager'" in said
+    )
 
 
 def test_bad_value_of_an_inherited_option(refusal):

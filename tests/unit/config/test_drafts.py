@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 from vllm.config import ParallelConfig
 
-from tests.model_folders import write_model
-from tests.sentences import one_sentence
-from vllm_ssd import checks
-from vllm_ssd.checks import check_draft
-from vllm_ssd.options import make_ssd_config
+from tests.support.model_folders import write_model
+from tests.support.sentences import one_sentence
+from vllm_ssd.config import draft_checks
+from vllm_ssd.config.draft_checks import check_draft
+from vllm_ssd.config.options import make_ssd_config
 
 
 @pytest.mark.parametrize("path", ["/nowhere/draft", "./draft", "~/draft", "models/of/mine"])
@@ -23,7 +23,7 @@ def test_draft_folder_without_a_model(refusal, tmp_path):
 
 
 def test_unknown_hub_name(refusal, monkeypatch):
-    monkeypatch.setattr(checks, "file_or_path_exists", lambda *_: False)
+    monkeypatch.setattr(draft_checks, "file_or_path_exists", lambda *_: False)
     said = refusal(model="nobody/nothing")
     assert "Hugging Face Hub's model 'nobody/nothing'" in said
     assert "check the spelling, the access and the network" in said

@@ -1,16 +1,19 @@
 """What is understood of a user's options, and the config it makes."""
 
 import copy
+import importlib.util
 import pickle
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
 from vllm.config import ParallelConfig
 from vllm.config.utils import replace
 
-from vllm_ssd.config import SSDConfig
-from vllm_ssd.options import make_ssd_config
+from vllm_ssd.config.options import make_ssd_config
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
 
 
 def test_defaults(make, draft):
@@ -19,7 +22,7 @@ def test_defaults(make, draft):
     assert config.fan_out == (3,) * 8
     assert config.max_branches == 24
     assert config.model == config.draft_model == draft
-    assert (config.on_miss, config.min_depth, config.max_wait_ms) == ("auto", 7, 2000.0)
+    assert (config.on_miss, config.max_wait_ms) == ("auto", 2000.0)
     assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: True)) == "sdpa"
 
 
@@ -29,14 +32,37 @@ def test_a_number_for_each_accepted_length(make):
     assert config.max_branches == 6
 
 
+def test_attention_from_the_environment(make, monkeypatch):
+    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "sdpa")
+    assert make().tree_backend == "sdpa"
+    assert make(tree_backend="auto").tree_backend == "auto"
+
+
+def test_the_attention_is_chosen_for_this_draft(make, monkeypatch):
+    """On GPUs, by the draft's data type and its heads."""
+    config = make(draft_dtype="bfloat16")
+    gpu = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert config.draft_model_config is not None
+    monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda: 80)
+    assert config.resolve_tree_backend(gpu) == "sdpa"
+    monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda: 64)
+    assert config.resolve_tree_backend(gpu) == "triton"
+    config.tree_backend = "flashinfer"
+    assert config.resolve_tree_backend(gpu) == "flashinfer"
+    monkeypatch.setattr(config.draft_model_config, "dtype", torch.float32)
+    with pytest.raises(ValueError, match="needs a 16-bit draft"):
+        config.resolve_tree_backend(gpu)
+
+
 @pytest.mark.parametrize("f", [0, [0, 0, 0, 0]])
 def test_no_drafting_ahead(make, f):
     assert make(k=3, f=f).max_branches == 0
 
 
 def test_keys_may_have_dashes_and_null_means_not_given(make):
-    config = make(**{"on-miss": "skip", "max-wait-ms": 5, "min_depth": None, "revision": None})
-    assert (config.on_miss, config.max_wait_ms, config.min_depth) == ("skip", 5.0, 7)
+    config = make(**{"on-miss": "skip", "max-wait-ms": 5, "revision": None})
+    assert (config.on_miss, config.max_wait_ms) == ("skip", 5.0)
 
 
 def test_what_says_nothing_new_is_taken(make):
@@ -95,13 +121,13 @@ def test_without_a_target_only_the_options_are_checked():
     ids=["pickle", "cloudpickle", "deepcopy", "replace"],
 )
 def test_copies_are_complete(make, draft, copied):
-    config = make(k=3, f=[1, 2, 3, 4], min_depth=2, on_miss="skip")
+    config = make(k=3, f=[1, 2, 3, 4], on_miss="skip")
     config.method, config.model = "custom_class", "some.Proposer"
     config.run_dir = "/run"
     twin = copied(config)
     assert type(twin) is SSDConfig
     assert (twin.method, twin.model, twin.draft_model) == ("custom_class", "some.Proposer", draft)
-    assert (twin.k, twin.fan_out, twin.min_depth) == (3, (1, 2, 3, 4), 2)
+    assert (twin.k, twin.fan_out) == (3, (1, 2, 3, 4))
     assert (twin.on_miss, twin.run_dir) == ("skip", "/run")
     assert twin.draft_model_config.model == draft
 

@@ -3,9 +3,9 @@
 import pytest
 from vllm.config import ModelConfig
 
-from tests.model_folders import WORDS, write_model
-from tests.sentences import one_sentence
-from vllm_ssd.checks import check_vocabulary
+from tests.support.model_folders import WORDS, write_model
+from tests.support.sentences import one_sentence
+from vllm_ssd.config.draft_checks import check_vocabulary
 
 
 def model_config(folder: str, **options) -> ModelConfig:

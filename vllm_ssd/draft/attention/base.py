@@ -1,6 +1,6 @@
 """What the draft's attention must do: paged KV, causal chunks, and trees of branches.
 
-A *plan* serves batches of one shape: so many requests, each with so many queries. It is loaded with
+A *plan* serves batches of one shape: a number of requests and of queries each. It is loaded with
 where everything is, and the model's layers then call ``attend``. What a plan computes with stays in
 the same memory, so that a CUDA graph recorded over it can be replayed after another load.
 

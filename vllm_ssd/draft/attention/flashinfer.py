@@ -16,8 +16,6 @@ import torch
 from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttention, TreePlan
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 
-DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES, WORKSPACE_BYTES_ROCM = 256 * 2**20, 512 * 2**20
 
 _NO_SPLIT = 256  # queries

@@ -23,7 +23,7 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree
 _KV_BLOCK = 64
 _MOST_SPLITS = 16
 # Programs that fill a GPU: more splits only make more to put together.
-_ENOUGH_PROGRAMS = 264
+ENOUGH_PROGRAMS = 264
 
 
 # Few variants to compile: only what shapes the code is a constant.
@@ -163,7 +163,7 @@ class _Paged(Plan):
         self._rows = min(max(triton.next_power_of_2(queries * self._group), 16), widest)
         self._tiles = triton.cdiv(queries * self._group, self._rows)
         programs = batch * self._tiles * shape.num_kv_heads
-        self._splits = max(1, min(_MOST_SPLITS, _ENOUGH_PROGRAMS // programs))
+        self._splits = max(1, min(_MOST_SPLITS, ENOUGH_PROGRAMS // programs))
         parts = (self._splits, batch * queries * shape.num_heads)
         self._partial = torch.empty(*parts, shape.head_dim, dtype=torch.float32, device=device)
         self._weight = torch.empty(parts, dtype=torch.float32, device=device)

@@ -1,0 +1,52 @@
+"""Running engines seen from outside: their counters, their processes, what they leave."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vllm_ssd.metrics import snapshot
+from vllm_ssd.service import rundir
+from vllm_ssd.service.processes import has_ended
+from vllm_ssd.table import SpeculationTable
+
+
+def counters(run_dir: Path) -> dict[str, Any]:
+    """An engine's counters at this moment."""
+    return snapshot(SpeculationTable.open(rundir.table_path(run_dir), writable=False))
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """The keeper, Ray's processes and the draft server of an engine."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+            if any(run_dir.name in word for word in words):
+                # The draft server writes its title over both; it is a child of Ray's.
+                own = [process, *process.children(recursive=True)]
+                found |= {each.pid: each for each in own}
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return list(found.values())
+
+
+def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
+    """The run directory of the engine that has one of these processes for its core; None if it
+    does not use method ssd. Other engines may be running under the same user."""
+    held = {file.path for process in processes for file in process.open_files()}
+    own = [d for d in rundir.living() if any(path.startswith(f"{d}/") for path in held)]
+    return own[0] if own else None
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run."""
+    return [process for process in processes if not has_ended(process)]
+
+
+def leftovers(run_dir: Path, processes: Sequence[psutil.Process]) -> list[str]:
+    """What is still there of an engine that should be gone: files, and of ``processes``, which
+    were its own, those that still run."""
+    paths = [run_dir, rundir.table_path(run_dir)]
+    return [str(path) for path in paths if path.exists()] + [str(p) for p in alive(processes)]

@@ -1,0 +1,233 @@
+"""A real `vllm serve` with method ssd under a random load: arrivals, lengths, sampling settings,
+disconnects, and deaths of the draft if asked for.
+
+First a plain server of the same target answers a pool of prompts greedily. Then the server with
+method ssd gets requests for them, and every greedy text, also of requests that were cut short or
+aborted, must be the plain server's. The exit status is 1 if a text is not, a request failed, one
+got no token for --stall-limit seconds, or anything is left after the end.
+"""
+
+import argparse
+import asyncio
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from transformers import AutoTokenizer
+
+from benchmarks.common.arguments import SMALL, add_engine_arguments, engine_arguments
+from benchmarks.common.gpus import visible_gpus
+from benchmarks.common.models import find_model
+from benchmarks.common.records import Load, Side
+from benchmarks.common.running import alive, leftovers
+from benchmarks.common.sides import Plan
+from benchmarks.soak.load import Clients, Outcome
+from benchmarks.soak.requests import Choice, Question, make_questions, reference_request
+from benchmarks.soak.server import Server
+from benchmarks.soak.summary import markdown, summarise
+from benchmarks.soak.watch import Killer, Sample, Watch
+from benchmarks.standin.folders import say
+
+GONE_S = 20.0  # for what a server leaves to its draft's keeper
+BACK_S = 120.0  # for a draft that was killed shortly before the load ended
+MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
+# On two cores.
+QUICK: dict[str, Any] = {
+    **SMALL,
+    "minutes": 0.5,
+    "concurrency": 4,
+    "k": 3,
+    "f": 1,
+    "prompts": 8,
+    "prompt_tokens": 128,
+    "tokens": 64,
+    "max_model_len": 160,
+    "sample": 2.0,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    args = _parse(arguments)
+    target = find_model(args.target, args.models, args.dtype)
+    draft = find_model(args.draft, args.models, args.dtype, args.drop)
+    gpus = visible_gpus()
+    plan = Plan(
+        # Prefix caching as users have it: prompts repeat.
+        engine={
+            "enable_prefix_caching": True,
+            **engine_arguments(args, target, draft, bool(gpus)),
+        },
+        draft=draft.path,
+        tensor_parallel=args.tp,
+        on_gpus=bool(gpus),
+        load=Load([args.concurrency], 0, args.tokens, args.prompt_tokens),
+        kinds=["ar", "ssd"],
+        draft_model=[],
+        sd=[],
+        ssd=[(args.k, args.f)],
+        options=[
+            {
+                **({"max_restarts": MANY_RESTARTS} if args.kill_draft_every else {}),
+                **dict(args.option),
+            }
+        ],
+    )
+    plain_side, side = plan.sides()
+    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-soak-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    say(f"logs of the servers are in {logs}")
+    questions = make_questions(
+        AutoTokenizer.from_pretrained(target.path),
+        args.seed,
+        args.prompts,
+        args.prompt_tokens,
+        args.tokens,
+        args.max_model_len,
+    )
+    with _server(plain_side, logs / "plain.log", args.start_timeout) as server:
+        say("the plain server is up")
+        plain = asyncio.run(_reference(args, server, questions))
+        processes = server.processes()
+        left = _end(server, lambda: [str(process) for process in alive(processes)])
+    if gpus:
+        visible_gpus([used for _, used in gpus])
+    with _server(side, logs / "ssd.log", args.start_timeout) as server:
+        say(f"the server with method ssd is up; load for {args.minutes:g} minutes")
+        run_dir = server.run_dir()
+        assert run_dir is not None
+        watch = Watch(server, run_dir)
+        rng = random.Random(args.seed)
+        killer = Killer(watch, args.kill_draft_every or float("inf"), rng)
+        outcome, samples = asyncio.run(_soak(args, server, watch, killer, questions, plain, rng))
+        draft_back = _wait(killer.draft_lives, BACK_S if killer.at else 0.0)
+        left += _end(server, lambda: leftovers(run_dir, list(watch.seen.values())))
+    required = args.compare == "require"
+    summary = summarise(outcome, samples, killer.at, draft_back, left, required)
+    print(f"`{shlex.join(['python', '-m', 'benchmarks.soak', *(arguments or sys.argv[1:])])}`\n")
+    print(f"* target: {target.about}\n* draft: {draft.about}\n\n{markdown(summary)}")
+    if args.json is not None:
+        record = {"summary": summary, "samples": samples}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    return 1 if summary.problems else 0
+
+
+@contextmanager
+def _server(side: Side, log: Path, start_timeout_s: float) -> Iterator[Server]:
+    """A healthy server, gone at the end in any case."""
+    # vLLM's server counts unless told not to, and has no option that says so.
+    engine = {name: v for name, v in side.engine.items() if name != "disable_log_stats"}
+    server = Server(engine, log, side.environment)
+    try:
+        server.wait_healthy(start_timeout_s)
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.end()
+
+
+async def _reference(
+    args: argparse.Namespace, server: Server, questions: Sequence[Question]
+) -> list[Choice]:
+    requests = [reference_request(*numbered) for numbered in enumerate(questions)]
+    async with Clients(server.url, args.stall_limit) as clients:
+        return await clients.ask_all(requests, args.concurrency)
+
+
+async def _soak(
+    args: argparse.Namespace,
+    server: Server,
+    watch: Watch,
+    killer: Killer,
+    questions: Sequence[Question],
+    plain: Sequence[Choice],
+    rng: random.Random,
+) -> tuple[Outcome, list[Sample]]:
+    """The load, what came of it, and what was seen meanwhile."""
+    deadline = time.monotonic() + 60 * args.minutes
+
+    def going() -> bool:
+        return time.monotonic() < deadline and server.process.poll() is None
+
+    samples = []
+    async with Clients(server.url, args.stall_limit) as clients:
+        outcome = clients.outcome
+        load = asyncio.create_task(clients.soak(rng, questions, plain, args.concurrency, going))
+        while not load.done():
+            samples.append(await asyncio.to_thread(watch.look, outcome.flow.tokens))
+            await asyncio.to_thread(killer.look)
+            await asyncio.wait([load], timeout=args.sample)
+        samples.append(watch.look(outcome.flow.tokens))
+        await load
+    return outcome, samples
+
+
+def _end(server: Server, left: Callable[[], list[str]]) -> list[str]:
+    """Have a server end. What is still `left` some time later."""
+    try:
+        server.end()
+    except subprocess.TimeoutExpired:
+        return ["the server, which did not end and was killed", *left()]
+    _wait(lambda: not left(), GONE_S)
+    return left()
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether it holds, now or within that time."""
+    deadline = time.monotonic() + timeout_s
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return holds
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="tiny defaults for everything, for tests on a CPU")
+    add("--minutes", type=float, default=15.0, help="under load; starts and ends are extra")
+    add_engine_arguments(parser)
+    add("--k", type=int, default=7)
+    add("--f", type=int, default=3)
+    add("--concurrency", type=int, default=16, help="clients; each pauses between its requests")
+    add("--prompts", type=int, default=24, help="in the pool")
+    add("--prompt-tokens", type=int, default=512, help="of the longest prompt")
+    add("--tokens", type=int, default=256, help="of the longest answer")
+    add("--seed", type=int, default=0)
+    add(
+        "--kill-draft-every",
+        type=float,
+        metavar="SECONDS",
+        help="in the mean, and it is started again each time unless --option says otherwise; "
+        "default: never",
+    )
+    add(
+        "--compare",
+        choices=("require", "report"),
+        help="whether greedy texts must be the plain server's; default: in float32 only, as in 16 "
+        "bits the order of sums decides near ties",
+    )
+    add("--stall-limit", type=float, default=60.0, help="seconds without a token that fail")
+    add("--sample", type=float, default=5.0, help="seconds between two looks at the processes")
+    add("--start-timeout", type=float, default=600.0, help="seconds for a server's start")
+    add("--json", type=Path, help="where to save all figures")
+    if parser.parse_known_args(arguments)[0].quick:
+        parser.set_defaults(**QUICK)
+    args = parser.parse_args(arguments)
+    args.compare = args.compare or ("require" if args.dtype == "float32" else "report")
+    return args
+
+
+if __name__ == "__main__":
+    # Asked to end, it takes the server down that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

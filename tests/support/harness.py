@@ -1,0 +1,105 @@
+"""Engines for tests, and ways to look at them from outside."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.common.running import run_dir_of
+from vllm_ssd.service.rundir import table_path
+from vllm_ssd.table import SpeculationTable
+
+ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+# Drafts of tests are as slow as their targets, or slower: they would never be worth a wait.
+SSD = {"method": "ssd", "on_miss": "wait"}
+
+
+def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+    """The first true value of ``condition``; an assertion naming ``what`` if there is none."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"no {what} within {timeout_s:g} s")
+
+
+@contextmanager
+def engine(model: str, **options: Any) -> Iterator[Any]:
+    """An offline ``LLM``, shut down at the end."""
+    from vllm import LLM
+
+    llm = LLM(model, **{**ENGINE, "max_model_len": 512, **options})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+
+
+def own_run_dir() -> Path:
+    """The run directory of the engine that this process has started; others may be running."""
+    found = run_dir_of(psutil.Process().children(recursive=True))
+    assert found is not None, "no engine of this process has a draft"
+    return found
+
+
+def serves(counted: dict[str, Any]) -> bool:
+    """Whether the draft of an engine is at work, by its counters."""
+    return counted["heartbeat"] > 0 and psutil.pid_exists(counted["pid"])
+
+
+@contextmanager
+def meanwhile(do: Callable[[], None]) -> Iterator[None]:
+    """Do something a thousand times a second."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(1e-3):
+            do()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def damage(run_dir: Path) -> Iterator[None]:
+    """Meanwhile: random bytes anywhere in what the draft says, a thousand times a second."""
+    table = SpeculationTable.open(table_path(run_dir))
+    first = table.slots.dtype.fields["state"][1]
+    size = table.slots.itemsize - first
+    chance = random.Random(1)
+    of_draft = table.slots.view(np.uint8).reshape(len(table.slots), -1)[:, first:]
+
+    def write() -> None:
+        slot, start = chance.randrange(len(of_draft)), chance.randrange(size)
+        noise = chance.randbytes(min(chance.choice([1, 8, 64]), size - start))
+        of_draft[slot, start : start + len(noise)] = np.frombuffer(noise, np.uint8)
+
+    with meanwhile(write):
+        yield
+
+
+def greedy(max_tokens: int = 64, **options: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **options)
+
+
+def texts(outputs: Sequence[Any]) -> list[tuple[list[int], str | None]]:
+    """Token ids and finish reason of each output."""
+    return [(list(o.outputs[0].token_ids), o.outputs[0].finish_reason) for o in outputs]

@@ -1,0 +1,29 @@
+"""Folders of models that have a config and a tokenizer, and no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.tiny_llama import tiny_config
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, **config) -> str:
+    """A Llama without weights; without a tokenizer if ``words`` is None."""
+    shape = {"num_hidden_layers": layers, "max_position_embeddings": 256}
+    tiny_config(vocab_size, **shape).save_pretrained(folder)
+    if config:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    if words is not None:
+        model = WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+        PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(model), unk_token=words[0], eos_token=words[1]
+        ).save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,50 @@
+"""Engines started in processes of their own: what they say, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300  # a start that hangs
+SCRIPT = """
+import importlib, json, sys
+
+importlib.import_module(sys.argv[1])
+from tests.support.harness import engine, greedy, texts
+
+if __name__ == "__main__":
+    with engine(sys.argv[2], **json.loads(sys.argv[3])) as llm:
+        print("served:", texts(llm.generate(["A river is"], greedy(8), use_tqdm=False)))
+"""
+
+
+def make_start(folder: Path, setting: str, target: str, **engine: Any) -> Callable[..., Any]:
+    """Starts an engine that serves one request and ends; what it printed, and its exit status.
+    setting: the module that sets its environment. engine: its options.
+
+    What it returns takes options of method ssd, and words before the command.
+    """
+    script = folder / "start.py"
+    script.write_text(SCRIPT)
+
+    def run(*before: str, **options: Any) -> tuple[str, int]:
+        speculation = {"method": "ssd", "k": 3, "f": 1, **options}
+        arguments = json.dumps({**engine, "speculative_config": speculation})
+        done = subprocess.run(
+            [*before, sys.executable, str(script), setting, target, arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        return done.stdout, done.returncode
+
+    return run

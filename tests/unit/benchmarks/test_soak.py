@@ -1,0 +1,113 @@
+"""What the soak counts and what it finds wrong, without servers."""
+
+import random
+
+import pytest
+
+from benchmarks.soak.load import Flow, Outcome
+from benchmarks.soak.requests import Choice, Question, Request, difference, malformed
+from benchmarks.soak.requests import random_request as draw
+from benchmarks.soak.server import command_line
+from benchmarks.soak.summary import markdown, summarise
+from benchmarks.soak.watch import Sample
+
+PLAIN = Choice("one two, three", [1, 2, 3, 4], "length", [3.0, 0.5, 2.0, 1.0])
+
+
+def asked(tokens: int = 4, cut: int | None = None, **body: object) -> Request:
+    return Request(7, {"temperature": 0, "max_tokens": tokens, **body}, cut)
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 2, 3, 4]])
+def test_a_beginning_of_the_text_is_right(tokens: list[int]) -> None:
+    assert difference(asked(), Choice("", tokens), PLAIN) is None
+
+
+def test_where_texts_part() -> None:
+    found = difference(asked(), Choice("", [1, 9, 3]), PLAIN)
+    assert found is not None and "question 7 parts after 1 tokens: [9, 3]" in found
+    assert "margin was 0.5" in found
+    unknown = difference(asked(), Choice("", [1, 9, 3]), Choice("", PLAIN.tokens))
+    assert unknown is not None and "margin" not in unknown
+
+
+def test_stop_strings() -> None:
+    request = asked(stop=",")
+    right, late = Choice("one two", [1, 2, 3], "stop"), Choice("one two,", [1, 2, 3], "stop")
+    assert difference(request, right, PLAIN) is None and malformed(request, right) is None
+    assert difference(request, late, PLAIN) is not None and malformed(request, late) is not None
+
+
+@pytest.mark.parametrize(
+    ("choice", "right"),
+    [
+        (Choice("", [5, 6, 7, 8], "length"), True),
+        (Choice("", [5, 6, 7], "length"), False),
+        (Choice("", [5, 6, 7, 8], "stop"), False),
+        (Choice("", [5, 6, 7, 8]), False),
+    ],
+)
+def test_answers_end_as_asked(choice: Choice, right: bool) -> None:
+    assert (malformed(asked(), choice) is None) is right
+
+
+def test_requests_are_of_every_kind() -> None:
+    questions = [Question([1], 10), Question([2], 20)]
+    rng = random.Random(0)
+    requests = [draw(rng, questions) for _ in range(500)]
+    for name in ("top_p", "seed", "stop", "n", "logprobs"):
+        assert 0 < sum(name in request.body for request in requests) < 250, name
+    assert 0 < sum(request.cut is not None for request in requests) < 250
+    for request in requests:
+        assert 1 <= request.body["max_tokens"] <= questions[request.question].tokens
+        assert request.cut is None or request.cut < request.body["max_tokens"]
+        assert not (request.greedy and "n" in request.body)
+
+
+def test_gaps_count_while_others_get_tokens() -> None:
+    flow = Flow()
+    flow.begin(1, 0.0)
+    flow.begin(2, 0.0)
+    flow.came(1, 1, 2.0)
+    flow.came(1, 1, 12.0)  # nobody got any
+    assert (flow.longest_start, flow.longest_gap) == (2.0, 0.0)
+    flow.came(2, 3, 13.0)
+    flow.end(2)  # and still counts
+    flow.came(1, 1, 15.0)
+    assert (flow.longest_start, flow.longest_gap, flow.tokens) == (13.0, 3.0, 6)
+
+
+def sample(at: float, **figures: int) -> Sample:
+    mib = {"target_mib": 100.0 + at, "draft_mib": 10.0, "ray_mib": 1.0, "gpu_mib": None}
+    counted = {"rounds": 0, "hits": 0, "misses": 0, "late": 0} | figures
+    return Sample(at=at, tokens=int(10 * at), open_files=5, shared_files=1, **mib, **counted)
+
+
+def test_parts_leave_nothing_out() -> None:
+    samples = [sample(at, rounds=2 * at, hits=at, late=at) for at in range(9)]
+    summary = summarise(Outcome(finished=1, compared=1), samples, [], True, [], True)
+    assert summary.problems == [] and len(summary.parts) == 4
+    assert [part.target_mib for part in summary.parts] == [101, 103, 105, 107]
+    for part in summary.parts:
+        assert (part.hit, part.miss, part.late, part.tokens_per_s) == (0.5, 0, 0.5, 10)
+    assert "| last - first |  |  | +6.0 | +0.0 | +0.0 | – |" in markdown(summary)
+
+
+def test_verdict() -> None:
+    outcome = Outcome(compared=2, failures=["no token"], differences=["parts"])
+    samples = [sample(0), sample(1)]
+    summary = summarise(outcome, samples, [0.5], False, ["a file"], True)
+    assert len(summary.problems) == 3
+    assert "1 times (after 0 s), not started again" in markdown(summary)
+    assert len(summarise(outcome, samples, [], True, [], False).problems) == 1
+    assert summarise(Outcome(), samples, [], True, [], True).problems == [
+        "no greedy text was compared"
+    ]
+
+
+def test_arguments_become_acommand_line() -> None:
+    arguments = {"model": "m", "enforce_eager": True, "enable_prefix_caching": False}
+    assert command_line({**arguments, "max_num_seqs": 2, "speculative_config": {"k": 1}}) == [
+        *["m", "--enforce-eager", "--no-enable-prefix-caching", "--max-num-seqs", "2"],
+        *["--speculative-config", '{"k": 1}'],
+    ]

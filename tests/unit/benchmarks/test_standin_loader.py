@@ -1,0 +1,131 @@
+"""vLLM's load format "standin": folders without weights load like checkpoints that have them."""
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import (
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from benchmarks.standin import drop_layers, ensure_standin, ensure_target, environment
+from benchmarks.standin.loader import LOAD_FORMAT, register
+from benchmarks.standin.shapes import SHAPES, parse_shape
+from tests.unit.benchmarks.test_standin import SMALL, small_model
+
+WIDER = "64,5,8,4,16,64"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of models in which a tiny one takes SmolLM2's place."""
+    register()
+    folder = tmp_path_factory.mktemp("models")
+    small_model().save_pretrained(folder / "smollm2")
+    (folder / "smollm2" / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def loaded(
+    model: Path, load_format: str, dtype: str = "float32", quantization: str | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the parameters of a model as vLLM has loaded them, before it packs them for a CPU."""
+    config = EngineArgs(
+        model=str(model),
+        load_format=load_format,
+        dtype=dtype,
+        quantization=quantization,
+        skip_tokenizer_init=True,
+        max_model_len=64,
+        enforce_eager=True,
+    ).create_engine_config()
+    with (
+        set_current_vllm_config(config),
+        torch.inference_mode(),
+        set_default_torch_dtype(config.model_config.dtype),
+    ):
+        init_distributed_environment(1, 0, f"file://{model.parent / 'rendezvous'}", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        loader = get_model_loader(config.load_config)
+        made = loader.create_model(vllm_config=config, model_config=config.model_config)
+        loader.load_weights(made, config.model_config)
+    return dict(made.named_parameters())
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Every parameter is there, and equal to the last bit."""
+    assert found.keys() == expected.keys()
+    for name, parameter in found.items():
+        assert torch.equal(parameter, expected[name]), name
+
+
+def test_folder_without_weights_is_the_same_model(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "wider", parse_shape(WIDER))
+    folder = ensure_standin(models, WIDER, "float32")
+    assert (folder / "tokenizer.json").is_file() and not list(folder.glob("*.safetensors"))
+    checkpoint = ensure_target(models, "wider", "float32")  # which test_standin.py looks into
+    assert_same(loaded(folder, LOAD_FORMAT), loaded(checkpoint, "auto"))
+
+
+def test_layers_are_left_out(models: Path) -> None:
+    same_size = "32,2,4,2,8,48"
+    folder = ensure_standin(models, same_size, "float32", drop=(1,))
+    checkpoint = models / "two layers"
+    checkpoint.mkdir()
+    drop_layers(models / "smollm2", checkpoint, (1,))
+    assert_same(loaded(folder, LOAD_FORMAT), loaded(checkpoint, "auto"))
+
+
+def test_other_models_load_as_ever(models: Path) -> None:
+    small = models / "smollm2"
+    assert_same(loaded(small, LOAD_FORMAT), loaded(small, "auto"))
+
+
+def test_folder_can_be_moved(models: Path, tmp_path: Path) -> None:
+    """Models travel to machines with GPUs."""
+    folder = ensure_standin(models, WIDER, "float32")
+    assert str(models) not in (folder / "config.json").read_text()
+
+
+def test_quantised_while_loading(models: Path) -> None:
+    """vLLM keeps the tensors of a layer until all have come, quantises them and drops them. (This
+    kind of fp8 can be loaded without a GPU; none can run.)"""
+    folder = ensure_standin(models, WIDER, "bfloat16")
+    parameters = loaded(folder, LOAD_FORMAT, "bfloat16", "fp8_per_channel")
+    for layer in range(5):
+        for part in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+            weight = parameters[f"model.layers.{layer}.{part}.weight"]
+            assert weight.dtype == torch.float8_e4m3fn, part
+    # Layer 0 is the small model's: there is something in what is mostly zeros.
+    assert parameters["model.layers.0.mlp.down_proj.weight"].float().abs().sum() > 0
+
+
+def test_processes_find_the_plugin() -> None:
+    paths = environment()["PYTHONPATH"].split(os.pathsep)
+    found = importlib.metadata.distributions(name="vllm-standin", path=paths)
+    (entry_point,) = [point for each in found for point in each.entry_points]
+    assert entry_point.group == "vllm.general_plugins"
+    assert entry_point.load() is register
+
+
+def test_shapes_by_name_and_by_size() -> None:
+    assert parse_shape("70b") is SHAPES["70b"]
+    assert parse_shape("32,3,4,2,8,48") == SMALL
+    for wrong in ("71b", "32,3,4,2,8", "32,3,4,2,8,x"):
+        with pytest.raises(ValueError, match="intermediate"):
+            parse_shape(wrong)
+
+
+def test_a_shape_too_small_leaves_nothing(models: Path) -> None:
+    with pytest.raises(ValueError, match="layers"):
+        ensure_standin(models, "64,2,8,4,16,64", "float32")
+    assert not (models / "standin-64-2-8-4-16-64-float32").exists()

@@ -1,0 +1,117 @@
+"""What vLLM cannot do together with speculation, it refuses to ssd as to any other method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.sample.logits_processor import LogitsProcessor, build_logitsprocs
+
+from tests.support.model_folders import write_model
+from vllm_ssd.plugin import register
+
+
+@pytest.fixture(scope="module")
+def methods(tmp_path_factory) -> dict[str, Any]:
+    """Speculative configs; "none" is for engines without."""
+    draft = write_model(tmp_path_factory.mktemp("draft"))
+    return {
+        "none": None,
+        "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
+        "ssd": {"method": "ssd", "k": 3, "model": draft},
+    }
+
+
+@pytest.fixture(scope="module")
+def make(methods, tmp_path_factory) -> Callable[..., VllmConfig]:
+    register()
+    target = write_model(tmp_path_factory.mktemp("target"), layers=2)
+
+    def make(method: str, **options: Any) -> VllmConfig:
+        arguments = {"model": target, "dtype": "float32", "enforce_eager": True, **options}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+            return EngineArgs(
+                **arguments, speculative_config=methods[method]
+            ).create_engine_config()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def configs(make, methods) -> dict[str, VllmConfig]:
+    return {method: make(method) for method in methods}
+
+
+def refusals(do: Callable[[str], Any]) -> tuple[tuple[type, str], tuple[type, str]]:
+    """What vLLM says to ngram and to ssd, after it was seen that it serves an engine without."""
+    do("none")
+    said = []
+    for method in ("ngram", "ssd"):
+        with pytest.raises((ValueError, VLLMValidationError)) as error:
+            do(method)
+        said.append((type(error.value), str(error.value)))
+    return said[0], said[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"min_p": 0.1}, {"logit_bias": {5: 2.0}}, {"trace_decode_token_ids": [5, 6]}],
+    ids=lambda options: next(iter(options)),
+)
+def test_of_requests(configs, options):
+    def verify(method: str) -> None:
+        config = configs[method]
+        SamplingParams(**options).verify(
+            config.model_config,
+            config.speculative_config,
+            config.structured_outputs_config,
+            cached_tokenizer_from_config(config.model_config),
+        )
+
+    ngram, ssd = refusals(verify)
+    assert ssd == ngram
+    assert "speculative decoding" in ssd[1]
+
+
+class Processor(LogitsProcessor):
+    """A user's own, which does nothing."""
+
+    def __init__(self, *args: Any):
+        pass
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def update_state(self, batch_update: Any) -> None:
+        pass
+
+
+def test_of_custom_logits_processors(configs):
+    ngram, ssd = refusals(
+        lambda method: build_logitsprocs(
+            configs[method], torch.device("cpu"), False, False, [Processor]
+        )
+    )
+    assert ssd == ngram
+    assert "Custom logits processors" in ssd[1]
+
+
+def test_of_steps_too_small_for_adapters(make):
+    """With LoRA, a step must hold all requests with all their drafts."""
+    small = {"enable_lora": True, "max_num_seqs": 16, "max_num_batched_tokens": 63}
+    ngram, ssd = refusals(lambda method: make(method, **small))
+    assert ssd == ngram
+    assert "max_num_batched_tokens" in ssd[1]
+    for method in ("ngram", "ssd"):
+        make(method, **{**small, "max_num_batched_tokens": 64})

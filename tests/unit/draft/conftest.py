@@ -1,0 +1,35 @@
+"""A tiny random model, loaded by vLLM as a draft is, and by transformers to compare with."""
+
+import pytest
+
+from tests.support.tiny_llama import tiny_llama
+from tests.unit.draft.loop import MAX_LEN, SLOTS, VOCAB, Reference
+from vllm_ssd.draft.model import DraftModel
+from vllm_ssd.draft.spec import DraftModelSpec
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    model = tiny_llama(0, VOCAB, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+    model.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.fixture(scope="session")
+def draft_model(checkpoint, tmp_path_factory):
+    folder, _ = checkpoint
+    engine_args = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": MAX_LEN,
+        "enforce_eager": True,
+    }
+    spec = DraftModelSpec(engine_args, "sdpa", VOCAB, 2**24, SLOTS, scratch=128)
+    return DraftModel(spec, tmp_path_factory.mktemp("scratch"))
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint):
+    return Reference(checkpoint[1])

@@ -1,0 +1,132 @@
+"""The draft engine over a real table, step by step.
+
+The target is played by a script that knows the true text. What the engine publishes is compared
+with transformers' forward of the same checkpoint over the plain token sequence.
+"""
+
+import time
+
+import torch
+
+from vllm_ssd.draft.engine import DraftEngine
+from vllm_ssd.service.messages import Add, Remove
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeWriter
+from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table.publisher import HostPublisher
+from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.wait_policy import WaitPolicy
+
+VOCAB, MAX_LEN, SLOTS = 300, 256, 4
+PROMPT = [7, 150, 33, 2, 91, 18]
+
+
+class Reference:
+    """Greedy continuations by transformers."""
+
+    def __init__(self, model):
+        self._model = model
+        self._next: dict[tuple[int, ...], int] = {}
+
+    def continuation(self, text, count):
+        text = tuple(text)
+        out = []
+        for _ in range(count):
+            if text not in self._next:
+                with torch.inference_mode():
+                    logits = self._model(torch.tensor([text])).logits[0, -1]
+                self._next[text] = int(logits.argmax())
+            out.append(self._next[text])
+            text += (out[-1],)
+        return out
+
+
+class Loop:
+    """Draft engine and target client over one table, in one thread. loses_messages: control
+    messages reach nobody, and the client does not hear of it."""
+
+    loses_messages = False
+
+    def __init__(self, draft_model, path, policy, on_miss="skip"):
+        branches = max(policy.branches, 1)
+        shape = TableShape(SLOTS, policy.k, branches, tail=64, top_m=policy.top_m)
+        self.table = SpeculationTable.create(path, shape)
+        theirs = SpeculationTable.open(path)
+        publisher = HostPublisher(PredictionWriter(theirs))
+        self._engine_parts = draft_model, theirs, policy, publisher
+        self.restart()
+        self.outcomes = OutcomeWriter(self.table)
+        self.predictions = PredictionReader(self.table, VOCAB)
+        self._draft_states = DraftStates(self.table)
+        self.client = SpeculationClient(self.table, self, WaitPolicy(on_miss, 5.0), VOCAB, MAX_LEN)
+
+    def restart(self):
+        """A draft engine that knows of nothing."""
+        self.engine = DraftEngine(*self._engine_parts)
+
+    def send(self, message):
+        """Stands in for the control socket."""
+        requests = self.engine.requests
+        if self.loses_messages:
+            return True
+        if isinstance(message, Add):
+            requests.add(message.slot, message.generation, message.tokens, message.temperature)
+        elif isinstance(message, Remove):
+            requests.remove(message.slot, message.generation)
+        return True
+
+    def slot_of(self, name):
+        """What the client knows of a request."""
+        return self.client.slots.states[name]
+
+    def draft_state(self, slot, generation):
+        """What the draft says of a request."""
+        return self._draft_states.get(slot, generation)
+
+    def sleep(self, _):
+        """Time passes for the waiting target: the draft does one thing."""
+        self.work(1)
+
+    def monotonic(self):
+        return time.monotonic()
+
+    def monotonic_ns(self):
+        return time.monotonic_ns()
+
+    def work(self, steps=None):
+        self.table.draft["heartbeat"] = time.monotonic_ns()
+        with torch.inference_mode():
+            done = 0
+            while (steps is None or done < steps) and self.engine.step():
+                done += 1
+        return done
+
+    def counters(self):
+        return {name: self.table.target[0][name] for name in self.table.target.dtype.names}
+
+
+class Target:
+    """One request whose true text is known: what ``reference`` says after ``truth``."""
+
+    def __init__(self, name, prompt, reference, truth=()):
+        self.name, self.text, self.truth = name, list(prompt), [*prompt, *truth]
+        self._reference = reference
+        self.drafts: list[int] = []
+
+    def verify(self):
+        """The tokens one verification yields."""
+        missing = len(self.text) + len(self.drafts) + 1 - len(self.truth)
+        self.truth += self._reference.continuation(self.truth, missing)
+        ahead = self.truth[len(self.text) :]
+        accepted = 0
+        while accepted < len(self.drafts) and self.drafts[accepted] == ahead[accepted]:
+            accepted += 1
+        return ahead[: accepted + 1]
+
+    def round(self, client):
+        new = self.verify()
+        self.text += new
+        row = Row(self.name, torch.tensor(self.text, dtype=torch.int32).numpy(), len(new))
+        (self.drafts,) = client.exchange([row])
+        return len(new) - 1

@@ -1,0 +1,58 @@
+"""Texts that are too long for the draft, or for the memory there is at the moment."""
+
+from tests.unit.draft.loop import MAX_LEN, PROMPT, Loop, Target
+from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, make_stamp
+
+
+def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):
+    k = 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (1,) * (k + 1), False, chunk=64))
+    loop.client.add("a", [5] * (MAX_LEN - 2 * k))
+    slot = loop.slot_of("a")
+    assert loop.draft_state(slot.slot, slot.generation) == GIVEN_UP
+    assert loop.work() == 0
+
+
+def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, reference):
+    """Blocks for one request only: the second is postponed, and drafted for after the first."""
+    k = 3
+    policy = DraftPolicy(k, (2,) * (k + 1), False, chunk=64)
+    loop = Loop(draft_model, tmp_path / "t", policy)
+    spare = loop.engine.requests.pool.take(loop.engine.requests.pool.num_free - 5)
+    prompts = {"a": [9] * 30, "b": [11] * 30}
+    for name, prompt in prompts.items():
+        loop.client.add(name, prompt)
+    loop.work()
+    states = {
+        name: loop.draft_state(slot.slot, slot.generation)
+        for name, slot in loop.client.slots.states.items()
+    }
+    assert states["a"] == DRAFTING and states["b"] != DRAFTING
+    loop.client.remove("a")
+    loop.work()
+    target = Target("b", prompts["b"], reference)
+    target.round(loop.client)
+    assert target.drafts == reference.continuation(target.text, k)
+    loop.engine.requests.pool.give(spare)
+
+
+def test_a_text_that_outgrows_the_memory_waits_for_more(tmp_path, draft_model, reference):
+    """No block is left when a fallback needs one: the request is postponed, and taken up again."""
+    k = 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (0,) * (k + 1), True, chunk=64))
+    text = PROMPT + reference.continuation(PROMPT, 30)
+    loop.client.add("a", PROMPT)
+    loop.work()
+    slot = loop.slot_of("a")
+    rest = loop.engine.requests.pool.take(loop.engine.requests.pool.num_free)
+    stamp = make_stamp(slot.generation, 0)
+    loop.outcomes.publish(slot.slot, stamp, len(text), 0, text[len(PROMPT) :])
+    loop.work()
+    assert loop.draft_state(slot.slot, slot.generation) == PREPARING
+    assert loop.predictions.find(slot.slot, stamp, 0, text[-1]).tokens == []
+    loop.engine.requests.pool.give(rest)
+    loop.work()
+    assert loop.predictions.find(slot.slot, stamp, 0, text[-1]).tokens == reference.continuation(
+        text, k
+    )

@@ -1,0 +1,168 @@
+"""What the plugin changes in vLLM's configs, and that it changes nothing else."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from vllm.config import SpeculativeConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.executor.abstract import Executor
+
+from tests.support.sentences import one_sentence
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.hooks.engine_args import PROPOSER, with_proposer
+from vllm_ssd.hooks.runner_v2 import with_speculator
+from vllm_ssd.plugin import register
+
+
+@pytest.fixture
+def refusal(engine_args, models):
+    """The sentence with which vLLM stops on these options or arguments."""
+
+    def refusal(options: dict | None = None, **args) -> str:
+        options = {"method": "ssd", "model": models.draft} | (options or {})
+        with pytest.raises(ValueError) as error:
+            engine_args(options, **args).create_engine_config()
+        assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
+        return one_sentence(error)
+
+    return refusal
+
+
+def test_imports_are_light():
+    code = (
+        "import sys, vllm_ssd, vllm_ssd.plugin, vllm_ssd.config.versions\n"
+        "assert vllm_ssd.__version__\n"
+        "heavy = {'torch', 'vllm', 'numpy', 'ray', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_registering_again_changes_nothing():
+    patched = (
+        EngineArgs.create_speculative_config,
+        EngineArgs.create_engine_config,
+        Executor.__init__,
+    )
+    assert all(hasattr(function, "__wrapped__") for function in patched)
+    register()
+    assert patched == (
+        EngineArgs.create_speculative_config,
+        EngineArgs.create_engine_config,
+        Executor.__init__,
+    )
+
+
+def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
+    config = engine_args({"method": "ssd", "k": 3, "model": models.draft}).create_engine_config()
+    ssd = config.speculative_config
+    assert type(ssd) is SSDConfig
+    assert (ssd.method, ssd.model) == ("custom_class", PROPOSER)
+    assert (ssd.k, ssd.draft_model) == (3, models.draft)
+    assert config.num_speculative_tokens == 3
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert twin.speculative_config.draft_model == models.draft
+        assert twin.speculative_config.model == PROPOSER
+
+
+def test_engine_args_can_be_used_again(engine_args, models):
+    options = {"method": "ssd", "on-miss": "skip", "model": models.draft}
+    given = dict(options)
+    args = engine_args(options)
+    first, second = args.create_engine_config(), args.create_engine_config()
+    assert options == given
+    assert args.speculative_config == given
+    for config in (first, second):
+        assert config.speculative_config.on_miss == "skip"
+        assert config.speculative_config.draft_model == models.draft
+
+
+def test_other_methods_are_vllms_own(engine_args):
+    options = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    config = engine_args(dict(options)).create_engine_config().speculative_config
+    assert type(config) is SpeculativeConfig
+    assert (config.method, config.prompt_lookup_max) == ("ngram", 3)
+    assert engine_args(None).create_engine_config().speculative_config is None
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        engine_args(dict(options), spec_method="ssd").create_engine_config()
+    with pytest.raises(ValueError, match="Unexpected keyword argument"):
+        engine_args(options | {"f": 3}).create_engine_config()
+
+
+def test_flags_are_merged(engine_args, models):
+    args = engine_args({"k": 5}, spec_method="ssd", spec_model=models.draft, spec_tokens=5)
+    for _ in range(2):
+        config = args.create_engine_config().speculative_config
+        assert (config.k, config.draft_model) == (5, models.draft)
+    assert args.speculative_config == {"k": 5}
+
+
+def test_flags_that_contradict(refusal):
+    assert "--spec-model is 'other'" in refusal(spec_model="other")
+    assert "--spec-method is 'ngram'" in refusal(spec_method="ngram")
+    assert "write only k in --speculative-config" in refusal(spec_tokens=3)
+
+
+def test_bad_options_reach_the_user_as_one_sentence(refusal):
+    assert refusal({"k": 99}).startswith("k must be a whole number from 1 to 16")
+    assert "no option 'kk' (did you mean 'k'?)" in refusal({"kk": 3})
+
+
+@pytest.mark.parametrize(
+    "args, what, fix",
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism", "--tensor-parallel-size"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+            "decode context parallelism",
+            "--decode-context-parallel-size",
+        ),
+        (
+            {"prefill_context_parallel_size": 2},
+            "prefill context parallelism",
+            "--prefill-context-parallel-size",
+        ),
+        ({"enable_dbo": True}, "dual batch overlap", "--enable-dbo"),
+        ({"watermark_config": {"algorithm": "gumbel"}}, "watermarking", "--watermark-config"),
+        ({"async_scheduling": True}, "asynchronous scheduling on CPUs", "--async-scheduling"),
+    ],
+)
+def test_unsupported_combinations(refusal, args, what, fix):
+    said = refusal(**args)
+    assert f"does not support {what} yet" in said
+    assert fix in said
+
+
+def test_external_launcher(refusal, monkeypatch):
+    """Every rank would be an engine core with a draft of its own."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # as vLLM itself would set it
+    said = refusal(distributed_executor_backend="external_launcher")
+    assert "does not support the external launcher yet" in said
+    assert "--distributed-executor-backend" in said
+
+
+def test_pooling_targets(refusal):
+    assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_each_runner_gets_what_it_knows(v2):
+    """V1 knows proposers by class; V2 asks ``init_speculator``."""
+    made = SimpleNamespace(speculative_config=SSDConfig(k=2), use_v2_model_runner=v2)
+    config = with_proposer(lambda args: made)(None)
+    assert config.speculative_config.method == ("ssd" if v2 else "custom_class")
+    assert config.speculative_config.model == (None if v2 else PROPOSER)
+
+
+def test_other_methods_get_their_own_speculator():
+    made = object()
+    wrapped = with_speculator(lambda config, device, states: made)
+    assert wrapped(SimpleNamespace(speculative_config=None), "cpu", None) is made
+
+
+def test_draft_device_is_checked(refusal):
+    assert "draft_device '4095'" in refusal({"draft_device": "4095"})

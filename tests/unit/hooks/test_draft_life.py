@@ -1,0 +1,127 @@
+"""The draft starts and stops with its target, whatever becomes of either."""
+
+import gc
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from vllm.v1.executor.abstract import Executor
+
+from vllm_ssd.config.ssd_config import SSDConfig
+
+
+class FakeLauncher:
+    """Stands in for the draft; ``events`` is what happened to it and to the target."""
+
+    events: ClassVar[list[str]] = []
+    fails_in = ""
+
+    def __init__(self, vllm_config):
+        assert isinstance(vllm_config.speculative_config, SSDConfig)
+
+    def _happen(self, event: str) -> None:
+        self.events.append(event)
+        if self.fails_in == event:
+            raise RuntimeError(f"no luck in {event}")
+
+    def start(self):
+        self._happen("start draft")
+
+    def wait_ready(self):
+        self._happen("draft ready")
+
+    def begin_stop(self):
+        self._happen("begin to stop draft")
+
+    def stop(self):
+        self._happen("stop draft")
+
+
+class Target(Executor):
+    """An executor that overrides ``shutdown`` without calling super, as vLLM's do."""
+
+    fails = False
+
+    def _init_executor(self):
+        FakeLauncher.events.append("start target")
+        if self.fails:
+            raise RuntimeError("no target")
+
+    def shutdown(self):
+        FakeLauncher.events.append("stop target")
+
+    def collective_rpc(self, *args, **kwargs):
+        raise AssertionError("not used here")
+
+    def check_health(self):
+        pass
+
+
+class DerivedTarget(Target):
+    pass
+
+
+class FailingTarget(Target):
+    fails = True
+
+
+@pytest.fixture
+def events(monkeypatch):
+    module = SimpleNamespace(DraftLauncher=FakeLauncher)
+    monkeypatch.setitem(sys.modules, "vllm_ssd.service.launch", module)
+    monkeypatch.setattr(FakeLauncher, "events", [])
+    return FakeLauncher.events
+
+
+@pytest.fixture
+def config(engine_args, models):
+    return engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
+
+
+@pytest.mark.parametrize("executor", [Target, DerivedTarget])
+def test_draft_starts_and_stops_with_the_target(events, config, executor):
+    target = executor(vllm_config=config)
+    assert events == ["start draft", "start target", "draft ready"]
+    events.clear()
+    target.shutdown()
+    assert events == ["begin to stop draft", "stop target", "stop draft"]
+    target.shutdown()
+    assert events.count("stop draft") == 1
+
+
+def test_draft_of_a_target_that_fails(events, config):
+    with pytest.raises(RuntimeError, match="no target") as kept:  # and the executor with it
+        FailingTarget(config)
+    assert kept is not None
+    assert events == ["start draft", "start target", "stop draft"]
+
+
+def test_a_draft_that_does_not_start(events, config, monkeypatch):
+    monkeypatch.setattr(FakeLauncher, "fails_in", "start draft")
+    with pytest.raises(RuntimeError, match="no luck in start draft") as kept:
+        Target(config)
+    assert kept is not None
+    assert events == ["start draft", "stop draft"]
+
+
+def test_a_draft_that_does_not_get_ready_takes_the_target_down(events, config, monkeypatch):
+    monkeypatch.setattr(FakeLauncher, "fails_in", "draft ready")
+    with pytest.raises(RuntimeError, match="no luck in draft ready"):
+        Target(config)
+    assert events[:3] == ["start draft", "start target", "draft ready"]
+    assert events[3:] == ["begin to stop draft", "stop target", "stop draft"]
+
+
+def test_draft_of_a_forgotten_target(events, config):
+    Target(config)
+    gc.collect()
+    assert events == ["start draft", "start target", "draft ready", "stop draft"]
+
+
+def test_targets_without_ssd_have_no_draft(events, engine_args):
+    for options in (None, {"method": "ngram", "num_speculative_tokens": 2}):
+        target = Target(engine_args(options).create_engine_config())
+        target.shutdown()
+        assert events == ["start target", "stop target"]
+        events.clear()

@@ -1,0 +1,137 @@
+"""What the keeper does with what becomes of a draft server, without Ray."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.service import keeper
+from vllm_ssd.service.actor import DraftLost
+from vllm_ssd.service.keeper import Keeper
+from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec, ServerSpec
+
+
+class Script:
+    """An actor to which this happens, one thing a look; then ``end`` is called."""
+
+    def __init__(self, end: Callable[[], None], *happens: str | DraftLost | None):
+        self._end = end
+        self._happens = list(happens)
+        self.done: list[str] = []
+
+    def start(self, again: bool) -> None:
+        self.done.append("start again" if again else "start")
+
+    def serve(self) -> None:
+        self.done.append("serve")
+
+    def result(self) -> str | None:
+        if not self._happens:
+            self._end()
+            return None
+        event = self._happens.pop(0)
+        if isinstance(event, DraftLost):
+            raise event
+        return event
+
+    def kill(self) -> None:
+        self.done.append("kill")
+
+    def gone(self) -> bool:
+        """At the second look."""
+        self.done.append("look")
+        gone = self.done[-2] == "look"
+        if gone and not self._happens:
+            self._end()
+        return gone
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+BURIED = ["kill", "look", "look"]
+
+
+@pytest.fixture
+def keep(tmp_path, monkeypatch):
+    """What an actor of this script did before it was closed, and what the engine core was told."""
+
+    def run(*happens, max_restarts=3, start_timeout_s=60.0):
+        ours, theirs = socket.socketpair()
+        policy = DraftPolicy(2, (1, 1, 1), True, 64)
+        model = DraftModelSpec({}, "sdpa", 64, None, 2, 8)
+        run_dir = tmp_path / "run"
+        run_dir.mkdir()
+        server = ServerSpec(str(run_dir), model, policy, [], {})
+        spec = KeeperSpec(server, start_timeout_s, max_restarts)
+        (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
+        made_for: list[ServerSpec] = []
+        monkeypatch.setattr(keeper, "DraftActor", lambda server: made_for.append(server) or actor)
+        with ours, theirs:
+            Keeper(run_dir, theirs).run()
+            theirs.close()
+            lines = [json.loads(line) for line in ours.makefile("rb")]
+        *done, last = actor.done
+        assert last == "close" and made_for == [server]
+        assert not run_dir.exists()
+        return done, [line for line in lines if "awaited" not in line]
+
+    return run
+
+
+def test_a_lost_draft_is_started_again_until_it_serves(keep):
+    done, told = keep(None, "one", None, DraftLost("dead"), DraftLost("no memory"), "two")
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"not_back": "no memory"}, {"back": "two"}]
+    again = [*BURIED, "start again"]
+    assert done == ["start", "serve", *again, *again, "serve"]
+
+
+def test_up_to_max_restarts(keep):
+    dead = [DraftLost("dead")] * 2
+    _, told = keep("one", *dead, DraftLost("still"), max_restarts=2)
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"not_back": "dead"}, {"given_up": "still"}]
+
+
+def test_never(keep):
+    done, told = keep("one", DraftLost("dead"), max_restarts=0)
+    assert told == [{"ready": "one"}, {"given_up": "dead"}]
+    assert done == ["start", "serve", *BURIED]
+
+
+def test_a_first_start_that_fails_is_not_repeated(keep):
+    done, told = keep(DraftLost("no such file"))
+    assert told == [{"failed": "no such file"}]
+    assert done == ["start", *BURIED]
+
+
+def test_a_later_start_has_a_deadline(keep):
+    done, told = keep("one", DraftLost("dead"), None, start_timeout_s=0, max_restarts=1)
+    late = "the draft model was not ready within 0 s (start_timeout_s)"
+    assert told == [{"ready": "one"}, {"lost": "dead"}, {"given_up": late}]
+    assert done[-4:] == ["close", *BURIED]
+
+
+def test_a_server_that_was_told_to_stop_is_lost(keep):
+    _, told = keep("one", "stopped", max_restarts=0)
+    assert told == [{"ready": "one"}, {"given_up": "stopped"}]
+
+
+def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
+    """Whatever cluster the environment names."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_RAYLET_PID", "1")
+    seen = {}
+    monkeypatch.setattr(keeper.os, "fork", lambda: 0)
+    monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(keeper.socket, "socket", lambda **_: None)
+    monkeypatch.setattr(keeper.Keeper, "run", lambda self: seen.update(os.environ))
+    keeper.main(str(tmp_path), "0")
+    assert seen and not {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"} & set(seen)
+    assert seen["RAY_RAYLET_PID"] == str(os.getpid())

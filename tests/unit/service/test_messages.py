@@ -1,0 +1,73 @@
+"""Control messages over a real socket."""
+
+import msgspec
+import pytest
+import zmq
+
+from vllm_ssd.service.messages import Add, ControlClient, ControlServer, Remove, Stop, endpoint
+
+
+@pytest.fixture
+def wire(tmp_path):
+    seen: list[object] = []
+    handlers = {Add: seen.append, Remove: seen.append, Stop: seen.append}
+    server = ControlServer(endpoint(tmp_path), handlers)
+    client = ControlClient(endpoint(tmp_path))
+    yield server, client, seen
+    client.close()
+    server.close()
+
+
+def test_messages_arrive_whole_and_in_order(wire):
+    server, client, seen = wire
+    sent = [Add(1, 2, list(range(5000))), Remove(1, 2), Stop()]
+    for message in sent:
+        assert client.send(message)
+    while len(seen) < len(sent):
+        assert server.drain(wait_s=5)
+    assert seen == sent
+
+
+def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
+    """Killed, it leaves its socket's file behind. What it had taken in is lost with it."""
+    server, client, seen = wire
+    client.send(Remove(1, 2))
+    server.drain(wait_s=5)
+    path = tmp_path / "control.sock"
+    path.rename(tmp_path / "kept")
+    server.close()
+    (tmp_path / "kept").rename(path)
+    sent = [Add(1, generation, [5] * 1000) for generation in range(3, 8)]
+    assert all(client.send(message) for message in sent)
+    handlers = {Add: seen.append, Remove: seen.append, Stop: seen.append}
+    later = ControlServer(endpoint(tmp_path), handlers)
+    while len(seen) < 1 + len(sent):
+        assert later.drain(wait_s=5)
+    assert seen[1:] == sent
+    later.close()
+
+
+def test_every_message_must_have_a_handler(tmp_path):
+    with pytest.raises(TypeError, match="Stop"):
+        ControlServer(endpoint(tmp_path), {Add: print, Remove: print})
+
+
+def test_malformed_messages_are_consumed_and_reported(wire, tmp_path):
+    server, client, seen = wire
+    raw = zmq.Context().socket(zmq.DEALER)
+    raw.connect(endpoint(tmp_path))
+    for body in (b"", b"junk", msgspec.msgpack.encode({"type": "Add", "slot": "x"})):
+        raw.send(body)
+        with pytest.raises(msgspec.DecodeError):
+            server.drain(wait_s=5)
+    client.send(Remove(3, 4))
+    server.drain(wait_s=5)
+    assert seen == [Remove(3, 4)]
+    raw.close(linger=0)
+
+
+def test_sending_to_nobody_does_not_block(tmp_path):
+    client = ControlClient(endpoint(tmp_path))
+    results = [client.send(Remove(0, 1)) for _ in range(3000)]
+    assert results[0] and not results[-1]
+    client.close()

@@ -1,0 +1,68 @@
+"""The draft's GPU kernels in Triton's interpreter, against what runs on the host."""
+
+import pytest
+
+from tests.support import interpreter
+
+pytest.importorskip("triton")
+
+if interpreter.HERE:
+    import numpy as np
+    import torch
+
+    from tests.support.attention_cases import Pair, prompts_and_trees
+    from vllm_ssd.draft.attention import triton as triton_attention
+    from vllm_ssd.draft.attention.kernels import pack_tree_masks
+    from vllm_ssd.draft.attention.masks import tree_mask
+    from vllm_ssd.draft.attention.triton import TritonAttention
+    from vllm_ssd.table import SpeculationTable, TableShape
+    from vllm_ssd.table.device_publisher import DevicePublisher
+    from vllm_ssd.table.predictions import PredictionWriter
+    from vllm_ssd.table.publisher import BranchTokens, HostPublisher
+
+    @pytest.mark.parametrize("group, contexts", [(1, [33]), (3, [1, 70])])
+    def test_tree_attention(group, contexts, monkeypatch):
+        monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)  # each takes long here
+        cpu, small = torch.device("cpu"), {"kv_heads": 2, "steps": 4}
+        prompts_and_trees(
+            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, cpu, **small)
+        )
+
+    @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])
+    def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):
+        shape = TableShape(slots=4, k=3, branches=branches, tail=16, top_m=top_m)
+        ours, theirs = (SpeculationTable.create(tmp_path / name, shape) for name in "ab")
+        publishers = DevicePublisher(ours, None), HostPublisher(PredictionWriter(theirs))
+        slots = torch.tensor([2, -1, 0])  # the second row is padding
+        for generation in (5, 6):
+            stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation])
+            each = 3, branches
+            accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
+            for publisher in publishers:
+                publisher.predict(slots, stamps, accepted, bonus)
+            for step in range(shape.k):
+                at = torch.tensor([step])
+                tokens, fallbacks = torch.randint(0, 100, each), torch.randint(0, 100, (3, 1))
+                probs = torch.randint(0, 2**62, (*each, top_m)) if top_m else None
+                fallback_probs = torch.randint(0, 2**62, (3, 1, top_m)) if top_m else None
+                for publisher in publishers:
+                    publisher.extend(BranchTokens(slots, stamps, tokens, at, probs))
+                    publisher.fallback(BranchTokens(slots, stamps, fallbacks, at, fallback_probs))
+                assert ours.slots.tobytes() == theirs.slots.tobytes()
+
+    def test_packed_masks():
+        linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))
+        lengths = linear + 3 * 5  # no multiples of 8
+        for step in range(3):
+            packed = torch.full((2, 40), 255, dtype=torch.uint8)
+            at = torch.tensor([step])
+            pack_tree_masks(packed, linear, parents, lengths, at)
+            for row, length in enumerate(lengths.tolist()):
+                (mask,) = tree_mask(linear[row : row + 1], parents[row : row + 1], at, length)
+                bits = np.packbits(mask.numpy().reshape(-1), bitorder="little")
+                assert packed[row, : len(bits)].tolist() == bits.tolist()
+
+else:
+
+    def test_the_draft_kernels_in_the_interpreter():
+        interpreter.run_again(__file__)

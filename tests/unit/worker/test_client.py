@@ -1,0 +1,235 @@
+"""The target's client: waits are bounded, a dead draft is not waited for, slots are shared out."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.control_socket import Sent
+from vllm_ssd.service.messages import Add, Remove
+from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.worker import client as client_module
+from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
+from vllm_ssd.worker.wait_tuner import WaitPlan
+
+K, MAX_LEN, VOCAB = 4, 100, 1000
+
+
+class Clock:
+    """Time that passes only while the client sleeps; ``during`` runs at each sleep."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+        self.slept = 0.0
+        self.during = lambda: None
+
+    def monotonic(self):
+        return self.now
+
+    def monotonic_ns(self):
+        return int(self.now * 1e9)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.slept += seconds
+        self.during()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(client_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def table(tmp_path):
+    return SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=4))
+
+
+def make(table, on_miss="wait", max_wait_s=0.5):
+    sent = Sent()
+    policy = WaitPolicy(on_miss, max_wait_s)
+    return SpeculationClient(table, sent, policy, VOCAB, MAX_LEN), sent
+
+
+def row(name, length, new=1):
+    return Row(name, np.arange(length, dtype=np.int32), new)
+
+
+def beat(table, clock):
+    table.draft["heartbeat"] = clock.monotonic_ns()
+
+
+def test_a_wait_ends_at_its_bound_and_is_not_repeated(table, clock):
+    client, _ = make(table, max_wait_s=0.5)
+    client.add("a", [0] * 5)
+    clock.during = lambda: beat(table, clock)
+    beat(table, clock)
+    assert client.exchange([row("a", 6)]) == [[]]
+    assert 0.49 < clock.slept < 0.51
+    assert client.exchange([row("a", 7)]) == [[]]
+    assert clock.slept < 0.51, "a draft that published nothing is not waited for again"
+    assert table.target[0]["timeouts"] == 1
+    stamp = make_stamp(client.slots.states["a"].generation, 1)
+    PredictionWriter(table).publish_fallback(0, stamp, [3])  # too late to be of use, but it lives
+    assert client.exchange([row("a", 8)]) == [[]]
+    assert clock.slept > 0.9, "once it publishes again, it is worth a wait"
+
+
+def test_a_draft_without_heartbeat_is_not_waited_for(table, clock):
+    client, _ = make(table)
+    client.add("a", [0] * 5)
+    assert client.exchange([row("a", 6)]) == [[]]
+    assert clock.slept == 0
+
+
+def test_a_draft_that_dies_during_the_wait_costs_one_bound(table, clock):
+    client, _ = make(table, max_wait_s=60)
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    client.exchange([row("a", 6)])
+    assert clock.slept < 6
+
+
+@pytest.mark.parametrize("enough", [2, K])
+def test_the_wait_ends_when_enough_drafts_are_there(table, clock, monkeypatch, enough):
+    if enough < K:  # the policy wants all
+        monkeypatch.setattr(WaitPlanner, "plan", lambda *_: WaitPlan(enough, enough))
+    client, _ = make(table)
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    state = client.slots.states["a"]
+    predictions = PredictionWriter(table)
+    stamp = make_stamp(state.generation, 0)
+    fallback: list[int] = []
+
+    def publish_slowly():
+        if clock.slept > 0.01 * (len(fallback) + 1):
+            fallback.append(40 + len(fallback))
+            predictions.publish_fallback(state.slot, stamp, fallback)
+
+    clock.during = publish_slowly
+    assert client.exchange([row("a", 6)]) == [[40, 41, 42, 43][:enough]]
+    assert clock.slept < 0.01 * (enough + 1)
+
+
+def test_skip_takes_what_is_there(table, clock):
+    client, _ = make(table, on_miss="skip")
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    state = client.slots.states["a"]
+    predictions = PredictionWriter(table)
+    stamp = make_stamp(state.generation, 0)
+    predictions.publish(state.slot, stamp, [0], [5])
+    predictions.extend(state.slot, stamp, [77])
+    assert client.exchange([row("a", 6)]) == [[77]]
+    assert OutcomeReader(table).read_drafts(state.slot, stamp) == [77]
+    assert clock.slept == 0
+    assert table.target[0]["late"] == 1
+
+
+@pytest.mark.parametrize("later, said", [(0, GIVEN_UP), (1, DRAFTING)])
+def test_a_request_the_draft_gave_up_or_forgot_is_not_waited_for(table, clock, later, said):
+    client, _ = make(table)
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    state = client.slots.states["a"]
+    DraftStates(table).set(state.slot, state.generation + later, said)
+    assert client.exchange([row("a", 6)]) == [[]]
+    assert clock.slept == 0
+
+
+def test_drafts_never_reach_beyond_the_longest_text(table, clock):
+    client, _ = make(table)
+    client.add("a", [0] * (MAX_LEN - 3))
+    beat(table, clock)
+    state = client.slots.states["a"]
+    stamp = make_stamp(state.generation, 0)
+    PredictionWriter(table).publish_fallback(state.slot, stamp, [1, 2, 3, 4])
+    assert client.exchange([row("a", MAX_LEN - 2)]) == [[1]]
+    assert clock.slept == 0
+
+
+def test_unknown_requests_are_added_with_their_text(table, clock):
+    client, sent = make(table)
+    client.exchange([row("a", 9, new=2)])
+    (message,) = sent
+    assert isinstance(message, Add) and message.tokens == list(range(7))
+    outcome = OutcomeReader(table).read(message.slot, make_stamp(message.generation, 0), 7)
+    assert outcome is not None and outcome.new_tokens == [7, 8]
+
+
+def test_the_longest_unused_slot_is_given_away(table, clock):
+    client, sent = make(table, on_miss="skip")
+    for name in ("a", "b"):
+        client.add(name, [0] * 5)
+    client.exchange([row("a", 6), row("b", 6)])
+    client.exchange([row("a", 7)])
+    client.add("c", [0] * 3)
+    assert set(client.slots.states) == {"a", "c"}
+    assert isinstance(sent[-2], Remove)
+    slots = [state.slot for state in client.slots.states.values()]
+    assert sorted(slots) == [0, 1]
+    generations = [message.generation for message in sent if isinstance(message, Add)]
+    assert len(set(generations)) == len(generations)
+
+
+def test_a_full_queue_to_the_draft_costs_no_wait(table, clock):
+    client, sent = make(table)
+    sent.full = True
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    assert client.exchange([row("a", 6)]) == [[]]
+    assert clock.slept == 0
+
+
+def test_a_text_that_grew_unseen_is_no_prediction_of_ours(table, clock):
+    """A round without drafting: the outcome cannot be what the draft predicted for the last."""
+    client, _ = make(table, on_miss="skip")
+    client.add("a", [0] * 5)
+    predictions = PredictionWriter(table)
+    state = client.slots.states["a"]
+    client.exchange([row("a", 6)])
+    stamp = make_stamp(state.generation, 1)
+    predictions.publish(state.slot, stamp, [0], [9])
+    predictions.extend(state.slot, stamp, [50])
+    assert client.exchange([row("a", 10)]) == [[]]
+    outcome = OutcomeReader(table).read(state.slot, stamp, 6)
+    assert outcome is not None and outcome.new_tokens == [6, 7, 8, 9]
+
+
+def test_nor_is_it_one_after_a_wait(table, clock):
+    client, _ = make(table, max_wait_s=0.2)
+    client.add("a", [0] * 5)
+    predictions = PredictionWriter(table)
+    state = client.slots.states["a"]
+    stamp = make_stamp(state.generation, 0)
+    predictions.publish(state.slot, stamp, [0], [8])
+    for _ in range(K):
+        predictions.extend(state.slot, stamp, [50])
+    beat(table, clock)
+    assert client.exchange([row("a", 9)]) == [[]]
+    assert clock.slept > 0.1
+
+
+def test_counters_tell_hit_miss_and_late(table, clock):
+    client, _ = make(table, on_miss="skip")
+    client.add("a", [0] * 5)
+    predictions = PredictionWriter(table)
+    state = client.slots.states["a"]
+    DraftStates(table).set(state.slot, state.generation, DRAFTING)
+    for round_, (bonus, depth) in enumerate([(5, K), (99, K), (7, 1), (8, 0)]):
+        stamp = make_stamp(state.generation, round_)
+        predictions.publish(state.slot, stamp, [0], [bonus])
+        for token in range(depth):
+            predictions.extend(state.slot, stamp, [token])
+        client.exchange([row("a", 6 + round_)])
+    client.exchange([row("a", 10)])  # nothing published at all
+    counted = table.target[0]
+    assert (counted["hits"], counted["misses"], counted["late"]) == (1, 1, 3)
+    assert counted["accepted"].tolist() == [4, 0, 0, 0, 0]

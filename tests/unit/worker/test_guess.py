@@ -1,0 +1,51 @@
+"""The guess for rows without drafts, on the host and as a kernel."""
+
+import random
+
+import numpy as np
+import pytest
+
+from vllm_ssd.worker.guess import LONGEST, REACH, continuation
+
+
+def guess(text, k=4):
+    return continuation(np.array(text, np.int32), k).tolist()
+
+
+def test_the_longest_match_counts_then_the_latest():
+    assert guess([1, 2, 3, 9, 7, 3, 8, 1, 2, 3]) == [9, 7, 3, 8]
+    assert guess([3, 5, 7, 3, 8, 1, 3]) == [8, 1, 3, 8]
+    assert guess([4, 4, 4]) == [4] * 4
+
+
+def test_what_repeats_goes_on_repeating():
+    assert guess([5, 1, 2, 3, 1, 2, 3], k=7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_without_a_match_the_newest_token_is_repeated():
+    assert guess([1, 2, 3]) == [3] * 4
+    assert guess([6]) == [6] * 4
+
+
+def test_no_further_back_than_it_reaches():
+    assert guess([2, 8, *[9] * (REACH - 2), 2]) == [8, 9, 9, 9]
+    assert guess([2, 8, *[9] * (REACH - 1), 2]) == [2] * 4
+
+
+def match(text, place):
+    """How many tokens up to a place equal those at the end."""
+    lengths = range(1, min(LONGEST, place + 1) + 1)
+    return max((n for n in lengths if text[place + 1 - n : place + 1] == text[-n:]), default=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_a_plain_search(seed):
+    rng = random.Random(seed)
+    for _ in range(50):
+        text = [rng.randrange(3) for _ in range(rng.randint(1, 40))]
+        end = len(text) - 1
+        matched, best = max(((match(text, place), place) for place in range(end)), default=(0, 0))
+        expected = (
+            [text[best + 1 + i % (end - best)] for i in range(4)] if matched else text[-1:] * 4
+        )
+        assert guess(text) == expected

@@ -1,0 +1,135 @@
+"""Model Runner V2's speculator over a real table, looking up on the host: what the runner gets."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_ssd.hooks import runner_v2
+from vllm_ssd.service.messages import Add
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.worker import speculator
+from vllm_ssd.worker.client import SpeculationClient
+from vllm_ssd.worker.draft_lookup import HostLookup
+from vllm_ssd.worker.wait_policy import WaitPolicy
+
+K, VOCAB, TOP_M, SLOTS = 3, 20, 2, 4
+CPU = torch.device("cpu")
+
+
+class Group:
+    """A rank of two. What the first one broadcasts, the second one receives."""
+
+    def __init__(self, first, wire):
+        self.is_first_rank, self._wire = first, wire
+
+    def broadcast(self, tensor, src):
+        if self.is_first_rank:
+            self._wire.append(tensor.clone())
+        else:
+            tensor.copy_(self._wire.pop(0))
+
+
+class States:
+    """The runner's states, as far as they are used. They tell the speculator as real ones do."""
+
+    def __init__(self):
+        self.req_id_to_index = {}
+        self.total_len = SimpleNamespace(gpu=torch.zeros(SLOTS, dtype=torch.int32))
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(SLOTS, 50, dtype=torch.int32))
+
+    @runner_v2.telling_of_added_request
+    def add_request(self, req_id, all_token_ids):
+        self.req_id_to_index[req_id] = SLOTS - 1 - len(self.req_id_to_index)
+
+    @runner_v2.telling_of_removed_request
+    def remove_request(self, req_id):
+        del self.req_id_to_index[req_id]
+
+    def write(self, slot, text):
+        self.total_len.gpu[slot] = len(text)
+        self.all_token_ids.gpu[slot, : len(text)] = torch.tensor(text)
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    """Both ranks' speculators and states, the draft's writer, what it was sent."""
+    shape = TableShape(SLOTS, K, 2, tail=16, top_m=TOP_M)
+    table = SpeculationTable.create(tmp_path / "t", shape)
+    sent, wire = [], []
+    control = SimpleNamespace(send=lambda message: sent.append(message) or True)
+    client = SpeculationClient(table, control, WaitPolicy("skip", 1.0), VOCAB, 40)
+    states = [States(), States()]
+    monkeypatch.setattr(
+        speculator,
+        "make_draft_lookup",
+        lambda config, device, states: HostLookup(client, states, SLOTS, device),
+    )
+    at_once = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch, "Event", lambda kind: at_once)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(k=K, top_m=TOP_M),
+        scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
+    )
+    made = []
+    for first, of_rank in zip((True, False), states):
+        monkeypatch.setattr(speculator, "get_tp_group", lambda first=first: Group(first, wire))
+        made.append(speculator.SSDSpeculator(config, CPU, of_rank))
+        setattr(of_rank, runner_v2.SPECULATOR, made[-1])
+    return made, states, PredictionWriter(table), sent
+
+
+def propose(rank, temperatures, **slots):
+    """The drafts of a step of these requests, each of which has sampled a token."""
+    numbers = list(slots.values())
+    batch = SimpleNamespace(
+        num_reqs=len(slots),
+        req_ids=list(slots),
+        idx_mapping=torch.tensor(numbers),
+        idx_mapping_np=np.array(numbers),
+        has_prefill=False,
+    )
+    one = torch.ones(len(slots), dtype=torch.int32)
+    return rank.propose(batch, None, None, None, None, one, None, None, None, temperatures)
+
+
+def test_every_rank_has_the_distributions_of_the_drafts(ranks):
+    """By slot, times the temperature; certain where there was no draft; -inf elsewhere. Where no
+    request samples nobody asks for them."""
+    both, states, predictions, sent = ranks
+    temperatures = torch.tensor([1.0, 1.0, 0.5, 2.0])  # by slot
+    new = [
+        SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(temperature=2.0)),
+        SimpleNamespace(req_id="b", sampling_params=SimpleNamespace(temperature=0.5)),
+    ]
+    for rank, of_rank in zip(both, states):
+        rank.before_add(SimpleNamespace(scheduled_new_reqs=new))
+        for name, text in (("a", [1, 2]), ("b", [3]), ("greedy", [4])):
+            of_rank.add_request(name, all_token_ids=text)
+    added = {message.slot: message for message in sent if isinstance(message, Add)}
+    assert [message.temperature for message in added.values()] == [2.0, 0.5, 0.0]
+    first = next(iter(added.values()))
+    drafted = torch.tensor([[4, 9], [5, 11]]), torch.tensor([[0.75, 0.25], [1.0, 0.0]])
+    predictions.publish_fallback(
+        first.slot, make_stamp(first.generation, 0), [9, 5], draft_probs=pack(*drafted).numpy()
+    )
+    states[0].write(3, [1, 2, 6])
+    states[0].write(2, [3, 7])
+    states[0].write(1, [4, 8])
+    for rank in both:
+        before = rank.draft_logits.clone()
+        assert propose(rank, temperatures, greedy=1).tolist() == [[8, 8, 8]]
+        torch.testing.assert_close(rank.draft_logits, before)
+    for rank in both:
+        assert propose(rank, temperatures, b=2, a=3).tolist() == [[7, 7, 7], [9, 5, 6]]
+        expected = torch.zeros(SLOTS, K, VOCAB)
+        expected[:2, :, 0] = 1  # slots that nobody has had yet
+        expected[2, :, 7] = 1
+        expected[3, 0, [4, 9]] = torch.tensor([0.75, 0.25])
+        expected[3, 1, 5] = expected[3, 2, 6] = 1
+        found = (rank.draft_logits / temperatures.view(-1, 1, 1)).exp()
+        torch.testing.assert_close(found, expected)

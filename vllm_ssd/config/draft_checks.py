@@ -1,0 +1,147 @@
+"""Which drafts ``ssd`` refuses, each with one sentence, before anything is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
+from vllm.transformers_utils.repo_utils import file_or_path_exists
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+_OTHER_DRAFT = 'name another with "model" in --speculative-config'
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
+_SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
+_OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM takes them for their decoder
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of what an exception says, without pydantic's frame around it."""
+    if isinstance(error, ValidationError):
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    else:
+        text = str(error) or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".")
+
+
+def check_draft_source(draft: str, revision: str | None) -> None:
+    """Refuse a draft that is nowhere, which vLLM itself reports in a page."""
+    if "://" in draft or Path(draft).is_file():
+        return
+    if Path(draft).is_dir():
+        place, fix = "the folder of the draft", "give the folder of a model"
+    elif draft.startswith(("/", ".", "~")) or draft.count("/") > 1:
+        raise ValueError(
+            f'the draft {draft!r} is not a folder on this machine: correct "model" in '
+            "--speculative-config, where ~ is not expanded"
+        )
+    else:
+        place, fix = (
+            "the Hugging Face Hub's model",
+            "check the spelling, the access and the network",
+        )
+    if not any(
+        file_or_path_exists(draft, name, revision) for name in ("config.json", "params.json")
+    ):
+        raise ValueError(f"no config.json can be read from {place} {draft!r}: {fix}")
+
+
+def check_draft(draft: ModelConfig) -> None:
+    """Refuse a draft that is no plain text decoder or whose attention cannot work on a tree."""
+    kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
+    config = draft.hf_text_config
+    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
+    for present, what in (
+        (_SPECULATOR_HEAD.search(" ".join(kinds)), "a head for another speculative method"),
+        (draft.is_encoder_decoder, "an encoder-decoder"),
+        (draft.is_multimodal_model, "a multimodal model"),
+        (_OTHER_HEAD.search(" ".join(draft.architectures)), "a classifier or embedding model"),
+        (draft.is_hybrid or draft.has_inner_state, "a hybrid with state-space or linear layers"),
+        (draft.is_attention_free, "a model without attention"),
+        (draft.use_mla, "a model with multi-head latent attention (MLA)"),
+        (draft.get_sliding_window() is not None, "a model with sliding window attention"),
+        (layers, f"a model with layers of the type {', '.join(sorted(map(str, layers)))}"),
+        (draft.uses_alibi, "a model with ALiBi"),
+        (getattr(config, "attn_logit_softcapping", None), "a model with soft-capped attention"),
+    ):
+        if present:
+            raise ValueError(
+                f"the draft {draft.model!r} is {what}, and ssd needs a text generation model with "
+                f"full attention in every layer: {_OTHER_DRAFT}"
+            )
+
+
+def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
+    """Refuse a draft whose token ids mean something else to the target.
+
+    The sizes may differ by padding rows. Special tokens may differ, as they do between an
+    instruct model and its base: that costs acceptance where they occur and nothing else.
+    """
+    sizes = target.get_vocab_size(), draft.get_vocab_size()
+    both = (
+        f"the draft {draft.model!r} ({sizes[1]} tokens) and the target {target.model!r} "
+        f"({sizes[0]} tokens)"
+    )
+    tokenizers = _tokenizers(target, draft)
+    if tokenizers is None:
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{both} have vocabularies of different size, and without both tokenizers nothing "
+                f"shows that only padding differs: {_OTHER_DRAFT}, or provide the tokenizers"
+            )
+        return
+    of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    if sizes[0] != sizes[1]:
+        highest = max(max(of_target.values()), max(of_draft.values()))
+        if highest >= min(sizes):
+            raise ValueError(
+                f"{both} have different vocabularies, as their tokenizers go up to id {highest}: "
+                f"{_OTHER_DRAFT}"
+            )
+    special = {token for each in tokenizers for token in each.get_added_vocab().values()}
+    difference = _first_difference(of_target, of_draft, special)
+    if difference is not None:
+        token, to_target, to_draft = difference
+        raise ValueError(
+            f"{both} have different vocabularies, as id {token} is {to_target!r} to the target and "
+            f"{to_draft!r} to the draft: {_OTHER_DRAFT}"
+        )
+
+
+def _tokenizers(
+    target: ModelConfig, draft: ModelConfig
+) -> tuple[TokenizerLike, TokenizerLike] | None:
+    """Both models' own tokenizers; None if one is not to be had."""
+    if target.skip_tokenizer_init:
+        return None
+    # A folder without tokenizer files would get an empty tokenizer made from its config.
+    if not any(file_or_path_exists(draft.model, f, draft.revision) for f in _TOKENIZER_FILES):
+        return None
+    try:
+        of_target = cached_tokenizer_from_config(target)
+        of_draft = cached_get_tokenizer(
+            draft.model, revision=draft.revision, trust_remote_code=draft.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return None
+    return of_target, of_draft
+
+
+def _first_difference(
+    target: Mapping[str, int], draft: Mapping[str, int], special: set[int]
+) -> tuple[int, str, str] | None:
+    """``(id, target's token, draft's token)`` of the lowest id that means two things."""
+    of_draft = {token: text for text, token in draft.items()}
+    return min(
+        (
+            (token, text, of_draft[token])
+            for text, token in target.items()
+            if token not in special and of_draft.get(token, text) != text
+        ),
+        default=None,
+    )

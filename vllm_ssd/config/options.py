@@ -1,0 +1,94 @@
+"""From the options a user wrote in ``--speculative-config`` to an ``SSDConfig``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.config.utils import get_field
+
+from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.service.placement import local_engines
+
+_INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+_INTERNAL = {"draft_model", "run_dir", "engines"}
+OPTIONS = (
+    "model",
+    *(
+        field.name
+        for field in dataclasses.fields(SSDConfig)
+        if field.name not in _INHERITED | _INTERNAL
+    ),
+    "draft_sample_method",
+    "quantization",
+    "max_model_len",
+    "revision",
+    "code_revision",
+    "draft_load_config",
+)
+# Taken as well, but nobody needs to be told.
+_TOLERATED = {
+    "method",
+    "num_speculative_tokens",
+    "draft_tensor_parallel_size",
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+}
+_OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
+
+
+def make_ssd_config(
+    options: Mapping[str, Any],
+    target_model_config: ModelConfig,
+    target_parallel_config: ParallelConfig,
+) -> SSDConfig:
+    """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
+    given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
+    meant = {key: value for key, value in given.items() if _is_ours(key, value)}
+    try:
+        return SSDConfig(
+            **meant,
+            engines=local_engines(target_parallel_config),
+            target_model_config=target_model_config,
+            target_parallel_config=target_parallel_config,
+        )
+    except ValidationError as error:
+        raise ValueError(_one_sentence(error, given)) from None
+
+
+def _is_ours(key: str, value: Any) -> bool:
+    """Whether ssd has this option. If not, it may only be one of vLLM's that says what is the case
+    anyway; ``ValueError`` for any other."""
+    if key in OPTIONS or key in _TOLERATED:
+        return True
+    if key in _INHERITED and not key.startswith("target_"):
+        if value == get_field(SpeculativeConfig, key).default:
+            return False
+        raise ValueError(
+            f"the option {key!r} of --speculative-config belongs to other speculative methods and "
+            "would do nothing for ssd: leave it out"
+        )
+    near = _OTHER_NAMES.get(key) or next(iter(difflib.get_close_matches(key, OPTIONS, 1)), None)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ValueError(
+        f"the speculative method 'ssd' has no option {key!r}{hint}: its options are "
+        f"{', '.join(OPTIONS)}"
+    )
+
+
+def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
+    """The first of pydantic's findings in words."""
+    finding = error.errors(include_url=False)[0]
+    option = str(finding["loc"][0]) if finding["loc"] else ""
+    expected = SSDConfig.__pydantic_fields__[option].description if option else None
+    if expected is None:
+        said = first_sentence(error)
+        return f"{option} is {options[option]!r}: {said}" if option in options else said
+    return f"{option} must be {expected}, not {reprlib.repr(options[option])}"

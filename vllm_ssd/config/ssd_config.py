@@ -1,0 +1,278 @@
+"""``SSDConfig``: what a user can say about the speculative method ``ssd``.
+
+It is vLLM's ``SpeculativeConfig`` with fields of its own, so that vLLM carries it to every process
+unchanged. Nothing here depends on the plugin having run: under spawn, processes unpickle it first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.config.utils import config
+from vllm.platforms import current_platform
+
+from vllm_ssd.config.default_drafts import default_draft
+from vllm_ssd.config.draft_checks import (
+    check_draft,
+    check_draft_source,
+    check_vocabulary,
+    first_sentence,
+)
+from vllm_ssd.draft.attention.registry import (
+    Backend,
+    TreeBackend,
+    default_tree_backend,
+    resolve_tree_backend,
+)
+
+if TYPE_CHECKING:
+    from vllm.platforms.interface import Platform
+
+MAX_FAN_OUT = 64
+MAX_BRANCHES = 512
+MAX_TOP_M, DEFAULT_TOP_M = 128, 32
+
+FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
+DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
+# A core list such as "2-3,6"; the index of a visible GPU or its UUID, or several of them.
+_NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
+DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}(,{_NAME})*$")]
+
+
+@config
+class SSDConfig(SpeculativeConfig):
+    """Configuration of the speculative method ``ssd``.
+
+    A field's ``description`` completes the sentence "<option> must be ..." for a bad value.
+    """
+
+    if TYPE_CHECKING:  # inherited
+        model: str | None
+        num_speculative_tokens: int | None
+        draft_model_config: ModelConfig | None
+
+    method: Literal["ssd", "custom_class"] | None = "ssd"
+    """"custom_class" once the engine config is complete and vLLM's V1 runner will run: that
+    runner knows proposers by class only. ``model`` then holds the class."""
+    k: int = Field(default=7, strict=True, ge=1, le=16, description="a whole number from 1 to 16")
+    """Drafted tokens per round."""
+    f: FanOut | list[FanOut] = Field(
+        default=3,
+        description=f"a whole number from 0 to {MAX_FAN_OUT}, or a list of k+1 such numbers",
+    )
+    """Predicted bonus tokens for every accepted length, or one number for each accepted length
+    0..k. All 0: no drafting ahead, ordinary speculation with the draft on its own device."""
+    draft_model: str = ""
+    """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
+    draft_device: DeviceIndex | DeviceName | None = Field(
+        default=None,
+        description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
+    )
+    """Where the draft runs. None: a device the target does not use. With data parallelism, several
+    GPUs separated by commas are for one engine of this host each, and a single one is for all."""
+    tree_backend: TreeBackend = Field(
+        default_factory=default_tree_backend,
+        description='"auto", "triton", "flashinfer" or "sdpa"',
+    )
+    """The draft's attention. Not given: the environment variable SSD_TREE_DECODE_BACKEND, or
+    "auto"."""
+    on_miss: Literal["auto", "wait", "skip"] = Field(
+        default="auto", description='"auto", "wait" or "skip"'
+    )
+    """What the target does when its outcome was not predicted, or too few tokens of the branch
+    are ready: wait for the draft, or verify what there is; "auto" waits for as many drafts as pay
+    (``worker/wait_tuner.py``)."""
+    max_wait_ms: float = Field(  # type: ignore[assignment]
+        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    )
+    """The longest wait of one round. Not given: 2000 on CPUs, 100 elsewhere."""
+    draft_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description='"auto", "float32", "bfloat16" or "float16"'
+    )
+    """The draft's data type; "auto" is the target's."""
+    draft_max_num_batched_tokens: int = Field(  # type: ignore[assignment]
+        default=None, strict=True, ge=32, description="a whole number from 32"
+    )
+    """Prompt tokens the draft reads at once, between two rounds. Not given: 64 on CPUs, 512
+    elsewhere."""
+    draft_kv_cache_gib: float | None = Field(
+        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    )
+    """Memory for the draft's own KV cache, at most. Not given: 1 on CPUs and on a GPU shared with
+    the target; on a GPU of its own what all requests need at their longest, if there is room."""
+    start_timeout_s: float = Field(
+        default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    )
+    """How long start-up waits for the draft."""
+    required: bool = Field(default=True, strict=True, description="true or false")
+    """Whether a draft that cannot be started is a reason not to serve."""
+    max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
+    """How often in a row a draft that dies or hangs is started again. One that has served for a
+    minute makes up for those before it. 0: serving goes on without drafts."""
+    run_dir: str = ""
+    """Where the processes of one engine meet; set when the draft is launched."""
+    engines: int = 1
+    """Engines on this host, each with a draft of its own; set when the config is made."""
+
+    draft_tensor_parallel_size: Literal[1] | None = Field(
+        default=1, description="1, as the draft runs on one device"
+    )
+    """The draft runs on one device."""
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        default="probabilistic", description='"greedy" or "probabilistic"'
+    )
+    """How drafts are sampled: the likeliest tokens, or at the request's temperature from the
+    draft's distribution, which is then reported. The target's text is exact either way, and more
+    drafts of a request that is sampled are accepted the second way."""
+    draft_top_m: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=MAX_TOP_M,
+        description=f"a whole number from 1 to {MAX_TOP_M}",
+    )
+    """If "probabilistic": the likeliest tokens that drafts are sampled from, and that are reported
+    with their probabilities. Not given: 32."""
+    saguaro: float = Field(
+        default=1.0, strict=True, gt=0, le=1, description="a number above 0, at most 1"
+    )
+    """If "probabilistic": what the draft's probabilities of the predicted bonus tokens are
+    multiplied by. Below 1, fewer drafts are accepted and more outcomes predicted."""
+    rejection_sample_method: Literal["standard", "synthetic"] = Field(
+        default="standard", description='"standard" or "synthetic" in this version'
+    )
+    """vLLM's own rejection sampling; "synthetic" is for measurements."""
+
+    def __post_init__(self) -> None:
+        # vLLM's own __post_init__ is about its own methods and refuses any other.
+        if self.num_speculative_tokens not in (None, self.k):
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens} and k is {self.k}: write "
+                f'only k in --speculative-config, as in "k": {self.num_speculative_tokens}'
+            )
+        self.num_speculative_tokens = self.k
+        self._check_fan_out()
+        self._check_sampling()
+        if self.max_wait_ms is None:
+            self.max_wait_ms = 2000.0 if current_platform.is_cpu() else 100.0
+        if self.draft_max_num_batched_tokens is None:
+            self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
+        if self.draft_model_config is None and self.target_model_config is not None:
+            self._add_draft()
+        self.resolve_tree_backend(current_platform)  # refuses one that will not do
+
+    def __repr__(self) -> str:
+        draft = self.draft_model or self.model
+        return f"SSDConfig({draft=}, k={self.k}, f={self.f}, on_miss={self.on_miss!r})"
+
+    @property
+    def fan_out(self) -> tuple[int, ...]:
+        """Predicted bonus tokens for each accepted length 0..k."""
+        return tuple(self.f) if isinstance(self.f, list) else (self.f,) * (self.k + 1)
+
+    @property
+    def max_branches(self) -> int:
+        """The branches of one round. A request's first round has one position only, the end of
+        its prompt, and spends all of them there."""
+        return sum(self.fan_out)
+
+    @property
+    def top_m(self) -> int:
+        """Entries of the distribution that comes with every draft; 0 = none does."""
+        if self.draft_sample_method == "greedy":
+            return 0
+        return min(self.draft_top_m or DEFAULT_TOP_M, self.target_model_config.get_vocab_size())
+
+    def resolve_tree_backend(self, platform: Platform) -> Backend:
+        """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
+        return resolve_tree_backend(self.tree_backend, self.draft_model_config, platform)
+
+    def draft_shares_target_positions(self) -> bool:
+        """True: a draft with a shorter context does not shorten the target's.
+
+        It stops drafting where its own context ends.
+        """
+        return True
+
+    def _check_fan_out(self) -> None:
+        if len(self.fan_out) != self.k + 1:
+            raise ValueError(
+                f"f must be one number, or one for each accepted length from 0 to k, which makes "
+                f"{self.k + 1} with k={self.k}: it lists {len(self.fan_out)}"
+            )
+        if self.max_branches == 0 and self.on_miss == "skip":
+            raise ValueError(
+                'f=0 predicts nothing and on_miss="skip" waits for nothing, so that there would '
+                "never be a draft: leave on_miss out or write an f above 0"
+            )
+        if self.max_branches > MAX_BRANCHES:
+            raise ValueError(
+                f"k={self.k} and f={self.f} make {self.max_branches} branches a round, and the "
+                f"most is {MAX_BRANCHES}: lower f or k"
+            )
+
+    def _check_sampling(self) -> None:
+        if self.draft_sample_method == "greedy":
+            if self.draft_top_m is not None or self.saguaro != 1:
+                name = "saguaro" if self.draft_top_m is None else "draft_top_m"
+                raise ValueError(
+                    f"{name} is about drafts that are sampled: leave out draft_sample_method "
+                    f'"greedy" or {name}'
+                )
+            return
+        most = max(self.fan_out[: self.k])
+        if self.saguaro != 1 and not 0 < most < (self.draft_top_m or DEFAULT_TOP_M):
+            raise ValueError(
+                f"saguaro moves probability from the predicted bonus tokens to the others of "
+                f"draft_top_m, so f must be above 0 and less than that: it is {self.f}"
+            )
+
+    def _add_draft(self) -> None:
+        """Load the draft's config and check that it fits the target."""
+        target = self.target_model_config
+        self.draft_model = (
+            self.draft_model or self.model or default_draft(target.hf_text_config, target.model)
+        )
+        self.model = self.draft_model
+        check_draft_source(self.draft_model, self.revision)
+        try:
+            draft = ModelConfig(
+                model=self.draft_model,
+                runner="draft",
+                tokenizer=target.tokenizer,
+                tokenizer_mode=target.tokenizer_mode,
+                tokenizer_revision=target.tokenizer_revision,
+                trust_remote_code=target.trust_remote_code,
+                dtype=target.dtype if self.draft_dtype == "auto" else self.draft_dtype,
+                seed=target.seed,
+                revision=self.revision,
+                code_revision=self.code_revision,
+                quantization=self.quantization,
+                enforce_eager=target.enforce_eager,
+                spec_target_max_model_len=target.max_model_len,
+            )
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): "
+                'correct it, or name another with "model" in --speculative-config'
+            ) from error
+        check_draft(draft)
+        check_vocabulary(target, draft)
+        self.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
+        # The V1 runner stops drafting for a whole batch where its draft config ends; ours stops
+        # for one request, by itself.
+        draft.max_model_len = target.max_model_len
+        self.draft_model_config = draft
+        self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")
+
+    def _draft_max_model_len(self, draft: int, target: int) -> int:
+        if self.max_model_len is None:
+            return min(draft, target)
+        if self.max_model_len > min(draft, target):
+            raise ValueError(
+                f"max_model_len in --speculative-config is {self.max_model_len}, but the draft can "
+                f"do {draft} and the target {target}: write at most {min(draft, target)}"
+            )
+        return self.max_model_len

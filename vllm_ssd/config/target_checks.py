@@ -1,0 +1,89 @@
+"""Which targets and devices ``ssd`` refuses, each with one sentence, before anything is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+from vllm_ssd.service.cores import available_cores, parse_cores
+from vllm_ssd.service.placement import named_gpus, place_draft
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_ssd.config.ssd_config import SSDConfig
+
+
+def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig) -> None:
+    """Refuse what ``ssd`` cannot serve. Before vLLM completes its config, as that would fail
+    with other words or drop the option."""
+    for present, what, fix in (
+        (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
+        (target.is_encoder_decoder, "an encoder-decoder target", "serve it without ssd"),
+        (
+            parallel.pipeline_parallel_size > 1,
+            "pipeline parallelism",
+            "use --tensor-parallel-size instead of --pipeline-parallel-size",
+        ),
+        (
+            parallel.prefill_context_parallel_size > 1,
+            "prefill context parallelism",
+            "leave out --prefill-context-parallel-size",
+        ),
+        (
+            parallel.decode_context_parallel_size > 1,
+            "decode context parallelism",
+            "leave out --decode-context-parallel-size",
+        ),
+        (
+            parallel.use_ubatching,
+            "dual batch overlap",
+            "leave out --enable-dbo and --ubatch-size",
+        ),
+        (parallel.nnodes > 1, "a target on several nodes", "leave out --nnodes"),
+        (
+            parallel.distributed_executor_backend == "external_launcher",
+            "the external launcher",
+            "use another --distributed-executor-backend",
+        ),
+        (args.watermark_config, "watermarking", "leave out --watermark-config"),
+        (
+            args.async_scheduling and current_platform.is_cpu(),
+            "asynchronous scheduling on CPUs",
+            "leave out --async-scheduling",
+        ),
+    ):
+        if present:
+            raise ValueError(f"the speculative method 'ssd' does not support {what} yet: {fix}")
+
+
+def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:
+    """Refuse a draft device that is not there. ``platform`` is vLLM's."""
+    if platform.is_cpu():
+        _check_cores(config.draft_device)
+    elif not parallel.use_ray:
+        for engine in range(config.engines):  # none where this host only serves the API
+            place_draft(config.draft_device, config.engines, parallel, platform, engine)
+    elif config.draft_device is not None:
+        named_gpus(config.draft_device, config.engines)  # the rest is known on the engine's node
+
+
+def _check_cores(device: int | str | None) -> None:
+    if device is None:
+        return
+    try:
+        cores = set(parse_cores(str(device)))
+    except ValueError as error:
+        raise ValueError(f"draft_device {error}") from None
+    allowed = set(available_cores())
+    if not cores or not cores <= allowed:
+        raise ValueError(
+            f"draft_device {device!r} must be a list of cores that this process may use: choose "
+            f"from {_listed(allowed)}"
+        )
+
+
+def _listed(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

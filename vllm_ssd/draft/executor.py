@@ -1,0 +1,79 @@
+"""Runs pieces of the draft's work: which, and for whom, the engine has decided, and KV memory for
+it is reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vllm_ssd.draft.glue import Glue
+from vllm_ssd.draft.in_flight import InFlight
+from vllm_ssd.draft.program_cache import ProgramCache
+from vllm_ssd.draft.publish_slot import PublishSlot, is_sampled
+from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.draft.tree_batch import TreeBatch
+
+
+class Executor:
+    """Every piece is started at once, and leaves requests as they are when it is done.
+    k: tokens of a branch."""
+
+    def __init__(self, programs: ProgramCache, in_flight: InFlight, k: int):
+        self._programs = programs
+        self._in_flight = in_flight
+        self._k = k
+
+    def feed(self, request: DraftRequest, count: int) -> None:
+        """Show the model the next ``count`` tokens of a request."""
+        chunk, tokens = request.feed(count)
+        program = self._programs.chunk(count)
+        with self._in_flight.timed("prefill", count):
+            program.load([chunk], [tokens])
+            program.run()
+
+    def glue(self, glues: Sequence[Glue], fan_out: Sequence[int]) -> TreeBatch:
+        """Show what is verified now, predict what may come of it and plant a branch for each.
+        fan_out: that of the glues."""
+        size = self._programs.batch(len(glues))
+        program = self._programs.glue(size, sum(fan_out))
+        with self._in_flight.timed("glue"):
+            program.load(
+                [glue.chunk for glue in glues],
+                [glue.tokens for glue in glues],
+                [glue.prediction for glue in glues],
+            )
+            program.run()
+        slots = [
+            glue.request.publish_slot(glue.request.next_stamp, program.branches, self._k)
+            if glue.prediction
+            else PublishSlot()
+            for glue in glues
+        ]
+        batch = TreeBatch(
+            self._programs.branches(size, program.branches, is_sampled(slots)),
+            [glue.tree for glue in glues],
+            slots,
+            program.bonus[: len(glues) * program.branches].clone(),
+        )
+        for glue, row in zip(glues, batch.rows()):
+            glue.request.predicted, glue.request.ahead = glue.prediction, row
+        return batch
+
+    def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
+        """Plant a branch for each outcome that was not predicted: the bonus is known."""
+        slots = [request.publish_slot(request.stamp, 1, self._k) for request in requests]
+        batch = TreeBatch(
+            self._programs.fallbacks(len(requests), is_sampled(slots)),
+            [request.plant([len(request.fed)], self._k) for request in requests],
+            slots,
+            torch.tensor([request.tokens[-1] for request in requests]),
+        )
+        for request, row in zip(requests, batch.rows()):
+            request.fallback = row
+        return batch
+
+    def grow(self, batch: TreeBatch, kind: str) -> None:
+        """One more token for every branch of a batch; ``kind`` is what to count it as."""
+        with self._in_flight.timed(kind):
+            batch.grow()

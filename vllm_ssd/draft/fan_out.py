@@ -1,0 +1,63 @@
+"""Which outcomes of the coming round are worth a branch.
+
+An outcome is ``(accepted, bonus)``. After the glue the draft knows its own logits at every
+position of ``[bonus, d_1 .. d_n]``; the token the target samples when it stops after ``j`` drafts
+is likely among the top tokens at position ``j``, and it cannot be ``d_{j+1}``: a token is rejected
+only if the target finds it less likely than it was proposed, and what is sampled instead is the
+excess of the target's probabilities over the proposed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
+    """Branches for each accepted length 0..``num_drafts``, from a fan-out meant for k drafts.
+
+    With fewer than k drafts the budget of the lengths that cannot happen goes to the last one,
+    whose bonus is the least certain: nothing has been ruled out there.
+    """
+    counts = list(fan_out[:num_drafts])
+    return [*counts, sum(fan_out) - sum(counts)]
+
+
+def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
+    """The fan-out with its largest numbers cut until they add up to no more than ``budget``; no
+    position that had a branch loses its last."""
+    ceiling = max(fan_out)
+    while ceiling > 1 and sum(min(count, ceiling) for count in fan_out) > budget:
+        ceiling -= 1
+    return tuple(min(count, ceiling) for count in fan_out)
+
+
+def allocate(budget: int, probs: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """The fan-out of ``budget`` branches that misses least, one at least for each accepted length.
+
+    probs: for each length and rank, of an outcome there whose bonus is of this rank.
+    """
+    counts = [1] * len(probs)
+    for _ in range(budget - len(counts)):
+        gains = [row[count] for row, count in zip(probs, counts)]
+        counts[gains.index(max(gains))] += 1
+    return tuple(counts)
+
+
+def choose(
+    logits: torch.Tensor, ruled_out: torch.Tensor, source: torch.Tensor, rank: torch.Tensor
+) -> torch.Tensor:
+    """Predicted bonus tokens, int64 [branches].
+
+    logits: [rows, vocab], changed in place; ruled_out: int64 [rows], the draft that follows each
+    row, or -1; source: int64 [branches], whose row; rank: int64 [branches], 0 = its likeliest
+    token. Ranks beyond the vocabulary count as its last.
+    """
+    index = ruled_out.clamp(min=0).unsqueeze(1)
+    drafted = logits.gather(1, index)
+    hidden = drafted.masked_fill(ruled_out.unsqueeze(1) >= 0, float("-inf"))
+    logits.scatter_(1, index, hidden)
+    widest = min(len(source), logits.shape[1])
+    top = logits.topk(widest, dim=-1).indices
+    return top[source, rank.clamp(max=widest - 1)]

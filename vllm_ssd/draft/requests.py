@@ -1,0 +1,129 @@
+"""All requests of a draft engine, their KV memory, and what is said of each in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.draft.kv_blocks import BlockPool
+from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
+from vllm_ssd.draft.request import DraftRequest, Phase
+from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, PREPARING, SpeculationTable
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
+
+
+class DraftRequests:
+    """Iterating gives the requests, in the order in which they came."""
+
+    def __init__(self, model: DraftModel, table: SpeculationTable, policy: DraftPolicy):
+        self._max_len = model.max_len
+        self._policy = policy
+        self.pool = BlockPool(model.num_blocks, BLOCK_SIZE)
+        self._outcomes = OutcomeReader(table)
+        self._predictions = PredictionWriter(table)
+        self._states = DraftStates(table)
+        self._by_slot: dict[int, DraftRequest] = {}
+        self._unknown = self._find_unknown()
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    def __iter__(self) -> Iterator[DraftRequest]:
+        return iter(list(self._by_slot.values()))
+
+    def __getitem__(self, slot: int) -> DraftRequest:
+        return self._by_slot[slot]
+
+    # They come and go
+
+    def add(self, slot: int, generation: int, tokens: Sequence[int], temperature: float) -> None:
+        """A request has a slot from now on; whoever had it before is gone."""
+        self.drop(slot)
+        request = DraftRequest(slot, generation, list(tokens), self.pool.table(), temperature)
+        if self._policy.top_m:
+            request.rng = np.random.default_rng((self._policy.seed, generation))
+        self._by_slot[slot] = request
+        self._states.set(slot, generation, PREPARING)
+        self.check_size(request)
+
+    def remove(self, slot: int, generation: int) -> None:
+        """Forget a request, unless its slot has been given on already. A GPU may still have a step
+        of it to run, which need not wait."""
+        request = self._by_slot.get(slot)
+        if request is not None and request.generation == generation:
+            self.drop(slot, GIVEN_UP)
+
+    def drop(self, slot: int, state: int = PREPARING) -> None:
+        """Forget a slot's request, if it has one, and say ``state`` of it."""
+        request = self._by_slot.pop(slot, None)
+        if request is None:
+            return
+        request.forget_kv()
+        self._predictions.clear(slot)
+        self._states.set(slot, request.generation, state)
+
+    def take_over(self) -> None:
+        """Withdraw all that was published and have the target add all its requests again: another
+        server has drafted for them."""
+        published = self._outcomes.newest_stamps() >> np.uint64(32)
+        latest = np.maximum(published, self._states.generations())
+        for slot in np.flatnonzero(latest):
+            self._predictions.clear(slot)
+            self._states.set(slot, int(latest[slot]), LOST)
+
+    def ask_for_unknown(self) -> None:
+        """Have the target add requests again that it publishes outcomes of and that were never
+        added here: a server that died took the message with it, or the queue had no room. To be
+        called now and then, so that a message that is on its way is here at the next call."""
+        before, self._unknown = self._unknown, self._find_unknown()
+        for slot in np.flatnonzero((self._unknown == before) & (before != 0)):
+            self._states.set(slot, int(before[slot]), LOST)
+
+    def _find_unknown(self) -> NDArray[np.uint64]:
+        """uint64 [slots]: the generation of each slot's newest outcome, 0 where there is none and
+        where the draft has spoken of this request or a later one."""
+        generations = self._outcomes.newest_stamps() >> np.uint64(32)
+        return np.where(generations > self._states.generations(), generations, np.uint64(0))
+
+    # KV memory
+
+    def check_size(self, request: DraftRequest) -> None:
+        """Give up a request that the draft has no positions, or never has the memory, for."""
+        text = len(request.tokens)
+        too_long = text + 2 * self._policy.k + 1 > self._max_len
+        if too_long or self.pool.blocks_for(text + self._policy.scratch) > self.pool.num_blocks:
+            self.drop(request.slot, GIVEN_UP)
+
+    def admitted(self) -> list[DraftRequest]:
+        """Those that have memory, or that there is room for now: for all of their text and their
+        branches."""
+        for request in self._by_slot.values():
+            if not request.admitted:
+                size = len(request.tokens) + self._policy.scratch
+                request.admitted = request.table.reserve(size)
+        return [request for request in self._by_slot.values() if request.admitted]
+
+    def reserve(
+        self, requests: Sequence[DraftRequest], entries: Callable[[DraftRequest], int]
+    ) -> list[DraftRequest]:
+        """Those of the requests that there is memory for: ``entries`` beyond what each was fed. The
+        others have outgrown the memory: they wait, and begin again from their text."""
+        fitting = []
+        for request in requests:
+            if request.table.reserve(len(request.fed) + entries(request)):
+                fitting.append(request)
+            else:
+                request.forget_kv()
+                request.admitted = False
+                self._states.set(request.slot, request.generation, PREPARING)
+        return fitting
+
+    def await_outcome(self, request: DraftRequest) -> None:
+        """The model has seen all there is of it."""
+        request.phase = Phase.IDLE
+        self._states.set(request.slot, request.generation, DRAFTING)

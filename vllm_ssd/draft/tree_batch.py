@@ -1,0 +1,74 @@
+"""Trees of several requests that grow in lockstep, and the programs they take turns on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vllm_ssd.draft.attention.masks import Tree
+from vllm_ssd.draft.programs import Grow
+from vllm_ssd.draft.publish_slot import PublishSlot
+
+
+class TreeBatch:
+    """A tree a row, None where its request has left. step: steps started. slots: where each row
+    publishes. last_tokens: int64 [rows * branches], the newest token of every branch."""
+
+    def __init__(
+        self,
+        program: Grow,
+        trees: list[Tree | None],
+        slots: list[PublishSlot],
+        last_tokens: torch.Tensor,
+    ):
+        self.step = 0
+        self._program = program
+        self._trees = trees
+        self._slots = slots
+        self._last_tokens = last_tokens
+        self._loaded = False
+
+    @property
+    def empty(self) -> bool:
+        return all(tree is None for tree in self._trees)
+
+    def rows(self) -> list[TreeRow | None]:
+        """One for each request, None where it has no tree."""
+        return [TreeRow(self, i) if tree else None for i, tree in enumerate(self._trees)]
+
+    def leave(self, index: int) -> None:
+        """A row becomes padding: its KV blocks may go to another request, its slot too."""
+        self._trees[index] = None
+        self._slots[index] = PublishSlot()
+        self._keep()
+
+    def grow(self) -> None:
+        """Start the next step."""
+        program = self._program
+        if not self._loaded:
+            if isinstance(program.owner, TreeBatch):
+                program.owner._keep()
+            program.load(self._trees, self._slots, self.step, self._last_tokens)
+            program.owner = self
+            self._loaded = True
+        program.run()
+        self.step += 1
+
+    def _keep(self) -> None:
+        """Take the newest tokens out of the program, to load it again later."""
+        if self._loaded:
+            self._last_tokens = self._program.last_tokens.clone()
+            self._loaded = False
+
+
+@dataclass(frozen=True, eq=False)
+class TreeRow:
+    """One request's tree in a batch."""
+
+    batch: TreeBatch
+    index: int
+
+    def leave(self) -> None:
+        """Stop growing it."""
+        self.batch.leave(self.index)

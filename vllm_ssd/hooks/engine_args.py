@@ -1,0 +1,79 @@
+"""From ``--speculative-config`` with method "ssd" to an engine config with an ``SSDConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.hooks.patches import check_vllm
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+METHOD = "ssd"
+PROPOSER = "vllm_ssd.hooks.runner_v1.make_proposer"
+
+
+def with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_speculative_config(self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+        if not _asks_for_ssd(self):
+            return original(self, *args, **kwargs)
+        check_vllm()
+        return _make_config(self, *args, **kwargs)
+
+    return create_speculative_config
+
+
+def _asks_for_ssd(args: EngineArgs) -> bool:
+    options = args.speculative_config
+    method = options.get("method") if isinstance(options, dict) else None
+    return (method or getattr(args, "spec_method", None)) == METHOD
+
+
+def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_config: Any) -> Any:
+    """vLLM asks for the config several times, so the options given stay as they are."""
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.config.options import make_ssd_config
+    from vllm_ssd.config.target_checks import check_device, check_target
+
+    options = dict(args.speculative_config or {})
+    for flag, key, value in (
+        ("--spec-method", "method", args.spec_method),
+        ("--spec-model", "model", args.spec_model),
+        ("--spec-tokens", "num_speculative_tokens", args.spec_tokens),
+    ):
+        if value is None:
+            continue
+        if options.get(key) not in (None, value):
+            raise ValueError(
+                f"{flag} is {value!r} and {key} in --speculative-config is {options[key]!r}: leave "
+                f"{flag} out"
+            )
+        options[key] = value
+    check_target(args, target_model_config, target_parallel_config)
+    config = make_ssd_config(options, target_model_config, target_parallel_config)
+    check_device(config, target_parallel_config, current_platform)
+    return config
+
+
+def with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+        config: VllmConfig = original(self, *args, **kwargs)
+        if uses_ssd(config) and not config.use_v2_model_runner:
+            # The name by which the V1 runner takes a proposer from outside of vLLM.
+            config.speculative_config.method = "custom_class"
+            config.speculative_config.model = PROPOSER
+        return config
+
+    return create_engine_config
+
+
+def uses_ssd(config: VllmConfig) -> bool:
+    """Whether an engine's config asks for ssd."""
+    if config.speculative_config is None:
+        return False
+    from vllm_ssd.config.ssd_config import SSDConfig
+
+    return isinstance(config.speculative_config, SSDConfig)

@@ -1,0 +1,63 @@
+"""The draft starts and stops with the target's executor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import wrap
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.executor.abstract import Executor
+
+
+def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The executor is made once an engine, where no other hook runs in time: in the engine core's
+    process, which outlives the workers, and before the target's memory is measured."""
+
+    def __init__(self: Executor, vllm_config: VllmConfig) -> None:
+        if not uses_ssd(vllm_config):
+            original(self, vllm_config)
+            return
+        from vllm_ssd.service.launch import DraftLauncher
+
+        self._draft_launcher = launcher = DraftLauncher(vllm_config)
+        # Runs once: after shutdown, when the executor is only forgotten, or at exit.
+        self._stop_draft = weakref.finalize(self, launcher.stop)
+        _wrap_shutdown(type(self))
+        try:
+            launcher.start()
+            original(self, vllm_config)
+        except BaseException:
+            self._stop_draft()
+            raise
+        try:
+            launcher.wait_ready()
+        except BaseException:
+            self.shutdown()  # nobody else knows of the workers yet
+            raise
+
+    return __init__
+
+
+def _wrap_shutdown(executor: type[Executor]) -> None:
+    """Executors override ``shutdown`` without calling super, so wrap the one that will run."""
+    owner = next(cls for cls in executor.__mro__ if "shutdown" in vars(cls))
+    wrap(owner, "shutdown", with_draft_stopped)
+
+
+def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
+    def shutdown(self: Executor, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "_stop_draft"):
+            original(self, *args, **kwargs)
+            return
+        self._draft_launcher.begin_stop()  # goes down while the target does
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            self._stop_draft()
+
+    return shutdown

@@ -1,0 +1,191 @@
+"""Every function of vLLM that is replaced, where, and by what.
+
+All wrappers pass other speculative methods through untouched. Importing this module imports neither
+vLLM nor the wrappers: the functions that are replaced are looked up when their turn comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from vllm_ssd.config.versions import SUPPORTED, version_mismatch
+
+_PATCHED = "_patched_by_vllm_ssd"
+
+
+class Where(Enum):
+    """When a function is replaced: in every process, when vLLM loads its plugins; or when a worker
+    makes ssd's end of its model runner, V1 or V2, or does so on a CPU."""
+
+    EVERY_PROCESS, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(4)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """``function``, a module and a name in it, is replaced by what ``wrapper``, a function of this
+    folder, makes of it. parameters: those the wrapper relies on; None: it passes on whatever comes.
+    if_imported: only where the module has been imported already."""
+
+    where: Where
+    function: str
+    wrapper: str
+    parameters: str | None = None
+    if_imported: bool = False
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """In the module, with its class if it has one."""
+        return self.function.partition(":")[2]
+
+
+_ALL, _V1, _V2, _CPU = Where
+_ARGS = "vllm.engine.arg_utils:EngineArgs"
+_EXECUTOR = "vllm.v1.executor.abstract:Executor"
+_RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_V2_WORKER = "vllm.v1.worker.gpu"
+_STATES = "vllm.v1.worker.gpu.states:RequestState"
+_SAMPLER = "vllm.v1.sample.rejection_sampler"
+
+PATCHES = (
+    # Options with method "ssd" become an SSDConfig, which the V1 runner gets in the form it knows.
+    Patch(
+        _ALL,
+        f"{_ARGS}.create_speculative_config",
+        "engine_args.with_ssd_options",
+        "self target_model_config target_parallel_config",
+    ),
+    Patch(_ALL, f"{_ARGS}.create_engine_config", "engine_args.with_proposer"),
+    # The draft is started with the target; ``shutdown``, which stops it, is wrapped on the class of
+    # the executor that is made, as each has its own.
+    Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
+    # The V2 runner's speculator. The runner imports the function by name, perhaps before us.
+    Patch(
+        _ALL,
+        f"{_V2_WORKER}.spec_decode:init_speculator",
+        "runner_v2.with_speculator",
+        "vllm_config device req_states",
+    ),
+    Patch(
+        _ALL,
+        f"{_V2_WORKER}.model_runner:init_speculator",
+        "runner_v2.with_speculator",
+        if_imported=True,
+    ),
+    # Both runners tell ssd of requests that come and go; V1 takes what drafts were sampled from.
+    Patch(
+        _V1, f"{_RUNNER_V1}._update_states", "runner_v1.telling_of_updates", "self scheduler_output"
+    ),
+    Patch(_V1, f"{_RUNNER_V1}.propose_draft_token_ids", "runner_v1.telling_of_drafts"),
+    Patch(
+        _V2,
+        f"{_V2_WORKER}.model_runner:GPUModelRunner.add_requests",
+        "runner_v2.telling_of_new_requests",
+        "self scheduler_output",
+    ),
+    Patch(
+        _V2,
+        f"{_STATES}.add_request",
+        "runner_v2.telling_of_added_request",
+        "self req_id prompt_len all_token_ids num_computed_tokens max_tokens",
+    ),
+    Patch(_V2, f"{_STATES}.remove_request", "runner_v2.telling_of_removed_request", "self req_id"),
+    # What vLLM's rejection sampler gets wrong on CPUs.
+    Patch(
+        _CPU,
+        f"{_SAMPLER}:expand_batch_to_tokens",
+        "cpu_sampling.with_every_request_expanded",
+        "x cu_num_tokens num_tokens replace_from replace_to",
+    ),
+    Patch(_CPU, f"{_SAMPLER}:apply_sampling_constraints", "cpu_sampling.with_steps_without_drafts"),
+)
+
+
+def apply(where: Where) -> None:
+    """Replace what this kind of process needs replaced; a second time changes nothing.
+
+    Raises ``RuntimeError`` with a sentence if vLLM is not one that we know.
+    """
+    mismatch = find_mismatch(where)
+    if mismatch is not None:
+        raise RuntimeError(mismatch)
+    for patch in _patches(where):
+        apply_one(patch)
+
+
+def apply_one(patch: Patch) -> None:
+    """Replace one function, which must be there."""
+    module, _, function = patch.wrapper.partition(".")
+    wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), function)
+    owner, name = _owner(patch)
+    wrap(owner, name, wrapper)
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
+    """Replace ``owner.name`` by what ``wrapper`` makes of it; a second time changes nothing."""
+    original = getattr(owner, name)
+    if not hasattr(original, _PATCHED):
+        replacement = functools.wraps(original)(wrapper(original))
+        setattr(replacement, _PATCHED, True)
+        setattr(owner, name, replacement)
+
+
+def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
+    """The sentence that says why the installed vLLM will not do; None if it will."""
+    mismatch = version_mismatch()
+    if mismatch is not None:
+        return mismatch
+    for patch in _patches(where):
+        found = _parameters(patch)
+        if found is None:
+            problem = "is missing"
+        elif patch.parameters not in (None, " ".join(found)):
+            problem = f"takes ({', '.join(found)})"
+        else:
+            continue
+        return (
+            f"the speculative method 'ssd' cannot work with this build of vLLM, whose "
+            f"{patch.function.replace(':', '.')} {problem}: install a released vLLM {SUPPORTED}"
+        )
+    return None
+
+
+def check_vllm() -> None:
+    """Raise ``RuntimeError`` if the installed vLLM will not do."""
+    mismatch = find_mismatch()
+    if mismatch is not None:
+        raise RuntimeError(mismatch)
+
+
+def _patches(where: Where) -> Iterator[Patch]:
+    for patch in PATCHES:
+        if patch.where is where and (not patch.if_imported or patch.module in sys.modules):
+            yield patch
+
+
+def _owner(patch: Patch) -> tuple[Any, str]:
+    """The module or class that has the function, and its name there."""
+    owner: Any = importlib.import_module(patch.module)
+    *classes, name = patch.name.split(".")
+    for cls in classes:
+        owner = getattr(owner, cls)
+    return owner, name
+
+
+def _parameters(patch: Patch) -> tuple[str, ...] | None:
+    """Parameter names of the original function, looking through wrappers; None if missing."""
+    try:
+        owner, name = _owner(patch)
+        return tuple(inspect.signature(getattr(owner, name)).parameters)
+    except (ImportError, AttributeError):
+        return None

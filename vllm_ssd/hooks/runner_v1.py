@@ -1,0 +1,57 @@
+"""Model Runner V1: it makes a proposer by the name of its class, and then tells it nothing of
+requests that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.hooks.patches import Where, apply
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from vllm_ssd.worker.proposer import SSDProposer
+
+
+def make_proposer(vllm_config: VllmConfig) -> SSDProposer:
+    """The proposer of a worker, and what the worker's process needs for it."""
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.worker.proposer import SSDProposer
+
+    apply(Where.WORKER_V1)
+    if current_platform.is_cpu():
+        apply(Where.WORKER_ON_CPU)
+    return SSDProposer(vllm_config)
+
+
+def _proposer_of(runner: GPUModelRunner) -> SSDProposer | None:
+    from vllm_ssd.worker.proposer import SSDProposer
+
+    proposer = getattr(runner, "drafter", None)
+    return proposer if isinstance(proposer, SSDProposer) else None
+
+
+def telling_of_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
+        result = original(self, scheduler_output)
+        proposer = _proposer_of(self)
+        if proposer is not None:
+            proposer.on_update(self, scheduler_output)
+        return result
+
+    return _update_states
+
+
+def telling_of_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
+    def propose_draft_token_ids(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        proposer = _proposer_of(self)
+        if proposer is not None:
+            proposer.on_proposed(self)
+        return result
+
+    return propose_draft_token_ids

@@ -1,0 +1,70 @@
+"""Model Runner V2: it asks a function for its speculator, and tells its request states, and nobody
+else, of requests that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Where, apply
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.states import RequestState
+
+# The attribute of a runner's request states that holds the speculator they tell.
+SPECULATOR = "_ssd_speculator"
+
+
+def with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_speculator(
+        vllm_config: VllmConfig, device: Any, req_states: RequestState, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not uses_ssd(vllm_config):
+            return original(vllm_config, device, req_states, *args, **kwargs)
+        from vllm_ssd.worker.speculator import SSDSpeculator
+
+        apply(Where.WORKER_V2)
+        speculator = SSDSpeculator(vllm_config, device, req_states)
+        setattr(req_states, SPECULATOR, speculator)
+        return speculator
+
+    return init_speculator
+
+
+def telling_of_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The scheduler's word on requests that are added next: it has their sampling settings."""
+
+    def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
+        speculator = getattr(self.req_states, SPECULATOR, None)
+        if speculator is not None:
+            speculator.before_add(scheduler_output)
+        return original(self, scheduler_output)
+
+    return add_requests
+
+
+def telling_of_added_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_request(
+        self: RequestState, req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any
+    ) -> Any:
+        result = original(self, req_id, *args, all_token_ids=all_token_ids, **kwargs)
+        speculator = getattr(self, SPECULATOR, None)
+        if speculator is not None:
+            speculator.on_added(req_id, self.req_id_to_index[req_id], all_token_ids)
+        return result
+
+    return add_request
+
+
+def telling_of_removed_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    def remove_request(self: RequestState, req_id: str) -> Any:
+        speculator = getattr(self, SPECULATOR, None)
+        if speculator is not None:
+            speculator.on_removed(req_id)
+        return original(self, req_id)
+
+    return remove_request

@@ -1,0 +1,160 @@
+"""The draft server as Ray runs it: an actor, in a Ray that is there for it alone.
+
+Ray hears of the server's end, but not of a hang; and it may end itself. Then the server's process
+may still be there, or nobody may say that it is not. So the process itself is looked at too, and
+when it is not wanted any more it is killed: two servers must never write to one table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vllm_ssd.service import rundir
+from vllm_ssd.service.messages import ControlClient, Stop, endpoint
+from vllm_ssd.service.processes import has_ended
+from vllm_ssd.service.server import DraftServer
+from vllm_ssd.service.server_spec import ServerSpec
+from vllm_ssd.table import SpeculationTable
+
+STOP_S = 3.0
+POLL_S = 0.2
+HANG_S = 20.0  # without a heartbeat; several times what the longest forward takes
+OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum, nearly; nothing goes through it
+_VITAL = ("gcs_server", "raylet")
+
+
+class DraftLost(Exception):
+    """There is no draft server any more, or none that is of use; says why."""
+
+
+class DraftActor:
+    """One draft server at a time: ``start``, ``serve``, and ``kill`` when it is lost; all again."""
+
+    def __init__(self, spec: ServerSpec):
+        import ray  # which takes a second: not in processes that only import this module
+
+        self._ray: Any = ray
+        self._spec = spec
+        self._run_dir = Path(spec.run_dir)
+        self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
+        self._vital: list[psutil.Process] = []  # without them there is no Ray
+        self._actor: Any = None
+        self._pid: Any = None
+        self._task: Any = None  # what it does now
+        self._process: psutil.Process | None = None
+        self._serving = False
+        self._beat = self._looks = 0  # the last heartbeat, and how often it was seen
+        # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
+        # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
+        os.environ.update(spec.environment)
+
+    def start(self, again: bool = False) -> None:
+        """Have a server made and the draft loaded, in a new Ray if there is none. again: the
+        server before was lost."""
+        self._status["restarts"] += again
+        if not self._ray_lives():
+            self._start_ray()
+        actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
+        self._actor = actor.remote(self._spec)
+        self._pid = self._actor.pid.remote()
+        self._task = self._actor.load.remote()
+
+    def serve(self) -> None:
+        """Have the loaded draft serve."""
+        self._task = self._actor.serve.remote()
+        self._serving = True
+        self._looks = 0
+
+    def result(self) -> str | None:
+        """What the server says at the end of what it does now, None before; ``DraftLost`` if it
+        will never say. To be called every ``POLL_S``."""
+        if not self._ray_lives():
+            raise DraftLost("its Ray has ended")
+        try:
+            if self._process is None and self._done(self._pid):
+                self._process = psutil.Process(self._ray.get(self._pid))
+            if self._done(self._task):
+                return str(self._ray.get(self._task))
+        except self._ray.exceptions.RayError as error:
+            raise DraftLost(sentence(error)) from error
+        except psutil.NoSuchProcess as error:
+            raise DraftLost("its process has ended") from error
+        # By looks and not by the clock, which goes on while a container is frozen with all of us.
+        before, self._beat = self._beat, int(self._status["heartbeat"])
+        self._looks = self._looks + 1 if self._beat == before else 0
+        if self._serving and self._looks * POLL_S > HANG_S:
+            raise DraftLost(f"no sign of life for {HANG_S:g} s")
+        return None
+
+    def kill(self) -> None:
+        """End the server's process, whatever it does."""
+        if self._actor is not None and self._ray_lives():
+            self._ray.kill(self._actor)
+        if self._process is not None:
+            # Stopped ones do not hear of Ray's wish.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.kill()
+        self._actor = self._pid = self._task = None
+        self._serving = False
+
+    def gone(self) -> bool:
+        """Whether a killed server's process has ended, so that nobody writes to the table any more.
+        Nobody waits for it then, either."""
+        if self._process is not None and not has_ended(self._process):
+            return False
+        self._process = None
+        self._status["heartbeat"] = 0
+        return True
+
+    def close(self) -> None:
+        """Have the server stop, make sure that it has, and end Ray."""
+        if self._serving and self._ray_lives():
+            control = ControlClient(endpoint(self._run_dir))
+            control.send(Stop())
+            self._ray.wait([self._task], timeout=STOP_S)
+            control.close()
+        self.kill()
+        self._ray.shutdown()
+
+    def _start_ray(self) -> None:
+        self._ray.shutdown()  # what is left of one that has ended
+        try:
+            self._ray.init(
+                address="local",
+                num_cpus=1,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(self._run_dir / "ray"),
+                _node_ip_address="127.0.0.1",
+                logging_level=logging.WARNING,
+            )
+        except Exception as error:  # Ray's are of many kinds
+            raise DraftLost(f"Ray could not be started: {sentence(error)}") from error
+        self._vital = list(filter(_is_vital, psutil.Process().children()))
+
+    def _done(self, task: Any) -> bool:
+        return bool(self._ray.wait([task], timeout=0)[0])
+
+    def _ray_lives(self) -> bool:
+        return self._ray.is_initialized() and not any(map(has_ended, self._vital))
+
+
+def sentence(error: Exception) -> str:
+    """The draft's own words out of an error that Ray wrapped in a traceback."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}".splitlines()[0]
+
+
+def _is_vital(process: psutil.Process) -> bool:
+    """Whether there is no Ray without it."""
+    try:
+        return process.name() in _VITAL
+    except psutil.NoSuchProcess:
+        return False

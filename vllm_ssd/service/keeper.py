@@ -1,0 +1,139 @@
+"""The keeper: the process that owns the draft's Ray, and starts a draft that was lost again.
+
+The engine core starts it and talks to it over one socket pair. Ray lives here and not in the
+engine core because Ray brings threads (after which forking workers is unsafe), signal handlers and
+exit hooks; and because the keeper sees the engine core die, however it dies, by the end of the
+socket, and puts everything away.
+
+Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
+``{"lost": text}``, then ``{"not_back": text}`` for every start that comes to nothing, and
+``{"back": text}``, or ``{"given_up": text}`` and no more; and ``{"awaited": text}``, what is being
+started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from vllm_ssd.service import rundir
+from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, sentence
+from vllm_ssd.service.restarts import Restarts
+from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
+
+OTHER_RAY = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
+
+
+class OwnerGone(Exception):
+    """The engine core has closed the channel."""
+
+
+class Keeper:
+    """Starts the draft server, reports what becomes of it, takes it down."""
+
+    def __init__(self, run_dir: Path, channel: socket.socket):
+        self._run_dir = run_dir
+        self._channel = channel
+
+    def run(self) -> None:
+        """Until the engine core closes the channel."""
+        try:
+            spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
+            with contextlib.closing(DraftActor(spec.server)) as actor:
+                self._keep(actor, spec)
+        except OwnerGone:
+            pass
+        except Exception as error:  # whatever it is, the engine core must hear of it
+            self._say("failed", sentence(error))
+            raise
+        finally:
+            rundir.remove(self._run_dir)
+
+    def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
+        """One draft server after the other; ends by ``OwnerGone`` only."""
+        restarts = Restarts(spec.max_restarts)
+        first = True
+        while True:
+            served = False
+            try:
+                self._say("awaited", "the draft's Ray")
+                actor.start(again=not first)
+                self._say("awaited", "the draft model")
+                # How long the first start may take is for the engine core to say.
+                text = self._result(actor, math.inf if first else spec.start_timeout_s)
+                actor.serve()
+                restarts.served()
+                self._say("ready" if first else "back", text)
+                first, served = False, True
+                raise DraftLost(self._result(actor))
+            except DraftLost as error:
+                actor.kill()
+                while not actor.gone():
+                    self._rest(POLL_S)
+                pause = None if first else restarts.pause()
+                again = "lost" if served else "not_back"
+                kind = "failed" if first else "given_up" if pause is None else again
+                self._say(kind, str(error))
+            self._rest(pause)
+
+    def _result(self, actor: DraftActor, timeout_s: float = math.inf) -> str:
+        """What the server says at the end of what it does now."""
+        deadline = time.monotonic() + timeout_s
+        while (text := actor.result()) is None:
+            if time.monotonic() >= deadline:
+                actor.close()  # with Ray, which may be what hangs
+                limit = f"{timeout_s:g} s (start_timeout_s)"
+                raise DraftLost(f"the draft model was not ready within {limit}")
+            self._rest(POLL_S)
+        return text
+
+    def _rest(self, seconds: float | None) -> None:
+        """Let time pass, None = all there is. The engine core only ever closes the channel."""
+        readable, _, _ = select.select([self._channel], [], [], seconds)
+        if readable:
+            raise OwnerGone
+
+    def _say(self, kind: str, text: str) -> None:
+        try:
+            self._channel.sendall(json.dumps({kind: text}).encode() + b"\n")
+        except BrokenPipeError:
+            pass  # nobody is left to hear it; the next rest ends at once
+
+
+def main(run_dir: str, channel_fd: str) -> None:
+    """``python -m vllm_ssd.service.keeper RUN_DIR FD``; started by ``service/launch.py`` only."""
+    # Nobody's child: vLLM kills a process that is slow to stop together with all its children,
+    # and then somebody must be left to put things away.
+    if os.fork():
+        os._exit(0)
+    # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The target may be a job of another Ray. The draft's is its own and on this machine, where the
+    # speculation table is: it must neither join that cluster nor repeat the job's setup.
+    for name in OTHER_RAY:
+        os.environ.pop(name, None)
+    # Ray listens on all interfaces, whatever address it is told, except where it thinks that there
+    # can be no cluster. The name is Ray's; it does the same everywhere.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    # Ray would take its raylet for dead since this process has no parent, and then end it as well.
+    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+    # SIGTERM is an order to put things away too: leave through run's finally.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd))).run()
+
+
+if __name__ == "__main__":
+    from vllm_ssd.service.keeper import main as _main  # so that Ray pickles by the module's name
+
+    _main(*sys.argv[1:])

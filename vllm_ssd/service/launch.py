@@ -1,0 +1,170 @@
+"""The engine core's side of the draft's life: start it, wait for it, stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_ssd.log import get_logger
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_device import DraftDevice, choose_device
+from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
+from vllm_ssd.table import SpeculationTable, TableShape
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
+
+STOP_S = 15.0  # the keeper's own steps take less
+
+
+class DraftLauncher:
+    """One per engine core. ``start``, then ``wait_ready``; ``stop`` at any time, any number of
+    times. The keeper it starts ends with it, even if it is killed."""
+
+    def __init__(self, vllm_config: VllmConfig):
+        self._vllm_config = vllm_config
+        self._config: Any = vllm_config.speculative_config
+        self._channel: socket.socket | None = None
+        self._locks: list[int] = []
+        self._stopping = False
+        self._awaited = "the keeper"  # what the draft's start is about
+        self._started = False
+        self._device = DraftDevice()  # not chosen yet
+        self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Make the table and set the draft server off; returns before it is up, unless it may
+        share a GPU with the target."""
+        from vllm.platforms import current_platform
+
+        rundir.sweep()
+        self._run_dir, lock = rundir.create()
+        self._locks.append(lock)
+        self._config.run_dir = str(self._run_dir)
+        shape = TableShape(
+            slots=self._vllm_config.scheduler_config.max_num_seqs,
+            k=self._config.k,
+            branches=max(self._config.max_branches, 1),
+            top_m=self._config.top_m,
+        )
+        try:
+            SpeculationTable.create(rundir.table_path(self._run_dir), shape)
+            self._locks.append(rundir.hold_table(self._run_dir))
+        except OSError as error:
+            size = SpeculationTable.size_of(shape) / 2**20
+            raise RuntimeError(
+                f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
+                f"{error}): free some, or in a container raise --shm-size"
+            ) from error
+        self._device = choose_device(self._vllm_config, current_platform)
+        spec = make_keeper_spec(
+            self._vllm_config, str(self._run_dir), self._device, current_platform
+        )
+        (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        self._channel, theirs = socket.socketpair()
+        keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
+        with theirs:
+            # Returns at once: the keeper detaches itself, lest it be killed with this process.
+            subprocess.run(
+                [*keeper, str(self._run_dir), str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), lock),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
+        self._listener.start()
+        if self._device.may_share_gpu:
+            # A worker looks at the free memory when it starts and again when it has run once, and
+            # counts as the target's own what has gone in between: the draft must have taken all
+            # of its memory before the first look. Elsewhere both load at the same time.
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
+        without drafts will do."""
+        if self._started:
+            return
+        timeout_s = self._config.start_timeout_s
+        try:
+            kind, text = self._words.get(timeout=timeout_s)
+        except queue.Empty:
+            kind = "failed"
+            text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
+        if kind == "ready":
+            logger.info("SSD: %s", text)
+        elif self._config.required:
+            self.stop()
+            raise RuntimeError(f"SSD: the draft could not be started: {text}")
+        else:
+            logger.error(
+                "SSD: the draft could not be started: %s; serving begins without drafts, as "
+                "required is false",
+                text,
+            )
+        self._started = True
+
+    def begin_stop(self) -> None:
+        """Have the draft taken down, and do not wait for it."""
+        self._stopping = True
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # the keeper may have ended before
+                self._channel.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """Take the draft down and leave nothing behind."""
+        self.begin_stop()
+        if self._channel is not None:
+            self._listener.join(STOP_S)
+            self._channel = None
+        if self._locks:
+            rundir.remove(self._run_dir)
+        while self._locks:
+            os.close(self._locks.pop())
+        self._device = DraftDevice()  # a GPU that was reserved is free now
+
+    def _listen(self) -> None:
+        """Pass on the keeper's words until it ends."""
+        assert self._channel is not None
+        with self._channel.makefile("rb") as words:
+            for line in words:
+                (kind, text), *_ = json.loads(line).items()
+                if kind == "lost":
+                    logger.error(
+                        "SSD: the draft is lost (%s); serving goes on without drafts while it is "
+                        "started again",
+                        text,
+                    )
+                elif kind == "not_back":
+                    logger.error(
+                        "SSD: the draft could not be started again (%s); it is tried once more",
+                        text,
+                    )
+                elif kind == "awaited":
+                    self._awaited = text
+                elif kind == "back" or (kind == "ready" and self._started):
+                    logger.warning("SSD: the draft is back: %s", text)
+                elif kind == "given_up":
+                    logger.error(
+                        "SSD: the draft is lost (%s) and is not started again (max_restarts is "
+                        "%d); serving goes on without drafts: see above what it dies of, and start "
+                        "the engine anew to have drafts",
+                        text,
+                        self._config.max_restarts,
+                    )
+                else:
+                    self._words.put((kind, text))
+        self._words.put(("ended", "its keeper process ended; see the log above"))
+        if not self._stopping:
+            logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")

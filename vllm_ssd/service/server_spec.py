@@ -1,0 +1,97 @@
+"""What a draft server and its keeper are told before they start, made from the engine's config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.service.draft_device import SHARED_KV_CACHE_GIB, DraftDevice
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SPEC_FILE = "draft.json"  # in the run directory
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Everything a draft server is told. cores: empty = no pinning. environment: of its process,
+    added to the keeper's."""
+
+    run_dir: str
+    model: DraftModelSpec
+    policy: DraftPolicy
+    cores: list[int]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class KeeperSpec:
+    """Everything the keeper is told. start_timeout_s: seconds for every start after the first;
+    max_restarts: in a row, 0 = a draft that is lost stays so."""
+
+    server: ServerSpec
+    start_timeout_s: float
+    max_restarts: int
+
+
+def make_keeper_spec(
+    vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any
+) -> KeeperSpec:
+    """For an engine whose files are in ``run_dir``. platform: vLLM's."""
+    config: Any = vllm_config.speculative_config
+    policy = _policy(vllm_config)
+    model = _model_spec(vllm_config, policy, device, platform)
+    server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
+    return KeeperSpec(server, config.start_timeout_s, config.max_restarts)
+
+
+def _policy(vllm_config: VllmConfig) -> DraftPolicy:
+    config: Any = vllm_config.speculative_config
+    return DraftPolicy(
+        k=config.k,
+        fan_out=config.fan_out,
+        fallbacks=config.on_miss != "skip",
+        chunk=config.draft_max_num_batched_tokens,
+        adaptive=isinstance(config.f, int) and config.f > 0,
+        top_m=config.top_m,
+        saguaro=config.saguaro,
+        seed=vllm_config.model_config.seed % 2**32,
+    )
+
+
+def _model_spec(
+    vllm_config: VllmConfig, policy: DraftPolicy, device: DraftDevice, platform: Any
+) -> DraftModelSpec:
+    config: Any = vllm_config.speculative_config
+    draft = config.draft_model_config
+    load = config.draft_load_config or vllm_config.load_config
+    max_requests = vllm_config.scheduler_config.max_num_seqs
+    engine_args = {
+        "model": draft.model,
+        "tokenizer": draft.tokenizer,
+        "skip_tokenizer_init": True,
+        "dtype": str(draft.dtype).removeprefix("torch."),
+        "max_model_len": config.max_model_len,
+        "revision": draft.revision,
+        "code_revision": draft.code_revision,
+        "trust_remote_code": draft.trust_remote_code,
+        "quantization": config.quantization,
+        "load_format": load.load_format,
+        "download_dir": load.download_dir,
+        "seed": draft.seed,
+        "enforce_eager": True,
+        "max_num_seqs": max_requests,
+    }
+    memory_gib = config.draft_kv_cache_gib
+    if memory_gib is None and (platform.is_cpu() or device.may_share_gpu):
+        memory_gib = SHARED_KV_CACHE_GIB
+    return DraftModelSpec(
+        engine_args=engine_args,
+        tree_backend=config.resolve_tree_backend(platform),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+        max_requests=max_requests,
+        scratch=policy.scratch,
+    )

@@ -1,0 +1,35 @@
+"""The speculation table: shared memory through which target and draft meet every round.
+
+``schema.py`` says what is in it and by which rules it is read and written. Each record has a module
+for the host, in which its writer stands beside its reader, and one for GPU kernels:
+
+    record        writer -> reader   host             kernels
+    outcome       target -> draft    outcomes.py      outcome_kernels.py
+    prediction,   draft -> target    predictions.py   prediction_kernels.py
+    fallback
+
+``publisher.py`` and ``device_publisher.py`` publish what the draft's programs computed;
+``draft_probs.py`` is what stands beside a sampled draft.
+"""
+
+from vllm_ssd.table.schema import (
+    DRAFTING,
+    GIVEN_UP,
+    LOST,
+    PREPARING,
+    TableShape,
+    make_stamp,
+    split_stamp,
+)
+from vllm_ssd.table.speculation_table import SpeculationTable
+
+__all__ = [
+    "DRAFTING",
+    "GIVEN_UP",
+    "LOST",
+    "PREPARING",
+    "SpeculationTable",
+    "TableShape",
+    "make_stamp",
+    "split_stamp",
+]

@@ -1,0 +1,112 @@
+"""Outcomes and the drafts verified next: the target writes them, the draft reads them; on the
+host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.table.schema import split_stamp
+from vllm_ssd.table.speculation_table import SpeculationTable
+
+
+class OutcomeWriter:
+    """The target's end."""
+
+    def __init__(self, table: SpeculationTable):
+        self._outcome = table.slots["outcome"]
+        self._tail = table.slots["tail"]
+
+    def publish(
+        self, slot: int, stamp: np.uint64, length: int, accepted: int, new_tokens: Sequence[int]
+    ) -> None:
+        """Tell the draft an outcome: ``new_tokens`` (bonus last) end a text of ``length`` tokens.
+        ``accepted`` is -1 if they are of several rounds.
+
+        Of ``new_tokens`` only what fits the slot's tail is kept; the draft notices a gap.
+        """
+        tail = self._tail[slot]
+        kept = new_tokens[-len(tail) :]
+        tail[np.arange(length - len(kept), length) % len(tail)] = kept
+        record = self._outcome[slot, int(stamp) & 1]
+        record["stamp"] = 0
+        record["drafts_stamp"] = 0
+        record["length"] = length
+        record["accepted"] = accepted
+        record["bonus"] = new_tokens[-1]
+        record["stamp"] = stamp
+
+    def confirm(self, slot: int, stamp: np.uint64, drafts: Sequence[int]) -> None:
+        """Tell the draft which drafts will be verified in the round after this outcome."""
+        record = self._outcome[slot, int(stamp) & 1]
+        record["num_drafts"] = len(drafts)
+        record["drafts"][: len(drafts)] = drafts
+        record["drafts_stamp"] = stamp
+
+    def published_length(self, slot: int, generation: int) -> int:
+        """Tokens of the text at the slot's newest outcome, which a GPU may have written; 0 if there
+        is none of this generation, or if it is being written now."""
+        records = self._outcome[slot]
+        newest = records["stamp"].max()
+        length = int(records["length"][int(newest) & 1])
+        whole = records["stamp"].max() == newest and split_stamp(newest)[0] == generation
+        return length if whole else 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round's outcome as the target published it.
+
+    length: tokens of the text including the bonus. new_tokens: its last tokens, from the length
+    the reader asked for; None if the target's tail no longer reaches back that far.
+    """
+
+    stamp: np.uint64
+    length: int
+    accepted: int
+    bonus: int
+    new_tokens: list[int] | None
+
+
+class OutcomeReader:
+    """The draft's end."""
+
+    def __init__(self, table: SpeculationTable):
+        self._k = table.shape.k
+        self._tail_size = table.shape.tail
+        self._outcome = table.slots["outcome"]
+        self._stamps = table.slots["outcome"]["stamp"]
+        self._tail = table.slots["tail"]
+
+    def newest_stamps(self) -> NDArray[np.uint64]:
+        """uint64 [slots]: the newest outcome of each slot, 0 where there is none."""
+        return self._stamps.max(axis=1)
+
+    def read(self, slot: int, stamp: np.uint64, known: int) -> Outcome | None:
+        """The outcome with this stamp and the tokens after the first ``known`` of the text.
+
+        None if the target has moved on meanwhile: the newest stamp is then another.
+        """
+        record = self._outcome[slot, int(stamp) & 1]
+        length = int(record["length"])
+        accepted, bonus = int(record["accepted"]), int(record["bonus"])
+        new_tokens: list[int] | None = None
+        # Half, since a newer outcome may be overwriting the oldest part of the tail right now.
+        if 0 <= length - known <= self._tail_size // 2:
+            positions = np.arange(known, length) % self._tail_size
+            new_tokens = self._tail[slot][positions].tolist()
+        if self._stamps[slot].max() != stamp:
+            return None
+        return Outcome(stamp, length, accepted, bonus, new_tokens)
+
+    def read_drafts(self, slot: int, stamp: np.uint64) -> list[int] | None:
+        """The drafts the target verifies after this outcome; None if it has not decided yet."""
+        record = self._outcome[slot, int(stamp) & 1]
+        if record["drafts_stamp"] != stamp:
+            return None
+        count = min(max(int(record["num_drafts"]), 0), self._k)
+        drafts: list[int] = record["drafts"][:count].tolist()
+        return drafts if record["drafts_stamp"] == stamp else None

@@ -1,0 +1,212 @@
+"""Predictions and fallbacks on a GPU: the draft's kernels that write them, as ``PredictionWriter``
+does, and the target's device functions that read them, as ``PredictionReader`` does.
+
+``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64, which
+are the host's and are reached over the bus. As on the host, a record's body comes first and its
+stamp last, and depth is raised after the tokens are there.
+"""
+
+# mypy: allow-untyped-defs
+# A kernel's arguments have Triton's types, which depend on the launch.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ssd.table.draft_probs_kernels import are_sound, read_probs, store_probs
+from vllm_ssd.table.kernel_access import read, read_where
+from vllm_ssd.table.schema import DRAFTING, GIVEN_UP, LOST
+
+_DRAFTING = tl.constexpr(DRAFTING)
+_GIVEN_UP = tl.constexpr(GIVEN_UP)
+_LOST = tl.constexpr(LOST)
+_BRANCH_LANES = tl.constexpr(8)  # branches whose distributions are copied at once
+
+
+# The draft's writers: a program a row of the batch
+
+
+@triton.jit
+def predict_kernel(
+    words, stamps, slots, stamp_of, accepted, bonus, BRANCHES: tl.constexpr, AT: tl.constexpr
+):
+    """``PredictionWriter.publish``. slots, stamp_of: int64 [rows], slot -1 publishes nothing;
+    accepted, bonus: int64 [rows, BRANCHES]."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        stamp = tl.load(stamp_of + row)
+        record = AT.slots + slot * AT.slot_size + AT.prediction + (stamp & 1) * AT.prediction_size
+        lane = tl.arange(0, AT.branch_lanes)
+        real = lane < BRANCHES
+        lengths = tl.load(accepted + row * BRANCHES + lane, mask=real, other=0)
+        tokens = tl.load(bonus + row * BRANCHES + lane, mask=real, other=0)
+        tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
+        tl.debug_barrier()
+        tl.store(words + record + AT.prediction_depth, 0)
+        tl.store(words + record + AT.prediction_count, BRANCHES)
+        tl.store(words + record + AT.prediction_accepted + lane, lengths.to(tl.int32), mask=real)
+        tl.store(words + record + AT.prediction_bonus + lane, tokens.to(tl.int32), mask=real)
+        tl.debug_barrier()
+        tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
+
+
+@triton.jit
+def extend_kernel(
+    words,
+    stamps,
+    slots,
+    stamp_of,
+    tokens,
+    draft_probs,
+    step_at,
+    BRANCHES: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """``PredictionWriter.extend``. tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows,
+    BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    step = tl.load(step_at).to(tl.int32)
+    if (slot >= 0) & (step < AT.k):
+        parity = tl.load(stamp_of + row) & 1
+        record = AT.slots + slot * AT.slot_size + AT.prediction + parity * AT.prediction_size
+        lane = tl.arange(0, AT.branch_lanes)
+        real = lane < BRANCHES
+        new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
+        tl.store(words + record + AT.prediction_tokens + lane * AT.k + step, new, mask=real)
+        if AT.top_m > 0:
+            rank = tl.arange(0, AT.prob_lanes)
+            probs_at = stamps + (record + AT.prediction_draft_probs) // 2
+            for first in range(0, BRANCHES, _BRANCH_LANES):
+                branch = first + tl.arange(0, _BRANCH_LANES)
+                whole = (branch < BRANCHES)[:, None] & (rank < AT.top_m)[None, :]
+                source = (row * BRANCHES + branch)[:, None] * AT.top_m + rank[None, :]
+                place = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
+                some = tl.load(draft_probs + source, mask=whole, other=0)
+                tl.store(probs_at + place, some, mask=whole)
+        tl.debug_barrier()
+        depth_at = words + record + AT.prediction_depth
+        tl.atomic_xchg(depth_at, step + 1, sem="release", scope="sys")
+
+
+@triton.jit
+def fallback_kernel(words, stamps, slots, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
+    """``PredictionWriter.publish_fallback``. tokens: int64 [rows]; the others as above."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    step = tl.load(step_at).to(tl.int32)
+    if (slot >= 0) & (step < AT.k):
+        stamp = tl.load(stamp_of + row)
+        record = AT.slots + slot * AT.slot_size + AT.fallback + (stamp & 1) * AT.fallback_size
+        if step == 0:
+            tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
+        tl.store(words + record + AT.fallback_tokens + step, tl.load(tokens + row).to(tl.int32))
+        if AT.top_m > 0:
+            rank = tl.arange(0, AT.prob_lanes)
+            whole = rank < AT.top_m
+            of_token = tl.load(draft_probs + row * AT.top_m + rank, mask=whole, other=0)
+            probs_at = stamps + (record + AT.fallback_draft_probs) // 2
+            tl.store(probs_at + step * AT.top_m + rank, of_token, mask=whole)
+        tl.debug_barrier()
+        depth_at = words + record + AT.fallback_depth
+        tl.atomic_xchg(depth_at, step + 1, sem="acq_rel", scope="sys")
+        tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
+
+
+# The target's readers. prediction, fallback: where the records of a slot and round begin, in words
+
+
+@triton.jit
+def read_heads(stamps, prediction, fallback):
+    """int64 [4]: the first 16 bytes of two records, where their stamps and depths are."""
+    lane = tl.arange(0, 4)
+    record = tl.where(lane < 2, prediction, fallback)
+    return read(stamps + record // 2 + lane % 2)
+
+
+@triton.jit
+def is_hopeless(stamps, slot_base, generation, fallback_depth, AT: tl.constexpr):
+    """Whether the draft says of this generation that it will publish nothing more, or has gone on
+    to a later one, or, where fallbacks are not waited for, does not say that it drafts."""
+    state = read(stamps + (slot_base + AT.state) // 2)
+    owner = (state >> 32) & 0xFFFFFFFF
+    ours = owner == generation
+    what = state & 0xFFFFFFFF
+    gave_up = (ours & ((what == _GIVEN_UP) | (what == _LOST))) | (owner > generation)
+    return gave_up | ((fallback_depth == 0) & ((ours & (what == _DRAFTING)) == 0))
+
+
+@triton.jit
+def read_newest(stamps, slot_base, wanted, AT: tl.constexpr):
+    """uint64: the latest stamp of the draft's four records in the slot; not read unless wanted."""
+    lane = tl.arange(0, 4)
+    first = tl.where(lane < 2, AT.prediction, AT.fallback)
+    size = tl.where(lane < 2, AT.prediction_size, AT.fallback_size)
+    record = slot_base + first + lane % 2 * size
+    found = read_where(stamps + record // 2, lane < tl.where(wanted, 4, 0))
+    return tl.max(found.to(tl.uint64, bitcast=True))
+
+
+@triton.jit
+def find(
+    words,
+    stamps,
+    prediction,
+    fallback,
+    stamp,
+    accepted,
+    bonus,
+    draft_probs,
+    VOCAB: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """``PredictionReader.find``: published, predicted, tokens int32 [token_lanes], their number.
+    What they were sampled from is written to ``draft_probs``.
+
+    Whether tokens are valid is known once all are read: the mask of the second look at the stamp.
+    """
+    lane = tl.arange(0, AT.token_lanes)
+    branch = tl.arange(0, AT.branch_lanes)
+    published = read(stamps + prediction // 2) == stamp
+    has_fallback = read(stamps + fallback // 2) == stamp
+
+    count = read_where(words + prediction + AT.prediction_count, published)
+    depth = read_where(words + prediction + AT.prediction_depth, published)
+    reach = read_where(words + fallback + AT.fallback_depth, has_fallback)
+    listed = branch < tl.where(published, AT.branches, 0)
+    branch_at = words + prediction + branch
+    lengths = read_where(branch_at + AT.prediction_accepted, listed)
+    bonuses = read_where(branch_at + AT.prediction_bonus, listed)
+    match = listed & (branch < count) & (lengths == accepted) & (bonuses == bonus)
+    chosen = tl.min(tl.where(match, branch, AT.branch_lanes))
+    predicted = chosen < AT.branch_lanes
+    depth = tl.where(predicted, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
+    reach = tl.minimum(tl.maximum(reach, 0), AT.k)
+
+    branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
+    tokens = read_where(branch_tokens + lane, lane < depth)
+    reply = read_where(words + fallback + AT.fallback_tokens + lane, lane < reach)
+    valid = tl.min(tl.where((tokens >= 0) & (tokens < VOCAB), 1, 0)) == 1
+    reply_valid = tl.min(tl.where((reply >= 0) & (reply < VOCAB), 1, 0)) == 1
+    if AT.top_m > 0:
+        branch_probs = stamps + (prediction + AT.prediction_draft_probs) // 2
+        of_branch = read_probs(branch_probs + chosen * AT.k * AT.top_m, depth, AT)
+        of_reply = read_probs(stamps + (fallback + AT.fallback_draft_probs) // 2, reach, AT)
+        valid = valid & are_sound(tokens, of_branch, depth, VOCAB, AT)
+        reply_valid = reply_valid & are_sound(reply, of_reply, reach, VOCAB, AT)
+
+    again = read_where(stamps + prediction // 2, published & valid)
+    published = published & ((again == stamp) | (valid == 0))
+    predicted = predicted & published
+    depth = tl.where(predicted, depth, 0)
+    again = read_where(stamps + fallback // 2, has_fallback & reply_valid)
+    has_fallback = has_fallback & ((again == stamp) | (reply_valid == 0))
+    further = has_fallback & (reach > depth)
+    tokens = tl.where(further, reply, tokens)
+    depth = tl.where(further, reach, depth)
+    depth = tl.where(tl.where(further, reply_valid, valid), depth, 0)
+    if AT.top_m > 0:
+        store_probs(draft_probs, tl.where(further, of_reply, of_branch), depth, AT)
+    return published, predicted, tokens, depth

@@ -1,0 +1,161 @@
+"""Predicted outcomes with their branches, and fallbacks: the draft writes them, the target reads
+them; on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.table.draft_probs import are_sound
+from vllm_ssd.table.speculation_table import SpeculationTable
+
+
+class PredictionWriter:
+    """The draft's end."""
+
+    def __init__(self, table: SpeculationTable):
+        self._prediction = table.slots["prediction"]
+        self._fallback = table.slots["fallback"]
+
+    def publish(
+        self, slot: int, stamp: np.uint64, accepted: Sequence[int], bonus: Sequence[int]
+    ) -> None:
+        """Predict the outcomes of round ``stamp``; their branches have depth 0 yet."""
+        record = self._prediction[slot, int(stamp) & 1]
+        record["stamp"] = 0
+        record["depth"] = 0
+        record["count"] = len(accepted)
+        record["accepted"][: len(accepted)] = accepted
+        record["bonus"][: len(bonus)] = bonus
+        record["stamp"] = stamp
+
+    def extend(
+        self,
+        slot: int,
+        stamp: np.uint64,
+        tokens: Sequence[int],
+        draft_probs: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add one token to every branch of the prediction, in the order of its outcomes.
+        draft_probs: int64 [branches, top_m], what they were sampled from."""
+        record = self._prediction[slot, int(stamp) & 1]
+        assert record["stamp"] == stamp, "a prediction is extended by its publisher alone"
+        depth = int(record["depth"])
+        record["tokens"][: len(tokens), depth] = tokens
+        if draft_probs is not None:
+            record["draft_probs"][: len(tokens), depth] = draft_probs
+        record["depth"] = depth + 1
+
+    def publish_fallback(
+        self,
+        slot: int,
+        stamp: np.uint64,
+        tokens: Sequence[int],
+        known: int = 0,
+        draft_probs: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Drafts for the outcome ``stamp``, which was not predicted, after the ``known`` published
+        ones. draft_probs: int64 [len(tokens), top_m], what they were sampled from."""
+        record = self._fallback[slot, int(stamp) & 1]
+        if not known:
+            record["stamp"] = 0
+        depth = known + len(tokens)
+        record["tokens"][known:depth] = tokens
+        if draft_probs is not None:
+            record["draft_probs"][known:depth] = draft_probs
+        record["depth"] = depth
+        record["stamp"] = stamp
+
+    def branch_of(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> int | None:
+        """Which of the branches predicted for a round this outcome has made true, -1 for none of
+        them; None if they have yet to be published."""
+        record = self._prediction[slot, int(stamp) & 1]
+        if record["stamp"] != stamp:
+            return None
+        count = int(record["count"])
+        match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
+        return int(match.argmax()) if match.any() else -1
+
+    def clear(self, slot: int) -> None:
+        """Withdraw everything the draft published for a slot."""
+        self._prediction[slot]["stamp"] = 0
+        self._fallback[slot]["stamp"] = 0
+
+
+@dataclass(frozen=True)
+class LookupResult:
+    """What the table holds for an outcome.
+
+    published: the draft has predicted outcomes of this very round. predicted: ours is one of them
+    (if not, any tokens are the draft's fallback). tokens: drafts ready for it, 0..k.
+    draft_probs: int64 [len(tokens), top_m], what they were sampled from.
+    """
+
+    published: bool
+    predicted: bool
+    tokens: list[int]
+    draft_probs: NDArray[np.int64]
+
+
+class PredictionReader:
+    """The target's end. ``vocab_size``: drafts outside ``0..vocab_size-1`` are damage and are not
+    used."""
+
+    def __init__(self, table: SpeculationTable, vocab_size: int):
+        self._k = table.shape.k
+        self._branches = table.shape.branches
+        self._vocab_size = vocab_size
+        self._top_m = table.shape.top_m
+        self._nothing: tuple[list[int], NDArray[np.int64]] = ([], np.zeros((0, self._top_m), "i8"))
+        self._prediction = table.slots["prediction"]
+        self._fallback = table.slots["fallback"]
+
+    def find(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> LookupResult:
+        """The drafts ready for an outcome. Records with any other stamp are never used."""
+        parity = int(stamp) & 1
+        record = self._prediction[slot, parity]
+        published = predicted = False
+        tokens, draft_probs = self._nothing
+        if record["stamp"] == stamp:
+            count = min(max(int(record["count"]), 0), self._branches)
+            match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
+            rows = np.flatnonzero(match)
+            if len(rows):
+                depth = min(max(int(record["depth"]), 0), self._k)
+                tokens, draft_probs = self._drafts(record, depth, rows[0])
+            if record["stamp"] == stamp:
+                published, predicted = True, len(rows) > 0
+            else:
+                tokens, draft_probs = self._nothing
+        fallback = self._fallback[slot, parity]
+        if fallback["stamp"] == stamp:
+            depth = min(max(int(fallback["depth"]), 0), self._k)
+            if depth > len(tokens):
+                drafts = self._drafts(fallback, depth)
+                if fallback["stamp"] == stamp:
+                    tokens, draft_probs = drafts
+        known = all(0 <= token < self._vocab_size for token in tokens)
+        if not known or not are_sound(tokens, draft_probs, self._vocab_size):
+            tokens = []
+        return LookupResult(published, predicted, tokens, draft_probs[: len(tokens)])
+
+    def _drafts(
+        self, record: np.void, depth: int, *branch: int
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        """Copies of the first ``depth`` drafts of a branch, or of a fallback, and of what they were
+        sampled from."""
+        place = (*branch, slice(depth))
+        tokens: list[int] = record["tokens"][place].tolist()
+        if not self._top_m:
+            return tokens, np.zeros((depth, 0), np.int64)
+        return tokens, record["draft_probs"][place].copy()
+
+    def newest(self, slot: int) -> np.uint64:
+        """The latest round the draft has published anything for, as a stamp; 0 before any."""
+        newest: np.uint64 = max(
+            self._prediction[slot]["stamp"].max(), self._fallback[slot]["stamp"].max()
+        )
+        return newest

@@ -1,0 +1,87 @@
+"""How the draft's programs publish what they computed: as batches of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_ssd.table.predictions import PredictionWriter
+
+
+@dataclass(frozen=True)
+class BranchTokens:
+    """One more token for every branch of a batch. slots: int64 [batch], -1 = publish nothing for
+    this row; stamps: int64 [batch], of the outcomes; tokens: int64 [batch, branches]; step: int64
+    [1], tokens of each branch before these; draft_probs: int64 [batch, branches, top_m], what the
+    tokens were sampled from, None if they were not."""
+
+    slots: torch.Tensor
+    stamps: torch.Tensor
+    tokens: torch.Tensor
+    step: torch.Tensor
+    draft_probs: torch.Tensor | None
+
+
+class Publisher(Protocol):
+    """Publishes what programs computed."""
+
+    def predict(
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        accepted: torch.Tensor,
+        bonus: torch.Tensor,
+    ) -> None:
+        """Predict outcomes, int64 [batch, branches] each; their branches have depth 0 yet. slots,
+        stamps: as in ``BranchTokens``."""
+
+    def extend(self, new: BranchTokens) -> None:
+        """Add a token to each branch of the predictions."""
+
+    def fallback(self, new: BranchTokens) -> None:
+        """Add a token to the one branch of each fallback."""
+
+
+class HostPublisher:
+    """A ``Publisher`` that waits for the device and writes with numpy."""
+
+    def __init__(self, writer: PredictionWriter):
+        self._writer = writer
+
+    def predict(
+        self,
+        slots: torch.Tensor,
+        stamps: torch.Tensor,
+        accepted: torch.Tensor,
+        bonus: torch.Tensor,
+    ) -> None:
+        for row, slot, stamp in _real(slots, stamps):
+            self._writer.publish(slot, stamp, accepted[row].tolist(), bonus[row].tolist())
+
+    def extend(self, new: BranchTokens) -> None:
+        for row, slot, stamp in _real(new.slots, new.stamps):
+            tokens, draft_probs = _of_row(new, row)
+            self._writer.extend(slot, stamp, tokens, draft_probs)
+
+    def fallback(self, new: BranchTokens) -> None:
+        for row, slot, stamp in _real(new.slots, new.stamps):
+            tokens, draft_probs = _of_row(new, row)
+            self._writer.publish_fallback(slot, stamp, tokens, int(new.step), draft_probs)
+
+
+def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int, np.uint64]]:
+    """Row, slot and stamp of the rows that are not padding."""
+    for row, (slot, stamp) in enumerate(zip(slots.tolist(), stamps.tolist())):
+        if slot >= 0:
+            yield row, slot, np.uint64(stamp)
+
+
+def _of_row(new: BranchTokens, row: int) -> tuple[list[int], NDArray[np.int64] | None]:
+    """The tokens of a row, and what they were sampled from."""
+    draft_probs = None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
+    return new.tokens[row].tolist(), draft_probs

@@ -1,0 +1,127 @@
+"""What is in the speculation table, and by which rules it is read and written.
+
+Every field has one writer; nothing is locked. A record is written body first and stamp last, and
+is read stamp, body, stamp again: a body whose stamp did not change in between is whole. (That
+needs stores to become visible in the order they were made, which x86-64 guarantees; GPU kernels
+use release/acquire operations instead.)
+
+A stamp is ``generation << 32 | round``. The generation changes when a slot is given to another
+request and is never 0, so no valid stamp is 0. Records are double-buffered by round parity: what
+is written for round T + 1 never touches what may still be read of round T.
+
+The table is C-ordered structured arrays, naturally aligned, all offsets fixed by ``TableShape``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MAGIC = 0x5353445F5441424C  # "SSD_TABL"
+VERSION = 7
+
+# What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
+# it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
+# text again.
+PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
+
+
+def make_stamp(generation: int, round_: int) -> np.uint64:
+    """``generation`` 1..2^32-1, ``round_`` 0..2^32-1."""
+    return np.uint64(generation << 32 | round_)
+
+
+def split_stamp(stamp: int) -> tuple[int, int]:
+    """``(generation, round)`` of a stamp."""
+    return int(stamp) >> 32, int(stamp) & 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The sizes that fix a table's layout.
+
+    slots: requests that can be drafted for at once. k: drafts a round. branches: predicted
+    outcomes a slot can hold. tail: how many of the newest tokens of a text the target keeps in
+    the slot; a draft that falls behind by more needs the text sent again. top_m: entries of the
+    distribution reported with every draft (``draft_probs.py``); 0 = none, drafts are certain.
+    """
+
+    slots: int
+    k: int
+    branches: int
+    tail: int = 512
+    top_m: int = 0
+
+    def header_dtype(self) -> np.dtype:
+        sizes = ("version", "slots", "k", "branches", "tail", "top_m")
+        return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
+
+    def target_dtype(self) -> np.dtype:
+        """Counters written by the target. rounds, and of these hits, misses and late ones;
+        timeouts: rows that waited in vain; drafts: handed to vLLM; wait_us: microseconds that steps
+        waited; started_s: Unix time of the start; accepted: rounds by their number of accepted
+        drafts."""
+        names = ("rounds", "hits", "misses", "late", "timeouts", "drafts", "wait_us", "started_s")
+        fields = [*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))]
+        return np.dtype(fields, align=True)
+
+    def draft_dtype(self) -> np.dtype:
+        """What the draft says of itself. heartbeat: monotonic nanoseconds, 0 while there is none;
+        pid: of its process; live: requests it drafts for; free_blocks: of its KV cache. Then, for
+        each kind of work, how much was done (prompt tokens for prefill, forwards for the others)
+        and the microseconds it took. restarts: counted by the keeper, which also clears the
+        heartbeat of a draft that is gone."""
+        names = ["heartbeat", "pid", "live", "free_blocks", "prefill", "prefill_us"]
+        names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us", "restarts"]
+        return np.dtype([(name, "i8") for name in names], align=True)
+
+    def slot_dtype(self) -> np.dtype:
+        outcome = np.dtype(
+            [
+                ("stamp", "u8"),  # outcome of this round is below
+                ("length", "i8"),  # tokens of the text, bonus included
+                ("accepted", "i4"),
+                ("bonus", "i4"),
+                ("drafts_stamp", "u8"),  # == stamp once the drafts below are final
+                ("num_drafts", "i4"),
+                ("drafts", "i4", (self.k,)),
+            ],
+            align=True,
+        )
+        prediction = np.dtype(
+            [
+                ("stamp", "u8"),  # the round whose outcome is predicted
+                ("count", "i4"),
+                ("depth", "i4"),  # tokens ready in every branch
+                ("accepted", "i4", (self.branches,)),
+                ("bonus", "i4", (self.branches,)),
+                ("tokens", "i4", (self.branches, self.k)),
+                *self._draft_probs(self.branches, self.k),
+            ],
+            align=True,
+        )
+        fallback = np.dtype(
+            [
+                ("stamp", "u8"),
+                ("depth", "i4"),
+                ("tokens", "i4", (self.k,)),
+                *self._draft_probs(self.k),
+            ],
+            align=True,
+        )
+        return np.dtype(
+            [
+                ("outcome", outcome, (2,)),  # target
+                ("tail", "i4", (self.tail,)),  # target: token at position p is tail[p % size]
+                ("state", "u8"),  # draft
+                ("prediction", prediction, (2,)),  # draft
+                ("fallback", fallback, (2,)),  # draft: for an outcome that was not predicted
+            ],
+            align=True,
+        )
+
+    def _draft_probs(self, *drafts: int) -> list[tuple[str, str, tuple[int, ...]]]:
+        """The field beside ``drafts`` drafts that says which distributions they were sampled from;
+        none where all drafts are certain."""
+        return [("draft_probs", "i8", (*drafts, self.top_m))] if self.top_m else []

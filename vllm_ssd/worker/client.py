@@ -1,0 +1,227 @@
+"""The target's side of a round, shared by every model runner. Runs on TP rank 0 only.
+
+Each step the runner hands over, for every request that sampled, its text and how many tokens the
+step added. The client publishes the outcomes, finds the drafts for them, waits where the policy
+says so, and confirms what will be verified next. A request it has not seen before, or whose text
+does not continue what it knows (a round without drafting, a resumed request), needs no special
+call: it is added again, or the gap is published, whichever the draft can follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.service.messages import ControlClient, endpoint
+from vllm_ssd.service.rundir import table_path
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, make_stamp
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeWriter
+from vllm_ssd.table.predictions import LookupResult, PredictionReader
+from vllm_ssd.worker.slots import SlotMap, SlotState
+from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
+from vllm_ssd.worker.wait_tuner import WaitPlan
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+POLL_S = 50e-6
+UNSEEN = -1  # stands for the accepted length of a round that was not ours
+# Nanoseconds without a sign of life after which a draft is not waited for. Longer than any one
+# forward.
+HEARTBEAT_LIMIT_NS = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
+    last ``num_new`` came in this step. temperature: of its sampling."""
+
+    request_id: str
+    tokens: NDArray[np.int32]
+    num_new: int
+    temperature: float = 0.0
+
+
+@dataclass(eq=False)
+class RowState:
+    """One row's way through a step. found: what the latest look at the table found."""
+
+    row: Row
+    slot: SlotState
+    stamp: np.uint64
+    accepted: int
+    bonus: int
+    found: LookupResult
+
+
+class SpeculationClient:
+    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go."""
+
+    def __init__(
+        self,
+        table: SpeculationTable,
+        control: ControlClient,
+        policy: WaitPolicy,
+        vocab_size: int,
+        max_len: int,
+    ):
+        self._table = table
+        self._max_wait_s = policy.max_wait_s
+        self._planner = WaitPlanner(policy, table)
+        self._max_len = max_len
+        self._outcomes = OutcomeWriter(table)
+        self._predictions = PredictionReader(table, vocab_size)
+        self._draft_states = DraftStates(table)
+        self._k = table.shape.k
+        self._longest_gap = table.shape.tail // 2
+        self.slots = SlotMap(control)
+        self._free = list(range(table.shape.slots - 1, -1, -1))
+        self._step = 0
+        self.counters = TargetCounters(table)
+
+    def add(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0) -> None:
+        """Let the draft read a new request's text while the target does."""
+        self.remove(request_id)
+        states = self.slots.states
+        if not self._free:
+            self.remove(min(states, key=lambda name: states[name].last_used))
+        state = self.slots.assign(request_id, self._free.pop(), tokens, temperature)
+        state.last_used = self._step
+
+    def remove(self, request_id: str) -> None:
+        """The request ended or was preempted."""
+        state = self.slots.release(request_id)
+        if state is not None:
+            self._free.append(state.slot)
+
+    def exchange(
+        self,
+        rows: Sequence[Row],
+        batch: int | None = None,
+        has_prompts: bool = False,
+        draft_probs: Sequence[NDArray[np.int64]] = (),
+    ) -> list[list[int]]:
+        """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, if
+        there are others than these. has_prompts: whether some of them read their prompts.
+        draft_probs: for every row [k, top_m], written: what its drafts were sampled from."""
+        self._step += 1
+        plan = self._planner.plan(len(rows) if batch is None else batch, has_prompts)
+        states = [self._publish(row) for row in rows]
+        first_looks = [state.found for state in states]
+        self._wait(states, plan)
+        drafts = []
+        for state, first in zip(states, first_looks):
+            ready = state.found.tokens[: self._room(state.row)]
+            self._outcomes.confirm(state.slot.slot, state.stamp, ready)
+            self.counters.looked_up(first, len(ready))
+            drafts.append(ready)
+        for of_row, state, ready in zip(draft_probs, states, drafts):
+            of_row[: len(ready)] = state.found.draft_probs[: len(ready)]
+        self.counters.log()
+        return drafts
+
+    def _publish(self, row: Row) -> RowState:
+        """Publish a row's outcome and look it up for the first time."""
+        slot = self._slot_of(row)
+        length = len(row.tokens)
+        new = row.tokens[slot.length :].tolist()
+        # A text that grew by more than this step's tokens had a round without us: nothing that
+        # was predicted can be its outcome.
+        accepted = row.num_new - 1 if len(new) == row.num_new else UNSEEN
+        stamp = make_stamp(slot.generation, slot.round)
+        self._outcomes.publish(slot.slot, stamp, length, accepted, new)
+        if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
+            self.counters.verified(accepted)
+        slot.length = length
+        slot.round += 1
+        slot.last_used = self._step
+        found = self._predictions.find(slot.slot, stamp, accepted, new[-1])
+        return RowState(row, slot, stamp, accepted, new[-1], found)
+
+    def _slot_of(self, row: Row) -> SlotState:
+        """The row's slot, a new one if it has none that fits its text."""
+        state = self.slots.states.get(row.request_id)
+        if state is not None:
+            grown = len(row.tokens) - state.length
+            lost = self._draft_states.get(state.slot, state.generation) == LOST
+            if 0 < grown <= self._longest_gap and not lost:
+                return state
+        known = row.tokens[: len(row.tokens) - row.num_new].tolist()
+        self.add(row.request_id, known, row.temperature)
+        return self.slots.states[row.request_id]
+
+    def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
+        """Look again and again at the rows with too few drafts, until all have enough."""
+        waiting = [state for state in states if self._worth_waiting(state, plan)]
+        if not waiting:
+            return
+        started = time.monotonic()
+        deadline = started + self._max_wait_s
+        while waiting and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            for state in waiting:
+                state.found = self._predictions.find(
+                    state.slot.slot, state.stamp, state.accepted, state.bonus
+                )
+            waiting = [state for state in waiting if self._worth_waiting(state, plan)]
+        for state in waiting:
+            state.slot.overdue = state.stamp
+        self.counters.waited(time.monotonic() - started, len(waiting))
+
+    def _worth_waiting(self, state: RowState, plan: WaitPlan) -> bool:
+        slot, found = state.slot, state.found
+        missed = found.published and not found.predicted
+        enough = plan.fallback if missed else plan.branch
+        if len(found.tokens) >= min(enough, self._room(state.row)):
+            return False
+        if slot.overdue is not None and self._predictions.newest(slot.slot) >= slot.overdue:
+            slot.overdue = None
+        said = self._draft_states.get(slot.slot, slot.generation)
+        hopeless = said in (GIVEN_UP, LOST)
+        if not plan.fallback:
+            hopeless |= said != DRAFTING
+        return slot.overdue is None and draft_lives(self._table) and not hopeless
+
+    def _room(self, row: Row) -> int:
+        """Drafts that still fit the target's longest text."""
+        return max(0, min(self._k, self._max_len - len(row.tokens) - 1))
+
+
+def draft_lives(table: SpeculationTable) -> bool:
+    """Whether the draft has lately shown a sign of life."""
+    return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
+
+
+class Connection(NamedTuple):
+    """What a client begins with, in the order of its arguments."""
+
+    table: SpeculationTable
+    control: ControlClient
+    policy: WaitPolicy
+    vocab_size: int
+    max_len: int
+
+
+def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
+    """To the draft that the engine core has launched in ``run_dir``."""
+    config: Any = vllm_config.speculative_config
+    return Connection(
+        SpeculationTable.open(table_path(run_dir)),
+        ControlClient(endpoint(run_dir)),
+        WaitPolicy(config.on_miss, config.max_wait_ms / 1000),
+        vllm_config.model_config.get_vocab_size(),
+        vllm_config.model_config.max_model_len,
+    )
+
+
+def make_client(run_dir: Path, vllm_config: VllmConfig) -> SpeculationClient:
+    """The client of a worker that looks up on the host."""
+    return SpeculationClient(*connect(run_dir, vllm_config))

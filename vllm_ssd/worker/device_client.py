@@ -1,0 +1,165 @@
+"""The target's side of a round where a GPU does the lookup: what remains for the CPU.
+
+vLLM schedules ahead: when the CPU hears that a request is gone, the GPU may have steps of it to
+run. So what the GPU knows of the slots changes only by copies in the order of its stream, enqueued
+with the first step that needs them. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.service.messages import ControlClient
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.kernel_layout import KernelLayout
+from vllm_ssd.table.outcomes import OutcomeWriter
+from vllm_ssd.table.pages import memory_of
+from vllm_ssd.worker.client import draft_lives
+from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
+from vllm_ssd.worker.slots import SlotMap
+from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
+
+_EMPTY = (0,) * SLOT_STATE_FIELDS  # a row of the slot states
+_MAX_LOOKS = 2**31 - 1
+_TRIAL_LOOKS = 2000
+
+
+def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
+    """Nanoseconds that one look of a waiting row takes if no other row looks."""
+    found = torch.zeros(1, dtype=torch.int64, device=device)
+    stamps, layout = memory_of(table, np.int64), KernelLayout.of(table.shape)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):  # the first launch compiles
+        before.record()
+        look_kernel[(1,)](stamps, _TRIAL_LOOKS, found, layout, num_warps=1)
+        after.record()
+    after.synchronize()
+    return max(1, round(before.elapsed_time(after) * 1e6 / _TRIAL_LOOKS))
+
+
+class DeviceClient:
+    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go.
+
+    A request's slot in the table is its slot in vLLM. texts: int32 [slots, ..], every request's
+    text where the host can read it. look_ns: nanoseconds that a look at the table takes.
+    """
+
+    def __init__(
+        self,
+        table: SpeculationTable,
+        control: ControlClient,
+        policy: WaitPolicy,
+        vocab_size: int,
+        max_len: int,
+        device: torch.device,
+        texts: Callable[[], NDArray[np.int32]],
+        look_ns: int,
+    ):
+        self._table = table
+        self._planner = WaitPlanner(policy, table)
+        self._texts = texts
+        self._device = device
+        self.slots = SlotMap(control)
+        self._constants = (max_len, vocab_size, KernelLayout.of(table.shape))
+        self._look_ns = look_ns
+        self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
+        count = table.shape.slots
+        self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
+        self._slot_states = torch.zeros(count, SLOT_STATE_FIELDS, dtype=torch.int64, device=device)
+        # slot -> its next row of the slot states, on its way to the device
+        self._staged: dict[int, tuple[int, ...]] = {}
+        self._outcomes = OutcomeWriter(table)
+        self._draft_states = DraftStates(table)
+        self._generations = np.zeros(count, np.uint64)  # by slot, 0 = no request
+        self._names: dict[int, str] = {}
+        self.counters = TargetCounters(table)
+        self._shown = torch.from_numpy(table.target.view(np.int64))
+        self._counted = self._shown.clone().to(device)
+        self._waits = torch.zeros(2, dtype=torch.int64, device=device)
+        self._turn = 0
+
+    def add(
+        self, request_id: str, slot: int, tokens: Sequence[int], temperature: float = 0.0
+    ) -> None:
+        """A request takes a slot: let the draft read its text while the target does."""
+        self.remove(request_id)
+        state = self.slots.assign(request_id, slot, tokens, temperature)
+        overdue = 0 if state.overdue is None else int(state.overdue)
+        self._staged[slot] = (state.generation, state.round, state.length, overdue)
+        self._generations[slot] = state.generation
+        self._names[slot] = request_id
+
+    def remove(self, request_id: str) -> None:
+        """The request ended or was preempted."""
+        state = self.slots.release(request_id)
+        if state is not None:
+            self._staged[state.slot] = _EMPTY
+            self._generations[state.slot] = 0
+            del self._names[state.slot]
+
+    def exchange(
+        self,
+        num_sampled: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        texts: torch.Tensor,
+        drafts: torch.Tensor,
+        draft_probs: torch.Tensor | None = None,
+        has_prompts: bool = False,
+    ) -> None:
+        """Enqueue a step: write int64 [rows, k] ``drafts``, where rows without any get a guess and
+        others repeat their newest token at the end. All on the device: num_sampled int32 [rows],
+        0 for no outcome; slots int [rows]; lengths int32 and texts int32 [.., ..] by slot, this
+        step's tokens included. draft_probs: int64 [rows, k, top_m], written: what drafts were
+        sampled from; None if the table does not say. has_prompts: whether some rows read their
+        prompts.
+        """
+        self._send_lost_again()
+        if self._staged:
+            self._update_slot_states()
+        self._turn ^= 1
+        look_up_kernel[(len(drafts),)](
+            *self._memory,
+            num_sampled,
+            slots,
+            lengths,
+            texts,
+            texts.stride(0),
+            self._slot_states,
+            self._counted,
+            self._waits,
+            drafts,
+            drafts if draft_probs is None else draft_probs,
+            self._look_limit if draft_lives(self._table) else 0,
+            *self._planner.plan(len(drafts), has_prompts),
+            self._look_ns,
+            self._turn,
+            *self._constants,
+            num_warps=1,
+        )
+        self._shown.copy_(self._counted, non_blocking=True)
+        self.counters.log()
+
+    def _update_slot_states(self) -> None:
+        rows = [(slot, *state) for slot, state in self._staged.items()]
+        self._staged.clear()
+        # Pinned memory of torch's own is not used again before the copy has run.
+        host = torch.tensor(rows, dtype=torch.int64, pin_memory=self._device.type != "cpu")
+        update = host.to(self._device, non_blocking=True)
+        self._slot_states.index_copy_(0, update[:, 0], update[:, 1:])
+
+    def _send_lost_again(self) -> None:
+        """Requests that the draft has lost begin anew with the text last published."""
+        for slot in self._draft_states.lost(self._generations).tolist():
+            request_id = self._names[slot]
+            state = self.slots.states[request_id]
+            length = self._outcomes.published_length(slot, state.generation)
+            if length:
+                text = self._texts()[slot, :length].tolist()
+                self.add(request_id, slot, text, state.temperature)

@@ -1,0 +1,157 @@
+"""Device lookup: a round of ``client.py`` as one GPU kernel, a program a row.
+
+It works on the table's own pages, which the GPU reaches over its bus: about a microsecond a read,
+so what can be read together is.
+
+vLLM's Triton stand-in cannot run these, so Triton itself is imported: only where it is at hand.
+``AT`` is a ``KernelLayout``.
+"""
+
+# mypy: allow-untyped-defs
+# A kernel's arguments have Triton's types, which depend on the launch.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ssd.table.draft_probs_kernels import store_certain
+from vllm_ssd.table.outcome_kernels import confirm, publish
+from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
+from vllm_ssd.worker.guess_kernels import continuation
+
+# Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS], as in ``SlotState``: generation,
+# round, length, overdue with 0 for none. Generation 0: nobody the draft has heard of, to whom
+# nothing is published.
+SLOT_STATE_FIELDS = 4
+_SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
+
+
+@triton.jit(
+    do_not_specialize=["look_limit", "branch_depth", "fallback_depth", "look_ns", "turn"],
+    do_not_specialize_on_alignment=["num_sampled", "slots", "drafts", "draft_probs"],
+)
+def look_up_kernel(
+    words,  # int32 view of the table's pages
+    stamps,  # int64 view of the same
+    num_sampled,  # int32 [rows], 0 where a row has no outcome
+    slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
+    lengths,  # int32 [slots]: of the texts, with this step's tokens
+    texts,  # int32 [slots, text_stride]
+    text_stride,
+    slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
+    counters,  # int64, as ``TableShape.target_dtype``
+    waits,  # int64 [2]: the most looks of a row in this step at ``turn``, in the last one beside it
+    drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
+    draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
+    look_limit,  # looks at the table before a wait ends; 0: do not wait
+    branch_depth,  # drafts to wait for where the outcome was predicted
+    fallback_depth,  # and where it was not
+    look_ns,  # what a look takes, ns
+    turn,  # 0, 1, 0, 1, ..
+    MAX_LEN: tl.constexpr,
+    VOCAB: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """``SpeculationClient.exchange`` of one row."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    sampled = tl.load(num_sampled + row)
+    length = tl.load(lengths + slot).to(tl.int64)
+    state = slot_states + slot * _SLOT_STATE_FIELDS
+    generation = tl.load(state)
+    round_ = tl.load(state + 1)
+    known = tl.load(state + 2)
+    overdue = tl.load(state + 3)
+    text = texts + slot * text_stride
+    bonus = tl.load(text + length - 1, mask=length > 0, other=0)
+    lane = tl.arange(0, AT.token_lanes)
+    out = drafts + row * AT.k + lane
+    tl.store(out, (bonus + lane * 0).to(tl.int64), mask=lane < AT.k)
+    draft_probs += row * AT.k * AT.top_m
+    store_certain(draft_probs, bonus + lane * 0, 0, AT)
+    if row == 0:  # the last step's wait, once for all its rows, as the host counts it
+        last = waits + 1 - turn
+        tl.atomic_add(counters + AT.counter_wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
+        tl.store(last, 0)
+    if (generation != 0) & (sampled > 0) & (length > known):
+        slot_base = AT.slots + slot * AT.slot_size
+        parity = round_ & 1
+        outcome = slot_base + AT.outcome + parity * AT.outcome_size
+        prediction = slot_base + AT.prediction + parity * AT.prediction_size
+        fallback = slot_base + AT.fallback + parity * AT.fallback_size
+        stamp = (generation << 32) | round_
+        accepted = tl.where(length - known == sampled, sampled - 1, -1)
+        publish(words, stamps, slot_base, outcome, stamp, text, known, length, accepted, bonus, AT)
+
+        published, predicted, tokens, depth = find(
+            words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
+        )
+        kind = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
+        kind = tl.where(predicted & (depth >= AT.k), AT.counter_hits, kind)
+
+        room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
+        wanted = tl.where(published & (predicted == 0), fallback_depth, branch_depth)
+        short = depth < tl.minimum(room, wanted)
+        newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
+        overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
+        may_wait = (overdue == 0) & (look_limit > 0)
+        looks = 0
+        heads = tl.zeros([4], tl.int64)  # so that the first look of a wait finds what came since
+        hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
+        waiting = short & may_wait & (hopeless == 0)
+        while waiting & (looks < look_limit):
+            now = read_heads(stamps, prediction, fallback)
+            hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
+            if tl.max((now != heads).to(tl.int32)) == 1:
+                published, predicted, tokens, depth = find(
+                    words,
+                    stamps,
+                    prediction,
+                    fallback,
+                    stamp,
+                    accepted,
+                    bonus,
+                    draft_probs,
+                    VOCAB,
+                    AT,
+                )
+                wanted = tl.where(published & (predicted == 0), fallback_depth, branch_depth)
+            heads = now
+            looks += 1
+            waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
+        overdue = tl.where(waiting, stamp, overdue)
+
+        depth = tl.minimum(depth, room)
+        confirm(words, stamps, outcome, stamp, tokens, depth, AT)
+        rest = bonus + lane * 0
+        if depth == 0:
+            rest = continuation(text, length, AT)
+        store_certain(draft_probs, rest, depth, AT)  # an earlier look may have found more
+        tl.store(out, tl.where(lane < depth, tokens, rest).to(tl.int64), mask=lane < AT.k)
+        tl.store(state + 1, round_ + 1)
+        tl.store(state + 2, length)
+        tl.store(state + 3, overdue)
+        # the first outcome ends the prompt: nothing was verified
+        counted = (round_ > 0) & (accepted >= 0) & (accepted <= AT.k)
+        tl.atomic_add(counters + AT.counter_accepted + accepted, 1, mask=counted, sem="relaxed")
+        tl.atomic_add(counters + AT.counter_rounds, 1, sem="relaxed")
+        tl.atomic_add(counters + kind, 1, sem="relaxed")
+        tl.atomic_add(counters + AT.counter_drafts, depth.to(tl.int64), sem="relaxed")
+        tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
+        tl.atomic_max(waits + turn, looks, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["looks"])
+def look_kernel(stamps, looks, found, AT: tl.constexpr):
+    """Look ``looks`` times at slot 0 as a waiting row does, to learn what a look takes. found: int64
+    [1], written so that the looks have a use."""
+    slot_base = AT.slots + tl.program_id(0).to(tl.int64) * AT.slot_size
+    changes = 0
+    heads = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)
+    for _ in range(looks):
+        now = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)
+        hopeless = is_hopeless(stamps, slot_base, 0, 0, AT)
+        changes += tl.max((now != heads).to(tl.int32)) + hopeless.to(tl.int32)
+        heads = now
+    tl.store(found, changes)

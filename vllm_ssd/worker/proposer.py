@@ -1,0 +1,116 @@
+"""Model Runner V1: vLLM's ``custom_class`` proposer, thin.
+
+vLLM gives the proposer sampled tokens but no request ids and no word of requests that come and
+go; both come from the model runner, two of whose methods are wrapped (``hooks/runner_v1.py``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_ssd.worker.client import Row, SpeculationClient, make_client
+from vllm_ssd.worker.dense_probs import dense
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class SSDProposer:
+    """One per worker. Only TP rank 0 talks to the draft; the others receive what it found."""
+
+    def __init__(self, vllm_config: VllmConfig):
+        from vllm.distributed.parallel_state import get_tp_group
+
+        config: Any = vllm_config.speculative_config
+        self._tp_group = get_tp_group()
+        self._runner: GPUModelRunner | None = None
+        self._client: SpeculationClient | None = None
+        self._k, self._top_m = config.k, config.top_m
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
+        # What the drafts proposed last were sampled from, int64 [rows, k, top_m]; None if all are
+        # the likeliest tokens, which vLLM takes them for anyway.
+        self._draft_probs: NDArray[np.int64] | None = None
+        self._has_prompts = False  # in the step that is running
+        if self._tp_group.is_first_rank:
+            self._client = make_client(Path(config.run_dir), vllm_config)
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """Nothing to load here: the draft model lives in its own process."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts for each row of the batch, 0..k of them; none for rows that did not sample."""
+        if self._client is None:
+            drafts: list[list[int]]
+            drafts, self._draft_probs = self._tp_group.broadcast_object(None, src=0)
+            return drafts
+        assert self._runner is not None
+        rows: list[Row] = []
+        places: list[int] = []
+        for index, sampled in enumerate(sampled_token_ids):
+            if sampled:
+                text = token_ids_cpu[index, : num_tokens_no_spec[index]]
+                name = self._runner.input_batch.req_ids[index]
+                temperature = _temperature(self._runner.requests[name].sampling_params)
+                rows.append(Row(name, text, len(sampled), temperature))
+                places.append(index)
+        drafts = [[] for _ in sampled_token_ids]
+        draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
+        of_rows = [draft_probs[index] for index in places]
+        for index, found in zip(
+            places, self._client.exchange(rows, len(drafts), self._has_prompts, of_rows)
+        ):
+            drafts[index] = found
+        self._draft_probs = (
+            draft_probs if self._top_m and any(row.temperature for row in rows) else None
+        )
+        if self._tp_group.world_size > 1:
+            self._tp_group.broadcast_object((drafts, self._draft_probs), src=0)
+        return drafts
+
+    def on_update(self, runner: GPUModelRunner, output: SchedulerOutput) -> None:
+        """The scheduler's word on who comes and who goes, before the target's forward."""
+        self._runner = runner
+        if self._client is None:
+            return
+        for request_id in output.finished_req_ids:
+            self._client.remove(request_id)
+        self._has_prompts = _has_prompts(output)
+        for new in output.scheduled_new_reqs:
+            if new.prompt_token_ids is not None:
+                temperature = _temperature(new.sampling_params)
+                self._client.add(new.req_id, new.prompt_token_ids, temperature)
+
+    def on_proposed(self, runner: GPUModelRunner) -> None:
+        """vLLM has taken the drafts: tell it what they were sampled from. Without this it takes
+        them for certain, which is exact as well."""
+        if self._draft_probs is not None:
+            draft_probs = torch.from_numpy(self._draft_probs)
+            runner._draft_probs = dense(draft_probs, self._vocab_size).to(runner.device)
+            runner._draft_prob_req_ids = runner.input_batch.req_ids.copy()
+
+
+def _temperature(params: SamplingParams | None) -> float:
+    return params.temperature if params is not None else 0.0
+
+
+def _has_prompts(output: SchedulerOutput) -> bool:
+    """Whether some request of a step is shown more tokens than its newest one and its drafts."""
+    drafts = output.scheduled_spec_decode_tokens
+    return any(
+        count > 1 + len(drafts.get(request_id, ()))
+        for request_id, count in output.num_scheduled_tokens.items()
+    )

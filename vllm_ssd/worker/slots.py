@@ -1,0 +1,54 @@
+"""Which request has which slot of the table, and the control messages that tell the draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm_ssd.service.messages import Add, ControlClient, Remove
+from vllm_ssd.table import make_stamp
+
+
+@dataclass(eq=False)
+class SlotState:
+    """What the target knows of the request in a slot. length: tokens of its text at the last
+    publication. round: of the next outcome. overdue: an outcome that was waited for in vain; until
+    the draft has published for it or a later one, it is not waited for. last_used: the step in
+    which it sampled last. temperature: of its sampling."""
+
+    slot: int
+    generation: int
+    length: int
+    round: int = 0
+    overdue: np.uint64 | None = None
+    last_used: int = 0
+    temperature: float = 0.0
+
+
+class SlotMap:
+    """``states``: request id -> state. Which slots are free is the caller's to know."""
+
+    def __init__(self, control: ControlClient):
+        self._control = control
+        self._generation = 0
+        self.states: dict[str, SlotState] = {}
+
+    def assign(
+        self, request_id: str, slot: int, tokens: Sequence[int], temperature: float
+    ) -> SlotState:
+        """Give a free slot to a request that has none; ``tokens`` is its text so far."""
+        self._generation += 1
+        state = SlotState(slot, self._generation, len(tokens), temperature=temperature)
+        self.states[request_id] = state
+        if not self._control.send(Add(slot, state.generation, list(tokens), temperature)):
+            state.overdue = make_stamp(state.generation, 0)
+        return state
+
+    def release(self, request_id: str) -> SlotState | None:
+        """Free a request's slot; None if it had none."""
+        state = self.states.pop(request_id, None)
+        if state is not None:
+            self._control.send(Remove(state.slot, state.generation))
+        return state

@@ -1,0 +1,108 @@
+"""Model Runner V2's speculator, thin: what it proposes, ``draft_lookup.py`` has looked up. It is
+told of requests by ``hooks/runner_v2.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from vllm_ssd.worker.dense_probs import DraftLogits
+from vllm_ssd.worker.draft_lookup import WARM_UP, DraftLookup, make_draft_lookup
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.states import RequestState
+
+
+class SSDSpeculator(BaseSpeculator):
+    """One per worker. Only TP rank 0 talks to the draft; the others receive what it found."""
+
+    supports_mm_inputs = False
+    draft_logits: torch.Tensor | None = None  # drafts are tokens, each proposed with certainty
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState):
+        config: Any = vllm_config.speculative_config
+        self._tp_group = get_tp_group()
+        rows = vllm_config.scheduler_config.max_num_seqs
+        self._drafts = torch.zeros(rows, config.k, dtype=torch.int64, device=device)
+        self._draft_logits: DraftLogits | None = None
+        self._draft_probs: torch.Tensor | None = None
+        if config.top_m:
+            vocab_size = vllm_config.model_config.get_vocab_size()
+            self._draft_logits = DraftLogits(rows, config.k, config.top_m, vocab_size, device)
+            self.draft_logits = self._draft_logits.logits
+            self._draft_probs = torch.zeros(
+                rows, config.k, config.top_m, dtype=torch.int64, device=device
+            )
+        # Of requests that are about to be added: the runner's states are not told of it.
+        self._temperatures: dict[str, float] = {}
+        self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
+        self._lookup: DraftLookup | None = None
+        if self._tp_group.is_first_rank:
+            self._lookup = make_draft_lookup(vllm_config, device, req_states)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """The draft model is elsewhere: there is nothing to capture."""
+
+    def capture(self) -> None:
+        """Likewise."""
+
+    def before_add(self, output: SchedulerOutput) -> None:
+        """The scheduler's word on requests that will be added next."""
+        for new in output.scheduled_new_reqs:
+            if new.sampling_params is not None:
+                self._temperatures[new.req_id] = new.sampling_params.temperature
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        *_: Any,
+        dummy_run: bool = False,
+        **__: Any,
+    ) -> torch.Tensor:
+        """int64 [num_reqs, k], in batch order. V2 verifies k tokens of every request, so rows
+        without drafts get a guess and others are filled up; the draft is told of its own only."""
+        drafts = self._drafts[: input_batch.num_reqs]
+        if dummy_run:
+            return drafts.zero_()
+        draft_probs = (
+            None if self._draft_probs is None else self._draft_probs[: input_batch.num_reqs]
+        )
+        if self._lookup is not None:
+            self._lookup.look_up(input_batch, num_sampled, drafts, draft_probs)
+        self._tp_group.broadcast(drafts, src=0)  # nothing, in a group of one
+        # Of greedy requests vLLM's sampler does not ask what their drafts were sampled from.
+        sampled = self._sampled[input_batch.idx_mapping_np].any()
+        if sampled and self._draft_logits is not None and draft_probs is not None:
+            self._tp_group.broadcast(draft_probs, src=0)
+            self._draft_logits.update(input_batch.idx_mapping, draft_probs, temperature)
+        return drafts
+
+    def on_added(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+        """A request has a slot of vLLM's; ``tokens`` is its text so far."""
+        temperature = self._temperatures.pop(request_id, 0.0)
+        self._sampled[slot] = temperature > 0
+        if self._lookup is not None and not request_id.startswith(WARM_UP):
+            self._lookup.add(request_id, slot, tokens, temperature)
+
+    def on_removed(self, request_id: str) -> None:
+        """A request leaves its slot."""
+        if self._lookup is not None:
+            self._lookup.remove(request_id)

@@ -1,0 +1,200 @@
+"""``on_miss: auto``: which drafts the target waits for, by what each plan was measured to yield.
+
+A plan is followed for a *stretch* of steps, and its goodput measured: tokens verified a second.
+Mostly the best plan is followed. At turns that get rarer the others have a stretch, those most like
+it first. When the best plan's goodput changes by more than chance, all are measured anew. All of
+this is known by size of batch.
+
+Prompts come by chance and take as long as many rounds. The runner says which steps have them, and
+every plan's goodput is stated for the share of such steps that is usual with all plans.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Steps at the start of a stretch that still show what was done before it, and steps after a prompt
+# that may still take longer for it: vLLM schedules ahead.
+_SETTLING, _AFTER_PROMPT = 4, 2
+# A stretch is measured for this number of rounds, but for this number of steps at least.
+_ROUNDS, _STEPS = 64, 12
+# One with a goodput below this part of the best ends after this part of it, in steps at least.
+_HOPELESS, _EARLY, _FEWEST = 0.85, 0.25, 4
+# Stretches of the best plan between two turns of the others, at first and at most; doubled each
+# time.
+_FIRST_TURN, _LAST_TURN = 8, 64
+# In one of this number of turns, plans beyond a hopeless one are tried too.
+_ALL_PLANS = 4
+# By how much another plan must be better to replace the best one.
+_CLEARLY = 1.03
+# What earlier stretches weigh, beside a new one: of a plan; of the best plan where the latest are
+# looked at; of all plans.
+_KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
+# Texts have changed when the best plan's latest goodput differs from what it was by this factor,
+# and by this multiple of what two of its stretches differ by: by this share at first, as measured
+# over about this number of them later.
+_CHANGED, _BY_CHANCE, _NOISE, _NOISES = 1.12, 1.3, 0.06, 16
+# Batches belong to one size class if they differ by less than this power of two.
+_SAME_SIZE = 0.75
+
+# What was measured, float64 [2, 3]: without prompts and with them, steps, seconds and tokens.
+_Measured = NDArray[np.float64]
+
+
+class WaitPlan(NamedTuple):
+    """Drafts that are waited for: of a branch whose outcome was predicted, and of a fallback."""
+
+    branch: int
+    fallback: int
+
+
+def wait_plans(k: int) -> dict[str, WaitPlan]:
+    """The plans for ``k`` drafts a round, by name; each waits for more than the one before."""
+    return {
+        "nothing": WaitPlan(0, 0),
+        "half of branches": WaitPlan(k // 2, 0),
+        "branches": WaitPlan(k, 0),
+        "half of fallbacks": WaitPlan(k, k // 2),
+        "both": WaitPlan(k, k),
+    }
+
+
+def _nothing() -> _Measured:
+    return np.zeros((2, 3))
+
+
+def _goodput(measured: _Measured, usual: _Measured) -> float:
+    """Tokens a second, if as many of the steps had had prompts as usual."""
+    steps, seconds, tokens = measured.sum(axis=0).tolist()
+    counts = usual[:, 0]
+    if counts.all():
+        missing = steps * counts[1] / counts.sum() - measured[1, 0]
+        without, with_prompts = usual[:, 1:] / counts[:, None]
+        seconds, tokens = (seconds, tokens) + missing * (with_prompts - without)
+    return float(tokens / seconds) if seconds > 0 else 0.0
+
+
+class _SizeClass:
+    """What is known of batches of about ``2**size`` requests, and the stretch that is measured."""
+
+    def __init__(self, size: int, plans: list[str]):
+        self.size = size
+        self._enough = max(_STEPS, _ROUNDS >> size)
+        self._plans = plans
+        self._best = self.current = plans[0]
+        self._known: dict[str, _Measured] = {}  # of each plan, since the texts have changed
+        self._usual, self._lately = _nothing(), _nothing()  # of all plans; of the best plan
+        self._last = 0.0  # goodput of the best plan's last stretch
+        self._noise = _NOISE
+        self._turns = self._until_turn = 0
+        self._due: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """A stretch of the current plan begins, again if it was interrupted."""
+        self._stretch = _nothing()
+        self._settling = _SETTLING
+
+    def add(self, seconds: float, tokens: int, has_prompts: bool) -> None:
+        """Another step of the stretch has ended."""
+        if self._settling:
+            self._settling -= 1
+            return
+        self._stretch[int(has_prompts)] += (1, seconds, tokens)
+        without, with_prompts = self._stretch[:, 0]
+        steps = max(without, (without + with_prompts) / 2)
+        early = steps >= max(self._enough * _EARLY, _FEWEST) and self.current in self._others()
+        hopeless = early and self._goodput(self._stretch) < _HOPELESS * self._best_goodput()
+        if hopeless or steps >= self._enough:
+            if hopeless and self._turns % _ALL_PLANS != 2:
+                self._skip_beyond()
+            self._take()
+            self._choose()
+            self.begin()
+
+    def _goodput(self, measured: _Measured) -> float:
+        return _goodput(measured, self._usual)
+
+    def _best_goodput(self) -> float:
+        """0 as long as nothing is known of it."""
+        return self._goodput(self._known[self._best]) if self._best in self._known else 0.0
+
+    def _others(self) -> list[str]:
+        """All plans but the best, those most like it first."""
+        plans, best = self._plans, self._plans.index(self._best)
+        return sorted(plans[:best] + plans[best + 1 :], key=lambda n: abs(plans.index(n) - best))
+
+    def _skip_beyond(self) -> None:
+        """Plans that differ from the best one as the current one does, and by more, are worse."""
+        place, best = self._plans.index(self.current), self._plans.index(self._best)
+        beyond = self._plans[place:] if place > best else self._plans[:place]
+        self._due = [name for name in self._due if name not in beyond]
+
+    def _take(self) -> None:
+        """Take in the stretch."""
+        self._usual = _KEPT_USUAL * self._usual + self._stretch
+        if self.current == self._best:
+            goodput = self._goodput(self._stretch)
+            if self._last:
+                self._noise += (abs(goodput / self._last - 1) - self._noise) / _NOISES
+            self._last = goodput
+            self._lately = _KEPT_LATELY * self._lately + self._stretch
+            goodputs = self._goodput(self._lately), self._best_goodput()
+            limit = max(_CHANGED, 1 + _BY_CHANCE * self._noise)
+            if min(goodputs) and max(goodputs) > limit * min(goodputs):
+                # Of this stretch, too, a part may be of the texts before.
+                self._known.clear()
+                self._usual, self._lately, self._last = _nothing(), _nothing(), 0.0
+                self._turns = self._until_turn = 0
+                return
+        before = self._known.get(self.current, _nothing())
+        self._known[self.current] = _KEPT * before + self._stretch
+
+    def _choose(self) -> None:
+        """The plan of the next stretch."""
+        goodputs = {name: self._goodput(measured) for name, measured in self._known.items()}
+        fastest = max(goodputs, key=lambda name: goodputs[name], default=self._best)
+        if goodputs.get(fastest, 0.0) > _CLEARLY * self._best_goodput():
+            self._best, self._lately, self._last = fastest, self._known[fastest], 0.0
+        if self._known and not self._until_turn and not self._due:
+            self._due = self._others()
+            self._turns += 1
+            self._until_turn = min(_FIRST_TURN << self._turns >> 1, _LAST_TURN)
+        if self._due:
+            self.current = self._due.pop(0)
+        else:
+            self._until_turn = max(self._until_turn - 1, 0)
+            self.current = self._best
+
+
+class WaitTuner:
+    """``plan`` once a step."""
+
+    def __init__(self, k: int):
+        self._plans = wait_plans(k)
+        self._classes: dict[int, _SizeClass] = {}  # by log2 of the requests
+        self._class: _SizeClass | None = None  # of the last batch
+        self._now = 0.0
+        self._tokens = 0
+        self._since_prompt = 0
+
+    def plan(self, batch: int, has_prompts: bool, tokens: int, now: float) -> WaitPlan:
+        """For a step of ``batch`` requests, in which prompts are read if ``has_prompts``. tokens:
+        verified so far, of all requests; now: monotonic seconds."""
+        seconds, gained = now - self._now, tokens - self._tokens
+        self._now, self._tokens = now, tokens
+        self._since_prompt = 0 if has_prompts else self._since_prompt + 1
+        size = log2(max(batch, 1))
+        if self._class is not None and abs(size - self._class.size) <= _SAME_SIZE:
+            self._class.add(seconds, gained, self._since_prompt <= _AFTER_PROMPT)
+        else:
+            nearest = round(size)
+            if nearest not in self._classes:
+                self._classes[nearest] = _SizeClass(nearest, list(self._plans))
+            self._class = self._classes[nearest]
+            self._class.begin()
+        return self._plans[self._class.current]
