@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 SHARED_KV_CACHE_GIB = 1.0  # where not all memory is the draft's
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's: cores of its workers
 
 
 @dataclass(frozen=True)
 class DraftDevice:
     """cores: the draft's, on a CPU machine. gpu: index among the visible GPUs, or a name for
-    CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: of the draft's process. may_share_gpu:
-    the target may use the GPU too. reservation: has the GPU, where vLLM's Ray gives them out, until
+    CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: of the draft's process; of_target:
+    likewise for the target's workers. may_share_gpu: the target may use the GPU too. reservation: has the GPU, where vLLM's Ray gives them out, until
     it is forgotten."""
 
     cores: list[int] = field(default_factory=list)
     gpu: int | str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    of_target: dict[str, str] = field(default_factory=dict)
     may_share_gpu: bool = False
     reservation: Any = None
 
 
 def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
-    """The draft's device. On CPUs the target's workers are bound to the other cores from now on, in
-    this process's environment. platform: vLLM's."""
+    """The draft's device. On CPUs the target's workers are to be bound to the other cores.
+    platform: vLLM's."""
     if platform.is_cpu():
-        cores = _choose_cores(vllm_config)
-        return DraftDevice(cores, environment={"OMP_NUM_THREADS": str(len(cores))})
+        return _choose_cores(vllm_config)
     gpu, may_share, reservation = _choose_gpu(vllm_config, platform)
     environment = gpu_environment(gpu, platform.is_rocm())
-    return DraftDevice([], gpu, environment, may_share, reservation)
+    return DraftDevice([], gpu, environment, {}, may_share, reservation)
 
 
 def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool, Any]:
@@ -78,11 +79,10 @@ def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool
     return place.device, place.with_target or parallel.use_ray, None
 
 
-def _choose_cores(vllm_config: VllmConfig) -> list[int]:
-    """The draft's cores. The target's workers are bound to the others."""
+def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
     config: Any = vllm_config.speculative_config
     parallel = vllm_config.parallel_config
-    bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    bind = os.environ.get(_BINDING, "auto")
     split = split_cores(
         available_cores(),
         parallel.world_size,
@@ -91,8 +91,11 @@ def _choose_cores(vllm_config: VllmConfig) -> list[int]:
         engine_index(parallel),
         config.engines,
     )
-    if split.target is not None:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = split.target
     if split.shared:
         logger.warning("SSD: too few cores: target and draft share some, and will be slow")
-    return split.draft
+    of_target = {} if split.target is None else {_BINDING: split.target}
+    return DraftDevice(
+        split.draft,
+        environment={"OMP_NUM_THREADS": str(len(split.draft))},
+        of_target=of_target,
+    )

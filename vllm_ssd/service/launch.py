@@ -41,6 +41,7 @@ class DraftLauncher:
         self._awaited = "the keeper"  # what the draft's start is about
         self._started = False
         self._device = DraftDevice()  # not chosen yet
+        self._before: dict[str, str | None] = {}  # this process's environment, where it was changed
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -68,6 +69,9 @@ class DraftLauncher:
                 f"{error}): free some, or in a container raise --shm-size"
             ) from error
         self._device = choose_device(self._vllm_config, current_platform)
+        for name, value in self._device.of_target.items():
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
         spec = make_keeper_spec(
             self._vllm_config, str(self._run_dir), self._device, current_platform
         )
@@ -133,6 +137,12 @@ class DraftLauncher:
         while self._locks:
             os.close(self._locks.pop())
         self._device = DraftDevice()  # a GPU that was reserved is free now
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before.clear()
 
     def _listen(self) -> None:
         """Pass on the keeper's words until it ends."""

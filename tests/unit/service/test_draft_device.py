@@ -1,6 +1,5 @@
 """The device that an engine's draft gets, and what is said of it."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -45,14 +44,18 @@ CPU = SimpleNamespace(is_cpu=lambda: True)
 
 @pytest.mark.parametrize(
     "bind, cores, bound",
-    [("auto", [3], "0,1,2"), ("nobind", [3], "0,1,2"), ("0-1", [2, 3], "0-1")],
+    [
+        ("auto", [3], {"VLLM_CPU_OMP_THREADS_BIND": "0,1,2"}),
+        ("nobind", [3], {"VLLM_CPU_OMP_THREADS_BIND": "0,1,2"}),
+        ("0-1", [2, 3], {}),
+    ],
 )
 def test_target_and_draft_have_cores_of_their_own(monkeypatch, caplog, bind, cores, bound):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
     monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3])
     found = choose_device(engine(parallel(1)), CPU)
-    assert found == DraftDevice(cores, environment={"OMP_NUM_THREADS": str(len(cores))})
-    assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == bound
+    of_draft = {"OMP_NUM_THREADS": str(len(cores))}
+    assert found == DraftDevice(cores, environment=of_draft, of_target=bound)
     assert not caplog.records
 
 

@@ -1,0 +1,131 @@
+"""Plans of waiting, chosen by what they are measured to yield."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from vllm_ssd.worker.wait_tuner import WaitTuner, wait_plans
+
+K = 7
+NAMES = {plan: name for name, plan in wait_plans(K).items()}
+# Tokens a second of each plan, in a batch of one request: alike but for "branches".
+ALIKE = dict.fromkeys(NAMES.values(), 100.0)
+
+
+class Play:
+    """Steps that verify 4 tokens a request, at the tokens a second of the plan that is followed."""
+
+    def __init__(self, **goodputs):
+        self.goodputs = ALIKE | {name.replace("_", " "): rate for name, rate in goodputs.items()}
+        self.prompt_s = dict.fromkeys(ALIKE, 0.0)  # seconds that a prompt adds to a step
+        self.prompts = 0.0  # the share of steps that have prompts
+        self.noise = 0.0  # standard deviation of a step's duration, as a part of it
+        self.tuner, self.rng = WaitTuner(K), random.Random(0)
+        self.now, self.tokens = 50.0, 0
+
+    def run(self, steps, batch=1):
+        """How many steps each plan was followed."""
+        followed = Counter()
+        for _ in range(steps):
+            has_prompts = self.rng.random() < self.prompts
+            name = NAMES[self.tuner.plan(batch, has_prompts, self.tokens, self.now)]
+            followed[name] += 1
+            self.tokens += 4 * batch
+            seconds = 4 * batch / self.goodputs[name] * (1 + self.rng.gauss(0, self.noise))
+            self.now += max(seconds, 0.0) + has_prompts * self.prompt_s[name]
+        return followed
+
+
+def test_plans_wait_for_more_and_more():
+    plans = list(wait_plans(K).values())
+    assert plans == sorted(plans) and plans[0] == (0, 0) and plans[-1] == (K, K)
+
+
+@pytest.mark.parametrize("best", NAMES.values())
+@pytest.mark.parametrize("batch", [1, 16])
+def test_the_best_plan_is_followed(best, batch):
+    play = Play(**{best.replace(" ", "_"): 150})
+    play.run(2500, batch)
+    assert play.run(9000, batch)[best] > 0.9 * 9000
+
+
+def test_turns_come_soon_and_get_rare():
+    play = Play(nothing=110)
+    others = [500 - play.run(500)["nothing"] for _ in range(40)]
+    assert others[0] > 100
+    assert sum(others[:10]) > 2 * sum(others[-10:]) > 0
+
+
+def test_what_is_about_as_good_replaces_nothing():
+    play = Play(branches=130)
+    play.run(3000)
+    play.goodputs["nothing"] = 132
+    assert play.run(12000)["branches"] > 0.85 * 12000
+
+
+def test_hopeless_plans_have_short_stretches():
+    play = Play(nothing=100, half_of_branches=40, branches=40, half_of_fallbacks=40, both=40)
+    followed = play.run(400, batch=16)
+    assert 0 < 400 - followed["nothing"] < 60
+
+
+def test_a_plan_behind_a_hopeless_one_is_found():
+    play = Play(nothing=100, half_of_branches=50, branches=50, half_of_fallbacks=50, both=150)
+    play.run(4000)
+    assert play.run(2000)["both"] > 0.9 * 2000
+
+
+def test_what_changes_is_measured_anew():
+    """The best plan becomes better, and another one still better, whose next turn is far off."""
+    play = Play(branches=140, nothing=100)
+    assert play.run(30000, batch=16)["branches"] > 0.9 * 30000
+    play.goodputs |= {"branches": 175, "nothing": 220}
+    play.run(250, batch=16)
+    assert play.run(500, batch=16)["nothing"] > 350
+
+
+def test_what_differs_by_chance_is_no_change():
+    play = Play(branches=140)
+    play.noise = 0.4
+    play.run(3000, batch=16)
+    assert play.run(20000, batch=16)["branches"] > 0.85 * 20000
+
+
+def test_every_size_of_batch_by_itself():
+    play = Play(nothing=50, both=200)
+    play.run(3000)
+    play.goodputs |= {"nothing": 200, "both": 50}
+    play.run(1500, batch=16)
+    assert play.run(1000, batch=16)["nothing"] > 800
+    play.goodputs |= {"nothing": 50, "both": 200}
+    assert play.run(300)["both"] == 300, "known from before"
+
+
+def test_a_batch_that_is_one_smaller_now_and_then_is_of_the_same_size():
+    play = Play(both=200)
+    for step in range(1500):
+        play.run(1, batch=16 - step % 2)
+    assert play.run(500, batch=15)["both"] > 400
+
+
+def test_sizes_that_alternate_are_no_stretch():
+    play = Play(nothing=100, both=1000)
+    followed = sum((play.run(1, size) for _ in range(500) for size in (1, 4)), Counter())
+    assert followed == {"nothing": 1000}
+
+
+def test_prompts_count_alike_for_all_plans():
+    """A step with a prompt takes as long as ten without, and comes by chance."""
+    play = Play(nothing=100, branches=112, both=90)
+    play.prompts, play.prompt_s = 0.15, dict.fromkeys(ALIKE, 6.0)
+    play.run(4000, batch=16)
+    assert play.run(6000, batch=16)["branches"] > 0.8 * 6000
+
+
+def test_prompts_that_hide_a_wait():
+    """What a plan loses without prompts it wins back in the steps that have them."""
+    play = Play(nothing=100, both=95)
+    play.prompts, play.prompt_s = 0.2, {**dict.fromkeys(ALIKE, 8.0), "both": 3.0}
+    play.run(6000, batch=16)
+    assert play.run(6000, batch=16)["both"] > 0.8 * 6000
