@@ -20,7 +20,7 @@ WORK = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; the process's exit status."""
+    """Entry point; returns the process's exit status."""
     parser = argparse.ArgumentParser(prog="vllm-ssd", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show_stats() -> int:
-    """Print every engine's counters since its start; 1 if no engine with SSD runs."""
+    """Print every engine's counters since its start; returns 1 if no engine with SSD runs."""
     found = 0
     for run_dir in rundir.living():
         path = rundir.table_path(run_dir)
@@ -49,7 +49,7 @@ def show_stats() -> int:
 
 
 def report(path: Path, table: SpeculationTable) -> list[str]:
-    """The lines of one engine."""
+    """The lines that are printed for one engine."""
     counters = snapshot(table)
     age = (time.monotonic_ns() - counters["heartbeat"]) / 1e9
     beat = f"last seen {age:.1f} s ago"

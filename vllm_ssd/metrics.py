@@ -18,7 +18,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class TargetCounters:
-    """The target's counters; one log line per ``LOG_INTERVAL_S`` of activity."""
+    """The target's counters; one log line per ``LOG_INTERVAL_S`` seconds of activity."""
 
     def __init__(self, table: SpeculationTable):
         self._counters = table.target[0]
@@ -29,12 +29,12 @@ class TargetCounters:
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
     def verified(self, accepted: int) -> None:
-        """A request has accepted this number of drafts."""
+        """The target has accepted ``accepted`` drafts of a request, 0..k."""
         self._counters["accepted"][accepted] += 1
 
     def looked_up(self, first: LookupResult, drafts: int) -> None:
-        """A request's outcome was looked up. first: what the first look found; drafts: how many
-        drafts it got in the end."""
+        """A request's outcome was looked up. first: what the first look found, before any wait;
+        drafts: the drafts that the request got after the last one, 0..k."""
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
@@ -46,12 +46,12 @@ class TargetCounters:
             counters["late"] += 1
 
     def waited(self, seconds: float, timeouts: int) -> None:
-        """A step waited for the draft; ``timeouts`` requests waited in vain."""
+        """A step waited for the draft; ``timeouts`` of its requests still have too few drafts."""
         self._counters["wait_us"] += int(seconds * 1e6)
         self._counters["timeouts"] += timeouts
 
     def log(self) -> None:
-        """Log what happened since the last line, if it is time."""
+        """Log what was counted since the last line, if that is ``LOG_INTERVAL_S`` seconds old."""
         now = time.monotonic()
         if now < self._next_log:
             return
@@ -88,8 +88,9 @@ def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
 
 
 def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: accepted drafts + 1.
-    acceptance: share of rounds that accepted at least 1, 2, .. k drafts. wait_ms: a round."""
+    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: mean accepted drafts +
+    1. acceptance: shares of verifications that accepted at least 1, 2, .. k drafts. wait_ms: mean
+    milliseconds that steps waited, per round."""
     rounds = max(counters["rounds"], 1)
     accepted = counters["accepted"]
     verified = max(sum(accepted), 1)

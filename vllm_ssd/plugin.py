@@ -1,7 +1,7 @@
 """The plugin's entry point, which vLLM calls in each of its processes.
 
-What is replaced in vLLM is listed in ``hooks/patches.py``. Nothing heavy is imported, and a vLLM
-that this package does not know stays as it is, except that asking for ssd says why there is none.
+What is replaced in vLLM is listed in ``hooks/patches.py``. Nothing heavy is imported. A vLLM that
+this package does not support stays as it is, except that asking for ssd is an error that says why.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def register() -> None:
         apply(Where.EVERY_PROCESS)
     else:
         try:
-            apply_one(PATCHES[0])  # which says what is wrong where ssd is asked for
+            apply_one(PATCHES[0])  # its wrapper raises the mismatch where ssd is asked for
         except (ImportError, AttributeError) as error:
             logger.debug("SSD: this vLLM cannot be taught method %r: %s", METHOD, error)
 
 
 def _methods_of_vllm() -> tuple[str, ...]:
-    """vLLM's own speculative methods, as far as it can be asked."""
+    """vLLM's own speculative methods; empty if this vLLM has no list of them."""
     try:
         from vllm.config import speculative
     except ImportError:

@@ -65,7 +65,7 @@ FAMILIES = (
         draft_hidden=896,
     ),
     Family(
-        # Other Llama-shaped models have as many tokens, so the hidden sizes tell them apart.
+        # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
         name="SmolLM2",
         model_types=frozenset({"llama"}),
         vocab_sizes=frozenset({49152}),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OTHER_DRAFT = 'name another with "model" in --speculative-config'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
-_OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM takes them for their decoder
+_OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM would load their decoder
 
 
 def first_sentence(error: Exception) -> str:
@@ -30,7 +30,7 @@ def first_sentence(error: Exception) -> str:
 
 
 def check_draft_source(draft: str, revision: str | None) -> None:
-    """Refuse a draft that is nowhere, which vLLM itself reports in a page."""
+    """Raise ``ValueError`` if no config of the draft can be found; vLLM's own message is a page."""
     if "://" in draft or Path(draft).is_file():
         return
     if Path(draft).is_dir():
@@ -52,7 +52,7 @@ def check_draft_source(draft: str, revision: str | None) -> None:
 
 
 def check_draft(draft: ModelConfig) -> None:
-    """Refuse a draft that is no plain text decoder or whose attention cannot work on a tree."""
+    """Raise ``ValueError`` unless the draft is a text decoder with full attention in each layer."""
     kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
     config = draft.hf_text_config
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
@@ -77,7 +77,7 @@ def check_draft(draft: ModelConfig) -> None:
 
 
 def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
-    """Refuse a draft whose token ids mean something else to the target.
+    """Raise ``ValueError`` if some token id stands for different text in draft and target.
 
     The sizes may differ by padding rows. Special tokens may differ, as they do between an
     instruct model and its base: that costs acceptance where they occur and nothing else.
@@ -116,7 +116,7 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
 def _tokenizers(
     target: ModelConfig, draft: ModelConfig
 ) -> tuple[TokenizerLike, TokenizerLike] | None:
-    """Both models' own tokenizers; None if one is not to be had."""
+    """Both models' own tokenizers; None if one cannot be loaded."""
     if target.skip_tokenizer_init:
         return None
     # A folder without tokenizer files would get an empty tokenizer made from its config.

@@ -32,7 +32,7 @@ OPTIONS = (
     "code_revision",
     "draft_load_config",
 )
-# Taken as well, but nobody needs to be told.
+# Accepted too, but not listed to the user.
 _TOLERATED = {
     "method",
     "num_speculative_tokens",
@@ -64,8 +64,8 @@ def make_ssd_config(
 
 
 def _is_ours(key: str, value: Any) -> bool:
-    """Whether ssd has this option. If not, it may only be one of vLLM's that says what is the case
-    anyway; ``ValueError`` for any other."""
+    """Whether ssd has this option; False for an option of vLLM's with its default value, which
+    changes nothing. Raises ``ValueError`` for any other."""
     if key in OPTIONS or key in _TOLERATED:
         return True
     if key in _INHERITED and not key.startswith("target_"):

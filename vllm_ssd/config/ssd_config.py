@@ -45,7 +45,7 @@ DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}(,{_NAME})*$")
 class SSDConfig(SpeculativeConfig):
     """Configuration of the speculative method ``ssd``.
 
-    A field's ``description`` completes the sentence "<option> must be ..." for a bad value.
+    A bad value raises ``ValueError``; a field's ``description`` completes "<option> must be ...".
     """
 
     if TYPE_CHECKING:  # inherited
@@ -82,12 +82,12 @@ class SSDConfig(SpeculativeConfig):
         default="auto", description='"auto", "wait" or "skip"'
     )
     """What the target does when its outcome was not predicted, or too few tokens of the branch
-    are ready: wait for the draft, or verify what there is; "auto" waits for as many drafts as pay
-    (``worker/wait_tuner.py``)."""
+    are ready: wait for the draft, or verify what there is; "auto" does what yields the most tokens
+    a second (``worker/wait_tuner.py``)."""
     max_wait_ms: float = Field(  # type: ignore[assignment]
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """The longest wait of one round. Not given: 2000 on CPUs, 100 elsewhere."""
+    """The longest wait of one step, in milliseconds. Not given: 2000 on CPUs, 100 elsewhere."""
     draft_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description='"auto", "float32", "bfloat16" or "float16"'
     )
@@ -95,24 +95,24 @@ class SSDConfig(SpeculativeConfig):
     draft_max_num_batched_tokens: int = Field(  # type: ignore[assignment]
         default=None, strict=True, ge=32, description="a whole number from 32"
     )
-    """Prompt tokens the draft reads at once, between two rounds. Not given: 64 on CPUs, 512
+    """Prompt tokens the draft reads in one forward, between two rounds. Not given: 64 on CPUs, 512
     elsewhere."""
     draft_kv_cache_gib: float | None = Field(
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """Memory for the draft's own KV cache, at most. Not given: 1 on CPUs and on a GPU shared with
-    the target; on a GPU of its own what all requests need at their longest, if there is room."""
+    """The most GiB of memory for the draft's KV cache. Not given: 1 on CPUs and on a GPU shared
+    with the target; elsewhere what all requests need at their longest, if there is room."""
     start_timeout_s: float = Field(
         default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """How long start-up waits for the draft."""
+    """Seconds that a start of the draft may take, the first one and each restart."""
     required: bool = Field(default=True, strict=True, description="true or false")
     """Whether a draft that cannot be started is a reason not to serve."""
     max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
-    """How often in a row a draft that dies or hangs is started again. One that has served for a
-    minute makes up for those before it. 0: serving goes on without drafts."""
+    """The most restarts in a row of a draft that dies or hangs, counted from 0 again once it has
+    served for 60 s. 0: serving goes on without drafts."""
     run_dir: str = ""
-    """Where the processes of one engine meet; set when the draft is launched."""
+    """The engine's private directory (``service/rundir.py``); set when the draft is launched."""
     engines: int = 1
     """Engines on this host, each with a draft of its own; set when the config is made."""
 
@@ -133,8 +133,8 @@ class SSDConfig(SpeculativeConfig):
         le=MAX_TOP_M,
         description=f"a whole number from 1 to {MAX_TOP_M}",
     )
-    """If "probabilistic": the likeliest tokens that drafts are sampled from, and that are reported
-    with their probabilities. Not given: 32."""
+    """If "probabilistic": the number of likeliest tokens that a draft is sampled from, and that
+    are reported with their probabilities. Not given: 32."""
     saguaro: float = Field(
         default=1.0, strict=True, gt=0, le=1, description="a number above 0, at most 1"
     )
@@ -143,10 +143,10 @@ class SSDConfig(SpeculativeConfig):
     rejection_sample_method: Literal["standard", "synthetic"] = Field(
         default="standard", description='"standard" or "synthetic" in this version'
     )
-    """vLLM's own rejection sampling; "synthetic" is for measurements."""
+    """vLLM's own option; "synthetic", which accepts drafts at given rates, is for measurements."""
 
     def __post_init__(self) -> None:
-        # vLLM's own __post_init__ is about its own methods and refuses any other.
+        # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
         if self.num_speculative_tokens not in (None, self.k):
             raise ValueError(
                 f"num_speculative_tokens is {self.num_speculative_tokens} and k is {self.k}: write "
@@ -174,13 +174,13 @@ class SSDConfig(SpeculativeConfig):
 
     @property
     def max_branches(self) -> int:
-        """The branches of one round. A request's first round has one position only, the end of
-        its prompt, and spends all of them there."""
+        """Branches of one request in a round. Its first round has one position only, the end of
+        its prompt, which gets all of them."""
         return sum(self.fan_out)
 
     @property
     def top_m(self) -> int:
-        """Entries of the distribution that comes with every draft; 0 = none does."""
+        """Tokens in the distribution that is reported with every draft; 0 = none is reported."""
         if self.draft_sample_method == "greedy":
             return 0
         return min(self.draft_top_m or DEFAULT_TOP_M, self.target_model_config.get_vocab_size())
@@ -261,8 +261,8 @@ class SSDConfig(SpeculativeConfig):
         check_draft(draft)
         check_vocabulary(target, draft)
         self.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
-        # The V1 runner stops drafting for a whole batch where its draft config ends; ours stops
-        # for one request, by itself.
+        # The V1 runner stops drafting for a whole batch once one text exceeds the draft's
+        # max_model_len; our draft stops for that request alone.
         draft.max_model_len = target.max_model_len
         self.draft_model_config = draft
         self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")

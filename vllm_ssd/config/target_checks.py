@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig) -> None:
-    """Refuse what ``ssd`` cannot serve. Before vLLM completes its config, as that would fail
-    with other words or drop the option."""
+    """Raise ``ValueError`` if ``ssd`` cannot serve the target. Called before vLLM completes its
+    config, which would fail with another message or silently drop the option."""
     for present, what, fix in (
         (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
         (target.is_encoder_decoder, "an encoder-decoder target", "serve it without ssd"),
@@ -60,7 +60,7 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
 
 
 def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:
-    """Refuse a draft device that is not there. ``platform`` is vLLM's."""
+    """Raise ``ValueError`` if the draft's device does not exist. ``platform`` is vLLM's."""
     if platform.is_cpu():
         _check_cores(config.draft_device)
     elif not parallel.use_ray:

@@ -6,7 +6,7 @@ SUPPORTED = ">=0.32,<0.34"
 
 
 def version_mismatch() -> str | None:
-    """The sentence that says why this version of vLLM will not do; None if it will."""
+    """The sentence that says why this version of vLLM is not supported; None if it is."""
     import vllm
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version

@@ -1,16 +1,17 @@
 """The draft's work, one piece at a time: which piece is most urgent, and whether there is memory.
 
-``step`` looks at the table, picks the most urgent piece of work and has it started. On a CPU it is
-then done; a GPU is kept a piece or two ahead, and publishes by itself. So an outcome never waits
-longer than that, and branches of a round that is over are dropped at once. In order of urgency:
+``step`` reads the table and starts the most urgent piece of work. On a CPU the piece is then done;
+a GPU has up to two pieces in flight and publishes by itself, so that a new outcome waits for two
+pieces at most. Branches of a round that is over are not grown any more. In order of urgency:
 
-    nearly    a few tokens that a request has yet to be shown before its outcome, which was not
-              predicted, gets a fallback: it then gets one with the others
+    nearly    up to k + 1 tokens to show for a request whose outcome was not predicted, before its
+              fallback, which is then grown together with those of other requests
     fallback  one more draft for requests whose outcome was not predicted (the target may wait)
     late      one more token for branches of which one has come true (the target may wait)
+    behind    as nearly, a chunk of more tokens than that
     glue      show the model the bonus and the drafts being verified; predict the outcomes
     branch    one more token for every branch of every predicted outcome
-    prefill   a chunk of a new text; also due after every glue, so that a busy draft admits them
+    prefill   a chunk of a new text; after every glue one goes first, lest new texts never start
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.table.publisher import Publisher
 
-# Seconds after the last piece of work in which the target may still be deciding because of it.
+# Seconds after the last piece of work in which decisions of the target that it led to may come.
 SETTLE_S = 200e-6
 
 
@@ -61,15 +62,15 @@ class DraftEngine:
         self._prefill_due = False
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Build, choose and record now what would otherwise be at first use."""
+        """Build, tune and record the programs now, which would slow down their first use."""
         self._programs.warm_up(progress)
 
     def step(self) -> bool:
-        """One piece of work, if the device can take one; False if there is none."""
+        """Start one piece of work, if the device can take one; False if there is none to do."""
         if not self._in_flight.ready():
             return True
         while self._take_outcomes() + self._take_decisions():
-            pass  # a step's requests are published one by one, and belong together
+            pass  # the target publishes a step's requests one by one: take them in together
         self._counters["live"] = len(self.requests)
         self._counters["free_blocks"] = self.requests.pool.num_free
         live = self.requests.admitted()
@@ -107,7 +108,7 @@ class DraftEngine:
         return True
 
     def _feed(self, request: DraftRequest) -> None:
-        """A chunk of a text, short of the tokens that a glue or a fallback begins with."""
+        """Show the model a chunk of a text, without the tokens a glue or a fallback begins with."""
         whole = request.phase is Phase.FEEDING and not self.policy.branches
         kept = 0 if whole else 1 + len(request.drafts)
         count = min(request.unfed - kept, self.policy.chunk)
@@ -137,8 +138,8 @@ class DraftEngine:
             self._fallbacks.append(self._executor.fallback(fitting))
 
     def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
-        """The oldest of these batches that somebody wants more of, or, if ``late``, that the target
-        may wait for; ended ones are forgotten."""
+        """The oldest of these batches that has a request in need of more tokens, or, if ``late``,
+        one whose target may wait for them. Drops batches that are complete or empty."""
         batches[:] = [b for b in batches if not b.empty and b.step < self.policy.k]
         for batch in batches:
             deciding = {r.phase is Phase.DECIDING for r in self.requests if r.grows_in(batch)}
@@ -150,7 +151,7 @@ class DraftEngine:
     # What the target published
 
     def _take_outcomes(self) -> int:
-        """Take in what rounds have yielded; how many there were."""
+        """Take in new outcomes; returns their number."""
         taken = 0
         newest = self._outcomes.newest_stamps()
         for request in self.requests:
@@ -174,7 +175,7 @@ class DraftEngine:
         return taken
 
     def _take_decisions(self) -> int:
-        """Take in which drafts are verified next; of how many requests."""
+        """Take in which drafts are verified next; returns the number of requests it is for."""
         taken = 0
         for request in self.requests:
             if request.phase is Phase.DECIDING:
@@ -185,7 +186,7 @@ class DraftEngine:
         return taken
 
     def _is_missed(self, request: DraftRequest) -> bool:
-        """Whether the target may wait for a fallback that has yet to be begun."""
+        """Whether the target may wait for a fallback of this request that is not begun yet."""
         deciding = request.phase is Phase.DECIDING and request.fallback is None
         if not deciding or not self.policy.fallbacks:
             return False

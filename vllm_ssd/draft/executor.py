@@ -1,5 +1,4 @@
-"""Runs pieces of the draft's work: which, and for whom, the engine has decided, and KV memory for
-it is reserved."""
+"""Runs the pieces of work that the engine has chosen and reserved KV memory for."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from vllm_ssd.draft.tree_batch import TreeBatch
 
 
 class Executor:
-    """Every piece is started at once, and leaves requests as they are when it is done.
-    k: tokens of a branch."""
+    """Each method starts a piece of work and leaves the requests in their state after it, although
+    a GPU may still run it. k: tokens of a branch."""
 
     def __init__(self, programs: ProgramCache, in_flight: InFlight, k: int):
         self._programs = programs
@@ -33,8 +32,8 @@ class Executor:
             program.run()
 
     def glue(self, glues: Sequence[Glue], fan_out: Sequence[int]) -> TreeBatch:
-        """Show what is verified now, predict what may come of it and plant a branch for each.
-        fan_out: that of the glues."""
+        """Show the drafts being verified, predict their outcomes and plant a branch for each.
+        fan_out: branches for each accepted length, as in the glues."""
         size = self._programs.batch(len(glues))
         program = self._programs.glue(size, sum(fan_out))
         with self._in_flight.timed("glue"):
@@ -61,7 +60,7 @@ class Executor:
         return batch
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
-        """Plant a branch for each outcome that was not predicted: the bonus is known."""
+        """Plant one branch for each request, from the bonus of its outcome, not predicted, on."""
         slots = [request.publish_slot(request.stamp, 1, self._k) for request in requests]
         batch = TreeBatch(
             self._programs.fallbacks(len(requests), is_sampled(slots)),

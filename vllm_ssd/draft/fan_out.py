@@ -36,7 +36,7 @@ def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
 def allocate(budget: int, probs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """The fan-out of ``budget`` branches that misses least, one at least for each accepted length.
 
-    probs: for each length and rank, of an outcome there whose bonus is of this rank.
+    probs: [k + 1][ranks], the probability of each accepted length with a bonus of each rank.
     """
     counts = [1] * len(probs)
     for _ in range(budget - len(counts)):
@@ -51,8 +51,8 @@ def choose(
     """Predicted bonus tokens, int64 [branches].
 
     logits: [rows, vocab], changed in place; ruled_out: int64 [rows], the draft that follows each
-    row, or -1; source: int64 [branches], whose row; rank: int64 [branches], 0 = its likeliest
-    token. Ranks beyond the vocabulary count as its last.
+    row, or -1; source: int64 [branches], each branch's row; rank: int64 [branches], 0 = the row's
+    likeliest token. Ranks beyond the vocabulary count as its last.
     """
     index = ruled_out.clamp(min=0).unsqueeze(1)
     drafted = logits.gather(1, index)

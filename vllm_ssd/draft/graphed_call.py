@@ -1,4 +1,4 @@
-"""Something to compute again and again, from a CUDA graph where there is one."""
+"""A repeated computation on memory that stays in place, from a CUDA graph where there is one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _MEASURED_RUNS = 4
 
 
 class GraphedCall:
-    """Something to compute, from a CUDA graph once it is recorded."""
+    """Calls ``compute``, or replays its CUDA graph once that is recorded."""
 
     def __init__(self, compute: Callable[[], None]):
         self._compute = compute
         self._graph: Any = None
 
     def record(self, pool: Any) -> None:
-        """Record it, into a memory pool that recordings share since they never run at once."""
-        self._compute()  # what is built or chosen at first use must not be while recording
+        """Record it, into a memory pool that graphs share since no two run at the same time."""
+        self._compute()  # kernels are compiled and tuned at first use, which a graph cannot record
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
@@ -27,7 +27,7 @@ class GraphedCall:
         self._graph = graph
 
     def measure_us(self, load: Callable[[], None]) -> float:
-        """What a run takes of what ``load`` loads, which is done before each: a run may move on."""
+        """Mean microseconds of a run; ``load`` is called before each, as a run changes inputs."""
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         took = []
         for _ in range(1 + _MEASURED_RUNS):

@@ -41,7 +41,7 @@ class InFlight:
 
     @contextmanager
     def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
-        """Around the start of a piece of work."""
+        """Around the start of a piece of work. amount: what to count it as."""
         if self._on_gpu:
             start, end = self._event(), self._event()
             start.record()

@@ -41,7 +41,7 @@ class Inputs:
             start += size
 
     def send(self) -> None:
-        """Bring the device up to date, in stream order; the host may refill at once."""
+        """Copy all to the device, in stream order; the host arrays may be refilled right after."""
         if self._sent.device.type == "cpu":
             return
         # A pinned copy of its own: torch keeps it until the transfer is over.

@@ -43,7 +43,7 @@ class BlockTable:
         self.blocks: list[int] = []
 
     def reserve(self, num_tokens: int) -> bool:
-        """Own room for at least ``num_tokens``; False, and own what one had, if there is none."""
+        """Own blocks for at least ``num_tokens``; False, without a change, if too few are free."""
         missing = self._pool.blocks_for(num_tokens) - len(self.blocks)
         if missing > self._pool.num_free:
             return False
@@ -52,7 +52,7 @@ class BlockTable:
         return True
 
     def trim(self, num_tokens: int) -> None:
-        """Give back what lies wholly beyond ``num_tokens``."""
+        """Give back the blocks that lie wholly beyond ``num_tokens``."""
         keep = self._pool.blocks_for(num_tokens)
         self._pool.give(self.blocks[keep:])
         del self.blocks[keep:]

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BLOCK_SIZE = 16
-_KV_SHARE = 0.8  # of the memory left by the weights; graphs and forwards need some too
+_KV_SHARE = 0.8  # of the memory left by the weights; graphs and forwards need the rest
 
 
 class DraftModel:
     """``forward`` and ``logits`` over tokens whose attention is ``attention.plan``'s; both to be
-    called in torch's inference mode. num_blocks: KV blocks there is memory for."""
+    called in torch's inference mode. num_blocks: KV blocks there is memory for; if there are none,
+    raises ``MemoryError`` or ``ValueError``, as for layers that tree attention cannot serve."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
         from vllm.config import set_current_vllm_config
@@ -60,13 +61,13 @@ class DraftModel:
 
     @property
     def room(self) -> int:
-        """The longest text there is memory for."""
+        """Tokens of the longest text there is memory for."""
         return min(self.num_blocks * BLOCK_SIZE, self.max_len)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens], on the device -> final hidden states [tokens, hidden].
 
-        A token the draft has no embedding for stands in as 0: it costs acceptance, not truth.
+        A token the draft has no embedding for is read as token 0: that costs acceptance only.
         """
         from vllm.forward_context import set_forward_context
 
@@ -103,7 +104,7 @@ class _LayerAttention:
 
 
 def _join_a_world_of_one(scratch: Path) -> None:
-    """vLLM's layers ask for parallel groups even when there is nobody to talk to."""
+    """vLLM's layers ask for parallel groups even in a single process."""
     from vllm.distributed.parallel_state import (
         ensure_model_parallel_initialized,
         init_distributed_environment,
@@ -126,7 +127,7 @@ def _join_a_world_of_one(scratch: Path) -> None:
 
 
 def _choose_kernels(config: VllmConfig) -> None:
-    """As vLLM's workers do first of all: without it, norms run as many small kernels."""
+    """As vLLM's workers do before loading: without it, each norm runs as several small kernels."""
     import vllm.ir
     from vllm.platforms import current_platform
 

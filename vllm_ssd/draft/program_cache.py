@@ -1,4 +1,4 @@
-"""The programs of a draft engine, for every size of batch."""
+"""The programs of a draft engine, one for each shape of batch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vllm_ssd.draft.programs import Feed, Grow
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table.publisher import Publisher
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-CHUNKS = (16, 64, 256, 1024, 4096)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
+CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
 _TRIAL_CONTEXT = 1000  # tokens; what a round costs is measured at this length
 
 
 class ProgramCache:
-    """Programs by size. Where they are recorded as graphs, sizes are rounded up to a few."""
+    """Programs by size. Recorded as graphs they have the sizes of ``BATCHES`` and ``CHUNKS``."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ProgramCache:
         self._recorded = model.attention.graphs
         self._feeds: dict[tuple[int, int, int], Feed] = {}
         self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
-        # greedy requests alone have programs of their own
+        # Batches of greedy requests only have programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(max_requests, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
@@ -46,7 +46,7 @@ class ProgramCache:
         return self._batches[-1]
 
     def batch(self, requests: int) -> int:
-        """Requests of the program that serves ``requests``."""
+        """The batch size of the program that serves ``requests`` requests."""
         if not self._recorded:
             return requests
         return next(b for b in self._batches if b >= requests)
@@ -69,8 +69,8 @@ class ProgramCache:
         return self._grow(self.batch(requests), 1, True, sampled)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Run everything once, without anything to publish. Where programs can be recorded, record
-        them all, and measure what a round costs."""
+        """Run every program once, without anything to publish. Where programs can be recorded,
+        record them all, and measure the microseconds of a round. progress: is told in words."""
         if not self._recorded:
             for program in [*self._rounds(1), self.chunk(self._policy.chunk)]:
                 program.try_out(1)

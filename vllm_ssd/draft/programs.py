@@ -26,10 +26,10 @@ from vllm_ssd.table.publisher import BranchTokens, Publisher
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a row of a feed predicts. slot, stamp: where it is published, for which outcome.
-    rows: the query each branch follows; ranks: which of its likeliest tokens is the bonus;
-    accepted: drafts accepted by then; ruled_out: for each query, the draft that follows it or -1.
-    """
+    """What a row of a feed predicts. slot, stamp: where it is published, for which outcome. For
+    each branch, rows: the query that its bonus follows; ranks: the bonus's rank there, 0 = the
+    likeliest token; accepted: its accepted drafts. ruled_out: for each query, the draft that
+    follows it or -1."""
 
     slot: int
     stamp: int
@@ -89,8 +89,8 @@ class Feed:
         self._plan.load(chunks)
 
     def try_out(self, context: int) -> None:
-        """Load requests with ``context`` tokens of KV, in anybody's blocks, that publish nothing and
-        leave nothing behind but meaningless KV."""
+        """Load made-up requests with ``context`` tokens of KV, which publish nothing. A run then
+        overwrites KV blocks: only before there are real requests."""
         blocks = range(self._model.num_blocks)
         chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
         self.load([chunk] * self.batch, ())
@@ -110,12 +110,12 @@ class Feed:
 
 
 class Grow:
-    """Up to ``batch`` trees of ``branches`` branches, one token each a run, k at most.
+    """Up to ``batch`` trees of ``branches`` branches; a run adds a token to each branch, up to k.
 
     fallbacks: the one branch of each tree is for an outcome that was not predicted. sampled: tokens
     are drawn at the temperatures of their requests; if not, they are the likeliest, which takes a
     few percent less time. last_tokens: int64 [batch * branches], the newest token of every branch.
-    owner: whose trees are loaded.
+    owner: the ``TreeBatch`` whose trees are loaded.
     """
 
     def __init__(
@@ -154,18 +154,17 @@ class Grow:
         tokens: int64 [len(trees) * branches], any device."""
         host = self._inputs.host
         host["slot"][:], host["step"][:] = -1, step
-        for row, place in enumerate(slots):
-            host["slot"][row], host["stamp"][row] = place.slot, place.stamp
-            host["temperature"][row] = place.temperature
-            if place.uniforms is not None:
-                host["uniforms"][row] = place.uniforms
+        for row, publish_slot in enumerate(slots):
+            host["slot"][row], host["stamp"][row] = publish_slot.slot, publish_slot.stamp
+            host["temperature"][row] = publish_slot.temperature
+            if publish_slot.uniforms is not None:
+                host["uniforms"][row] = publish_slot.uniforms
         self._inputs.send()
         self._plan.load(trees)
         self.last_tokens[: len(last_tokens)].copy_(last_tokens)
 
     def try_out(self, context: int) -> None:
-        """Load requests with ``context`` tokens of KV, in anybody's blocks, that publish nothing and
-        leave nothing behind but meaningless KV."""
+        """Load made-up trees with ``context`` tokens of KV, as ``Feed.try_out`` does."""
         blocks = range(self._model.num_blocks)
         tree = Tree(blocks, context, [context] * self.branches, self._plan.steps)
         trees = [tree if tree.kv_len <= self._model.room else None]

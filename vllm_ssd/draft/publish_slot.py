@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 @dataclass(frozen=True)
 class PublishSlot:
     """slot: -1 = nowhere, the row is padding. stamp: of the outcome that the branches are for.
-    uniforms: float64 [branches, k], uniform in [0, 1), a random number for every draft; None where
-    drafts are not sampled."""
+    temperature: 0 = greedy. uniforms: float64 [branches, k], a random number in [0, 1) for every
+    draft; None where drafts are not sampled."""
 
     slot: int = -1
     stamp: int = 0
@@ -21,6 +21,6 @@ class PublishSlot:
     uniforms: NDArray[np.float64] | None = None
 
 
-def is_sampled(places: Iterable[PublishSlot]) -> bool:
-    """Whether drafts of any of these rows are."""
-    return any(place.temperature for place in places)
+def is_sampled(slots: Iterable[PublishSlot]) -> bool:
+    """Whether the drafts of any of these rows are sampled."""
+    return any(slot.temperature for slot in slots)

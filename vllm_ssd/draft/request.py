@@ -29,15 +29,15 @@ class Phase(Enum):
 class DraftRequest:
     """``tokens``: the text, the last one being the newest bonus (or the prompt's end).
 
-    fed: the tokens whose KV the linear part holds; always agrees with ``tokens + drafts`` as far
-    as it goes. drafts: those that are being verified. round: of the last outcome taken in, -1
-    before any; accepted: its accepted drafts. decided_ns: monotonic nanoseconds when the target's
-    decision on its drafts was seen.
-    temperature: of the target's sampling; rng: random numbers for the draft's own, None if it
-    does not sample.
-    ahead: the tree grown for the outcome that is awaited, or, once it is there, being matched
-    with it; predicted: what its branches are. fallback: the tree grown for an outcome that none of
-    them matched. admitted: it has KV memory; until then nothing is done for it.
+    fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
+    that are being verified. round: of the last outcome taken in, -1 before any; accepted: its
+    accepted drafts. decided_ns: monotonic nanoseconds when the target's decision on its drafts was
+    seen.
+    temperature: of the target's sampling, 0 = greedy; rng: random numbers for the draft's own, None
+    if it does not sample.
+    ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
+    branches; predicted: what these are. fallback: the tree grown for an outcome that none of them
+    matched. admitted: it has KV memory; until then nothing is done for it.
     """
 
     slot: int
@@ -74,7 +74,7 @@ class DraftRequest:
 
     @property
     def unfed(self) -> int:
-        """Tokens the model has yet to see before it can say what follows."""
+        """Tokens of text and drafts that the model has yet to see."""
         return len(self.tokens) + len(self.drafts) - len(self.fed)
 
     def grows_in(self, batch: TreeBatch) -> bool:
@@ -97,9 +97,9 @@ class DraftRequest:
         self.phase = Phase.DECIDING
 
     def decide(self, drafts: Sequence[int], predict_ahead: bool) -> None:
-        """Take in what the target verifies next. With prediction the model must see bonus and
-        drafts again in one piece, to have its opinion at each of their positions; without, what
-        the fallback's steps have left will do, and only the last draft is missing."""
+        """Take in what the target verifies next. To predict outcomes the model must see bonus and
+        drafts again in one forward, for its logits at each of their positions. Otherwise the KV
+        that the fallback's steps have written is kept, and only the last draft is unfed."""
         grown = 0 if self.fallback is None else self.fallback.batch.step
         self.leave_ahead()
         self.leave_fallback()
@@ -128,7 +128,7 @@ class DraftRequest:
         """Where branches for the outcome ``stamp`` are published, with new random numbers."""
         uniforms = None
         if self.rng is not None:
-            # 32 bits: less than 1 even when multiplied by a sum of probabilities
+            # 32 bits, so that in float64 a product with a sum of probabilities is below the sum
             numbers = self.rng.integers(2**32, size=(branches, steps))
             uniforms = numbers.astype(np.float64) * 2.0**-32
         return PublishSlot(self.slot, int(stamp), self.temperature, uniforms)

@@ -1,4 +1,4 @@
-"""All requests of a draft engine, their KV memory, and what is said of each in the table."""
+"""All requests of a draft engine, their KV memory, and their states in the table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DraftRequests:
     # They come and go
 
     def add(self, slot: int, generation: int, tokens: Sequence[int], temperature: float) -> None:
-        """A request has a slot from now on; whoever had it before is gone."""
+        """A request has a slot from now on; the one that had it before is dropped."""
         self.drop(slot)
         request = DraftRequest(slot, generation, list(tokens), self.pool.table(), temperature)
         if self._policy.top_m:
@@ -52,14 +52,14 @@ class DraftRequests:
         self.check_size(request)
 
     def remove(self, slot: int, generation: int) -> None:
-        """Forget a request, unless its slot has been given on already. A GPU may still have a step
-        of it to run, which need not wait."""
+        """Forget a request, unless another one has its slot already. The target's GPU may still
+        have a step of it to run, which GIVEN_UP keeps from waiting."""
         request = self._by_slot.get(slot)
         if request is not None and request.generation == generation:
             self.drop(slot, GIVEN_UP)
 
     def drop(self, slot: int, state: int = PREPARING) -> None:
-        """Forget a slot's request, if it has one, and say ``state`` of it."""
+        """Forget a slot's request, if it has one, and publish ``state`` for it."""
         request = self._by_slot.pop(slot, None)
         if request is None:
             return
@@ -68,8 +68,8 @@ class DraftRequests:
         self._states.set(slot, request.generation, state)
 
     def take_over(self) -> None:
-        """Withdraw all that was published and have the target add all its requests again: another
-        server has drafted for them."""
+        """Withdraw all that was published and have the target add all its requests again: a former
+        server had drafted for them."""
         published = self._outcomes.newest_stamps() >> np.uint64(32)
         latest = np.maximum(published, self._states.generations())
         for slot in np.flatnonzero(latest):
@@ -79,29 +79,30 @@ class DraftRequests:
     def ask_for_unknown(self) -> None:
         """Have the target add requests again that it publishes outcomes of and that were never
         added here: a server that died took the message with it, or the queue had no room. To be
-        called now and then, so that a message that is on its way is here at the next call."""
+        called about once a second: two calls in a row must miss a request, as it may be on its way.
+        """
         before, self._unknown = self._unknown, self._find_unknown()
         for slot in np.flatnonzero((self._unknown == before) & (before != 0)):
             self._states.set(slot, int(before[slot]), LOST)
 
     def _find_unknown(self) -> NDArray[np.uint64]:
         """uint64 [slots]: the generation of each slot's newest outcome, 0 where there is none and
-        where the draft has spoken of this request or a later one."""
+        where the draft has published a state of this generation or a later one."""
         generations = self._outcomes.newest_stamps() >> np.uint64(32)
         return np.where(generations > self._states.generations(), generations, np.uint64(0))
 
     # KV memory
 
     def check_size(self, request: DraftRequest) -> None:
-        """Give up a request that the draft has no positions, or never has the memory, for."""
+        """Give up a request whose text exceeds the draft's positions or its whole KV memory."""
         text = len(request.tokens)
         too_long = text + 2 * self._policy.k + 1 > self._max_len
         if too_long or self.pool.blocks_for(text + self._policy.scratch) > self.pool.num_blocks:
             self.drop(request.slot, GIVEN_UP)
 
     def admitted(self) -> list[DraftRequest]:
-        """Those that have memory, or that there is room for now: for all of their text and their
-        branches."""
+        """The requests that have KV memory, after giving it to those whose text and branches now
+        fit the free blocks."""
         for request in self._by_slot.values():
             if not request.admitted:
                 size = len(request.tokens) + self._policy.scratch
@@ -111,8 +112,8 @@ class DraftRequests:
     def reserve(
         self, requests: Sequence[DraftRequest], entries: Callable[[DraftRequest], int]
     ) -> list[DraftRequest]:
-        """Those of the requests that there is memory for: ``entries`` beyond what each was fed. The
-        others have outgrown the memory: they wait, and begin again from their text."""
+        """Reserve ``entries`` KV entries beyond what each request was fed; returns those that got
+        them. The others lose their KV, wait for memory and are fed their text again."""
         fitting = []
         for request in requests:
             if request.table.reserve(len(request.fed) + entries(request)):
@@ -124,6 +125,6 @@ class DraftRequests:
         return fitting
 
     def await_outcome(self, request: DraftRequest) -> None:
-        """The model has seen all there is of it."""
+        """The model has seen all of the request's text and drafts."""
         request.phase = Phase.IDLE
         self._states.set(request.slot, request.generation, DRAFTING)

@@ -1,11 +1,11 @@
-"""How drafts are sampled where they are: from the draft's likeliest tokens, at the temperature of
-the request, with random numbers of the draft's own.
+"""How drafts are sampled, if they are: from the draft's likeliest tokens, at the temperature of the
+request, with random numbers of the draft's own.
 
 What is reported to the target is what was sampled from, to the last bit: the ``top_m`` likeliest
 tokens and their probabilities, which add up to 1. Saguaro sampling (arXiv 2603.03251) lowers the
 probabilities of the tokens that will be predicted as bonus if the draft at this position is
-rejected. The target then proposes them less than it wants them, and a rejection is likely to be
-made up for by one of them, which is a hit.
+rejected. They are then proposed with less than the target's probability, so that after a rejection
+the target is likely to sample one of them, which is a hit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sampler:
         uniforms: torch.Tensor,
         step: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 [rows], and the entries of their distributions, int64 [rows, top_m].
+        """Tokens int64 [rows], and draft_probs int64 [rows, top_m] that they were sampled from.
 
         logits: [rows, vocab]; temperatures: float64 [rows], 0 = the likeliest token with certainty;
         uniforms: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
@@ -47,7 +47,7 @@ class Sampler:
         rank = torch.arange(self._top_m, device=logits.device)
         weighted = torch.where(greedy, (rank == 0).float(), scaled) * self._weights[step]
         probabilities = weighted / weighted.sum(dim=-1, keepdim=True)
-        # In float64, so that a token's chance is its float32 probability, exactly enough.
+        # In float64, whose rounding of the sums is negligible beside float32 probabilities.
         sums = probabilities.double().cumsum(dim=-1)
         target = uniforms.index_select(1, step) * sums[:, -1:]
         chosen = (sums <= target).sum(dim=-1, keepdim=True)
@@ -56,8 +56,8 @@ class Sampler:
 
 
 def one_hot(tokens: torch.Tensor, top_m: int, vocab_size: int) -> torch.Tensor:
-    """Entries int64 [.., top_m] of the likeliest tokens, int64 [..]: each with probability 1, and
-    others, since the tokens of a distribution differ, with 0."""
+    """Tokens int64 [..] -> draft_probs int64 [.., top_m]: each token with probability 1, and top_m
+    - 1 other tokens, since those of a distribution differ, with probability 0."""
     rank = torch.arange(top_m, device=tokens.device)
     listed = (tokens.unsqueeze(-1) + rank) % vocab_size
     return pack(listed, (rank == 0).float().expand(listed.shape))

@@ -27,7 +27,7 @@ class DraftModelSpec:
 
 @dataclass(frozen=True)
 class DraftPolicy:
-    """k: drafts of a round. fan_out: k + 1 numbers of branches, all 0 = draft only when asked.
+    """k: drafts of a round. fan_out: k + 1 numbers of branches, all 0 = draft only fallbacks.
     fallbacks: whether the target may wait for drafts of an outcome that was not predicted. chunk:
     tokens of a prompt that one forward may read. max_branches: of all requests together; with many
     requests the fan-out shrinks. adaptive: fan_out says how many branches there are, not at which

@@ -12,7 +12,7 @@ from vllm_ssd.draft.publish_slot import PublishSlot
 
 
 class TreeBatch:
-    """A tree a row, None where its request has left. step: steps started. slots: where each row
+    """One tree per row, None where its request has left. step: steps started. slots: where each row
     publishes. last_tokens: int64 [rows * branches], the newest token of every branch."""
 
     def __init__(

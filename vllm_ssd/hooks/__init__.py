@@ -1,1 +1,1 @@
-"""Every wrapper of a function of vLLM's; ``patches.py`` lists them all."""
+"""The wrappers of vLLM's functions; ``patches.py`` lists them all."""

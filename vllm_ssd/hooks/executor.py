@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The executor is made once an engine, where no other hook runs in time: in the engine core's
-    process, which outlives the workers, and before the target's memory is measured."""
+    """The executor is made once per engine, in the engine core's process, which outlives the
+    workers, and before the target's memory is measured. No other hook runs then and there."""
 
     def __init__(self: Executor, vllm_config: VllmConfig) -> None:
         if not uses_ssd(vllm_config):
@@ -37,7 +37,7 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             launcher.wait_ready()
         except BaseException:
-            self.shutdown()  # nobody else knows of the workers yet
+            self.shutdown()  # the caller gets no executor whose workers it could stop
             raise
 
     return __init__
@@ -54,7 +54,7 @@ def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
         if not hasattr(self, "_stop_draft"):
             original(self, *args, **kwargs)
             return
-        self._draft_launcher.begin_stop()  # goes down while the target does
+        self._draft_launcher.begin_stop()  # the draft stops while the target does
         try:
             original(self, *args, **kwargs)
         finally:

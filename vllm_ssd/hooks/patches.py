@@ -1,7 +1,7 @@
 """Every function of vLLM that is replaced, where, and by what.
 
 All wrappers pass other speculative methods through untouched. Importing this module imports neither
-vLLM nor the wrappers: the functions that are replaced are looked up when their turn comes.
+vLLM nor the wrappers: both are imported when a function is replaced.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _PATCHED = "_patched_by_vllm_ssd"
 
 
 class Where(Enum):
-    """When a function is replaced: in every process, when vLLM loads its plugins; or when a worker
-    makes ssd's end of its model runner, V1 or V2, or does so on a CPU."""
+    """When a function is replaced: in every process, when vLLM loads its plugins; or in a worker,
+    when runner V1 makes ssd's proposer, V2 its speculator, or V1 its proposer on a CPU."""
 
     EVERY_PROCESS, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(4)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """``function``, a module and a name in it, is replaced by what ``wrapper``, a function of this
-    folder, makes of it. parameters: those the wrapper relies on; None: it passes on whatever comes.
-    if_imported: only where the module has been imported already."""
+    """``function``, as "module:name", is replaced by what ``wrapper``, a "module.function" of this
+    folder, returns for it. parameters: the names of all its parameters, separated by spaces, if the
+    wrapper relies on them. if_imported: only where the module has been imported already."""
 
     where: Where
     function: str
@@ -45,7 +45,7 @@ class Patch:
 
     @property
     def name(self) -> str:
-        """In the module, with its class if it has one."""
+        """The function's name in the module, after its class if it has one."""
         return self.function.partition(":")[2]
 
 
@@ -82,7 +82,7 @@ PATCHES = (
         "runner_v2.with_speculator",
         if_imported=True,
     ),
-    # Both runners tell ssd of requests that come and go; V1 takes what drafts were sampled from.
+    # Both runners tell ssd which requests come and go; V1 is given the drafts' distributions.
     Patch(
         _V1, f"{_RUNNER_V1}._update_states", "runner_v1.telling_of_updates", "self scheduler_output"
     ),
@@ -112,9 +112,9 @@ PATCHES = (
 
 
 def apply(where: Where) -> None:
-    """Replace what this kind of process needs replaced; a second time changes nothing.
+    """Replace the functions listed for ``where``; a second call changes nothing.
 
-    Raises ``RuntimeError`` with a sentence if vLLM is not one that we know.
+    Raises ``RuntimeError`` with a sentence if the installed vLLM is not supported.
     """
     mismatch = find_mismatch(where)
     if mismatch is not None:
@@ -124,7 +124,7 @@ def apply(where: Where) -> None:
 
 
 def apply_one(patch: Patch) -> None:
-    """Replace one function, which must be there."""
+    """Replace one function; ``ImportError`` or ``AttributeError`` if vLLM does not have it."""
     module, _, function = patch.wrapper.partition(".")
     wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), function)
     owner, name = _owner(patch)
@@ -132,7 +132,7 @@ def apply_one(patch: Patch) -> None:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
-    """Replace ``owner.name`` by what ``wrapper`` makes of it; a second time changes nothing."""
+    """Replace ``owner.name`` by what ``wrapper`` returns for it; a second call changes nothing."""
     original = getattr(owner, name)
     if not hasattr(original, _PATCHED):
         replacement = functools.wraps(original)(wrapper(original))
@@ -141,7 +141,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Any]) ->
 
 
 def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
-    """The sentence that says why the installed vLLM will not do; None if it will."""
+    """The sentence that says why the installed vLLM is not supported; None if it is."""
     mismatch = version_mismatch()
     if mismatch is not None:
         return mismatch
@@ -161,7 +161,7 @@ def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
 
 
 def check_vllm() -> None:
-    """Raise ``RuntimeError`` if the installed vLLM will not do."""
+    """Raise ``RuntimeError`` if the installed vLLM is not supported."""
     mismatch = find_mismatch()
     if mismatch is not None:
         raise RuntimeError(mismatch)

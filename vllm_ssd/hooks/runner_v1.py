@@ -1,5 +1,5 @@
-"""Model Runner V1: it makes a proposer by the name of its class, and then tells it nothing of
-requests that come and go."""
+"""Model Runner V1: it makes a proposer by the name of its class and does not tell it which requests
+come and go, so that two of its methods are wrapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_proposer(vllm_config: VllmConfig) -> SSDProposer:
-    """The proposer of a worker, and what the worker's process needs for it."""
+    """Patch a worker's process and make its proposer; ``RuntimeError`` if vLLM is not supported."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.worker.proposer import SSDProposer

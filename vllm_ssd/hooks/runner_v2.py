@@ -1,5 +1,5 @@
-"""Model Runner V2: it asks a function for its speculator, and tells its request states, and nobody
-else, of requests that come and go."""
+"""Model Runner V2: it gets its speculator from a function, and tells its ``RequestState`` alone
+which requests come and go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.states import RequestState
 
-# The attribute of a runner's request states that holds the speculator they tell.
+# The attribute of a runner's ``RequestState`` that holds the speculator to tell.
 SPECULATOR = "_ssd_speculator"
 
 
@@ -36,7 +36,7 @@ def with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def telling_of_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The scheduler's word on requests that are added next: it has their sampling settings."""
+    """Before requests are added: only the scheduler's output has their sampling settings."""
 
     def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
         speculator = getattr(self.req_states, SPECULATOR, None)

@@ -1,8 +1,8 @@
-"""The draft server as Ray runs it: an actor, in a Ray that is there for it alone.
+"""The draft server as Ray runs it: an actor, in a Ray of its own.
 
-Ray hears of the server's end, but not of a hang; and it may end itself. Then the server's process
-may still be there, or nobody may say that it is not. So the process itself is looked at too, and
-when it is not wanted any more it is killed: two servers must never write to one table.
+Ray notices that the server has ended but not that it hangs, and Ray itself may end while the
+server's process lives on. So the process is watched directly too, and killed when it is no longer
+wanted: two servers must never write to one table.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import SpeculationTable
 
-STOP_S = 3.0
+STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
 HANG_S = 20.0  # without a heartbeat; several times what the longest forward takes
-OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum, nearly; nothing goes through it
+OBJECT_STORE_BYTES = 80 * 2**20  # close to Ray's minimum; no objects go through it
 _VITAL = ("gcs_server", "raylet")
 
 
 class DraftLost(Exception):
-    """There is no draft server any more, or none that is of use; says why."""
+    """The draft server has ended, hangs or could not be started; the message says why."""
 
 
 class DraftActor:
-    """One draft server at a time: ``start``, ``serve``, and ``kill`` when it is lost; all again."""
+    """One draft server at a time: ``start``, ``serve``, ``kill`` when it is lost, then again."""
 
     def __init__(self, spec: ServerSpec):
         import ray  # which takes a second: not in processes that only import this module
@@ -43,20 +43,20 @@ class DraftActor:
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
-        self._vital: list[psutil.Process] = []  # without them there is no Ray
+        self._vital: list[psutil.Process] = []  # Ray's, which does not work without them
         self._actor: Any = None
         self._pid: Any = None
-        self._task: Any = None  # what it does now
+        self._task: Any = None  # the one that it runs now
         self._process: psutil.Process | None = None
         self._serving = False
-        self._beat = self._looks = 0  # the last heartbeat, and how often it was seen
+        self._beat = self._looks = 0  # the last heartbeat, and the looks since it changed
         # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
 
     def start(self, again: bool = False) -> None:
-        """Have a server made and the draft loaded, in a new Ray if there is none. again: the
-        server before was lost."""
+        """Begin to load the draft in a new server, and in a new Ray if there is none; ``DraftLost``
+        if Ray cannot be started. again: the server before was lost."""
         self._status["restarts"] += again
         if not self._ray_lives():
             self._start_ray()
@@ -72,8 +72,8 @@ class DraftActor:
         self._looks = 0
 
     def result(self) -> str | None:
-        """What the server says at the end of what it does now, None before; ``DraftLost`` if it
-        will never say. To be called every ``POLL_S``."""
+        """What the server's task returned, None while it runs; ``DraftLost`` if it will not return.
+        To be called every ``POLL_S`` seconds."""
         if not self._ray_lives():
             raise DraftLost("its Ray has ended")
         try:
@@ -85,7 +85,7 @@ class DraftActor:
             raise DraftLost(sentence(error)) from error
         except psutil.NoSuchProcess as error:
             raise DraftLost("its process has ended") from error
-        # By looks and not by the clock, which goes on while a container is frozen with all of us.
+        # Counts looks and not seconds, as the clock goes on while the whole container is frozen.
         before, self._beat = self._beat, int(self._status["heartbeat"])
         self._looks = self._looks + 1 if self._beat == before else 0
         if self._serving and self._looks * POLL_S > HANG_S:
@@ -93,11 +93,11 @@ class DraftActor:
         return None
 
     def kill(self) -> None:
-        """End the server's process, whatever it does."""
+        """Kill the server's process, even if it hangs."""
         if self._actor is not None and self._ray_lives():
             self._ray.kill(self._actor)
         if self._process is not None:
-            # Stopped ones do not hear of Ray's wish.
+            # Ray's kill does not end a process that is stopped by SIGSTOP.
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.kill()
         self._actor = self._pid = self._task = None
@@ -105,7 +105,7 @@ class DraftActor:
 
     def gone(self) -> bool:
         """Whether a killed server's process has ended, so that nobody writes to the table any more.
-        Nobody waits for it then, either."""
+        If so, clears the heartbeat, so that the target does not wait for drafts."""
         if self._process is not None and not has_ended(self._process):
             return False
         self._process = None
@@ -153,7 +153,7 @@ def sentence(error: Exception) -> str:
 
 
 def _is_vital(process: psutil.Process) -> bool:
-    """Whether there is no Ray without it."""
+    """Whether Ray does not work without this process."""
     try:
         return process.name() in _VITAL
     except psutil.NoSuchProcess:

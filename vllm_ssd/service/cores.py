@@ -37,10 +37,10 @@ def split_cores(
     engines: int = 1,
 ) -> CoreSplit:
     """Divide ``available`` cores among ``ranks`` target workers and the draft of one engine, which
-    is number ``engine`` of ``engines`` that share them.
+    is number ``engine`` of ``engines`` that share them; ``ValueError`` for a malformed list.
 
     draft_device: cores the user chose for the drafts. bind: the user's thread binding of the
-    targets, one list a rank separated by ``|``, or None. By default the draft, which is small,
+    targets, one list per rank separated by ``|``, or None. By default the draft, which is small,
     takes a quarter of the engine's cores, at least one, and the target the rest; less than a
     quarter where some worker would have to share a core.
     """
@@ -67,12 +67,12 @@ def split_cores(
         mine = _share(left, rank, ranks)
         shared |= not mine
         parts.append(",".join(map(str, mine or left)))
-    # vLLM gives every engine the parts at its own place.
+    # One copy per engine, as vLLM indexes the parts by all ranks of all engines.
     return CoreSplit(draft, "|".join(parts * engines), shared)
 
 
 def _share(cores: Sequence[int], number: int, of: int) -> list[int]:
-    """One part of several of about the same size; empty if there are too few."""
+    """Part ``number`` of ``of`` parts of about the same size; empty if there are too few cores."""
     return list(cores[number * len(cores) // of : (number + 1) * len(cores) // of])
 
 

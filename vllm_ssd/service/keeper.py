@@ -1,4 +1,4 @@
-"""The keeper: the process that owns the draft's Ray, and starts a draft that was lost again.
+"""The keeper: the process that owns the draft's Ray, and restarts a draft that was lost.
 
 The engine core starts it and talks to it over one socket pair. Ray lives here and not in the
 engine core because Ray brings threads (after which forking workers is unsafe), signal handlers and
@@ -6,9 +6,8 @@ exit hooks; and because the keeper sees the engine core die, however it dies, by
 socket, and puts everything away.
 
 Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
-``{"lost": text}``, then ``{"not_back": text}`` for every start that comes to nothing, and
-``{"back": text}``, or ``{"given_up": text}`` and no more; and ``{"awaited": text}``, what is being
-started.
+``{"lost": text}``, then ``{"not_back": text}`` for every failed restart, and ``{"back": text}``, or
+``{"given_up": text}`` as the last line; and ``{"awaited": text}``, what a start waits for now.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Keeper:
             rundir.remove(self._run_dir)
 
     def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
-        """One draft server after the other; ends by ``OwnerGone`` only."""
+        """Run one draft server after the other, until ``OwnerGone``."""
         restarts = Restarts(spec.max_restarts)
         first = True
         while True:
@@ -69,7 +68,7 @@ class Keeper:
                 self._say("awaited", "the draft's Ray")
                 actor.start(again=not first)
                 self._say("awaited", "the draft model")
-                # How long the first start may take is for the engine core to say.
+                # The engine core itself limits the duration of the first start.
                 text = self._result(actor, math.inf if first else spec.start_timeout_s)
                 actor.serve()
                 restarts.served()
@@ -87,7 +86,7 @@ class Keeper:
             self._rest(pause)
 
     def _result(self, actor: DraftActor, timeout_s: float = math.inf) -> str:
-        """What the server says at the end of what it does now."""
+        """Wait for what the server's task returns; ``DraftLost`` after ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while (text := actor.result()) is None:
             if time.monotonic() >= deadline:
@@ -98,7 +97,7 @@ class Keeper:
         return text
 
     def _rest(self, seconds: float | None) -> None:
-        """Let time pass, None = all there is. The engine core only ever closes the channel."""
+        """Sleep, None = for ever. The engine core writes nothing: a readable channel is closed."""
         readable, _, _ = select.select([self._channel], [], [], seconds)
         if readable:
             raise OwnerGone
@@ -107,7 +106,7 @@ class Keeper:
         try:
             self._channel.sendall(json.dumps({kind: text}).encode() + b"\n")
         except BrokenPipeError:
-            pass  # nobody is left to hear it; the next rest ends at once
+            pass  # the engine core is gone: the next ``_rest`` raises ``OwnerGone``
 
 
 def main(run_dir: str, channel_fd: str) -> None:

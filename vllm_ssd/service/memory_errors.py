@@ -1,7 +1,7 @@
-"""What is said where the draft's GPU has too little memory, or may not be used.
+"""One error message where the draft's GPU has too little memory, or may not be used.
 
-CUDA, torch, Triton and the libraries each have words of their own for it, none of which names the
-GPU as the user knows it or says what to do.
+CUDA, torch, Triton and the libraries each have messages of their own for it, none of which names
+the GPU as the user knows it or says what to do.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _GIB = 2**30
 
 @contextmanager
 def clear_words(chosen_kv_cache: bool) -> Iterator[None]:
-    """Within it, a shortage of the GPU becomes ``MemoryError``, and a GPU that is another's alone
-    ``RuntimeError``, each with a sentence. chosen_kv_cache: its size was not left to the draft."""
+    """Within it, a lack of GPU memory raises ``MemoryError``, and a GPU that another process uses
+    exclusively ``RuntimeError``. chosen_kv_cache: whether the KV cache's bytes are given."""
     try:
         yield
     except Exception as error:
@@ -48,7 +48,7 @@ def _gpu() -> str:
 
 
 def _figures() -> str:
-    """Looked up when it is too late: a GPU that is full has no room for one who asks, either."""
+    """Free and used GiB. A full GPU may have no memory for the CUDA context that asking needs."""
     try:
         free, total = torch.cuda.mem_get_info()
     except RuntimeError:

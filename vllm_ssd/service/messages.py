@@ -48,7 +48,7 @@ def endpoint(run_dir: Path) -> str:
 
 
 class ControlServer:
-    """The draft's end. ``handlers`` must cover exactly the types of ``Request``."""
+    """The draft's end. ``TypeError`` if ``handlers`` are not exactly for the types of Request."""
 
     def __init__(self, address: str, handlers: Mapping[type, Handler]):
         missing = {t.__name__ for t in get_args(Request)} ^ {t.__name__ for t in handlers}
@@ -60,7 +60,7 @@ class ControlServer:
         self._socket.bind(address)
 
     def drain(self, wait_s: float = 0.0) -> int:
-        """Handle what has arrived, waiting up to ``wait_s`` for the first; how many were handled.
+        """Handle all messages, waiting up to ``wait_s`` seconds for the first; return their number.
 
         A malformed message raises ``msgspec.DecodeError``; it is consumed, so the caller may go on.
         """

@@ -81,7 +81,7 @@ def place_draft(
 
 
 def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:
-    """What ``draft_device`` names: one GPU, or one for each engine of this host."""
+    """The GPUs in ``draft_device``: one, or one per engine of this host; ``ValueError`` if not."""
     named = str(draft_device).split(",")
     if not all(_GPU_NAME.fullmatch(name) for name in named):
         raise ValueError(
@@ -108,7 +108,7 @@ def _order(parallel: ParallelConfig, platform: Any) -> list[int]:
 
 
 def _visible_index(device: str, platform: Any) -> int | None:
-    """The index of a GPU that the user named; None where vLLM cannot tell."""
+    """The index of a GPU that the user named; None if vLLM cannot tell it."""
     visible = platform.device_count()
     if device.isdecimal():
         if int(device) >= visible:

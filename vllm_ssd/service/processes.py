@@ -6,7 +6,7 @@ import psutil
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether nothing is left of it but, perhaps, an entry that its parent has yet to read."""
+    """Whether the process has ended; a zombie, whose parent has yet to wait for it, has."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

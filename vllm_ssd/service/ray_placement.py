@@ -1,4 +1,4 @@
-"""Where vLLM's Ray executor gives out the GPUs: target and draft on one node, each GPU once."""
+"""GPUs given out by vLLM's Ray executor: target and draft on one node, each GPU once."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
 
-RESERVE_S = 60.0  # Ray starts a process for it, which takes seconds
+RESERVE_S = 60.0  # for a reservation, for which Ray starts a process, which takes seconds
 
 
 def place_target_by_ray(parallel: ParallelConfig) -> None:
-    """Have vLLM connect to its Ray and reserve the target's GPUs, and refuse those of another node.
+    """Have vLLM connect to its Ray and reserve the target's GPUs; ``ValueError`` if not all of them
+    are on this node.
 
-    It is what the executor does first and does not do twice. Done before anything of ours is
-    started, it cannot mistake the draft's Ray for its own, which on ROCm it would look for.
+    The executor does this first and does not repeat it. Done before the draft's Ray is started, it
+    cannot connect to that one by mistake, as it would on ROCm.
     """
     import ray
     from vllm import envs
     from vllm.v1.executor import ray_utils
 
     connect: Any = ray_utils.initialize_ray_cluster
-    # vLLM 0.32's newer executor says so itself; 0.33 does not ask.
+    # As vLLM 0.32's newer executor does; 0.33 does not have this parameter.
     on_driver = "require_gpu_on_driver" in inspect.signature(connect).parameters
     connect(parallel, **({"require_gpu_on_driver": False} if on_driver else {}))
     group, world_size = parallel.placement_group, parallel.world_size
@@ -42,7 +43,7 @@ def place_target_by_ray(parallel: ParallelConfig) -> None:
 
 
 class GpuHolder:
-    """An actor that does nothing but have a GPU, so that Ray gives it to nobody else."""
+    """An actor that only holds a GPU, so that Ray gives it to nobody else."""
 
     def name(self, device_key: str) -> str:
         """The GPU, as CUDA_VISIBLE_DEVICES knows it."""
@@ -52,7 +53,8 @@ class GpuHolder:
 
 
 def reserve_gpu_by_ray(platform: Any) -> tuple[Any, str]:
-    """A GPU of this node from vLLM's Ray, ours until the holder (first) is forgotten; its name."""
+    """Reserve a GPU of this node in vLLM's Ray: its holder, who keeps it while referenced, and its
+    name for CUDA_VISIBLE_DEVICES. Raises ``ValueError`` if none is free."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,19 +1,19 @@
-"""Whether and when a draft that was lost is started again."""
+"""Whether and when a draft that was lost is restarted."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Seconds before a first start in a row, and how often this is doubled. More would gain little: a
-# start takes seconds itself.
+# Seconds before the first restart in a row, and the most times they are doubled. A longer pause
+# would gain little, as a start takes seconds itself.
 FIRST_PAUSE_S, DOUBLINGS = 0.25, 4
 FORGIVEN_S = 60.0
 
 
 class Restarts:
-    """most: starts in a row that may come to nothing. A draft that has served for ``FORGIVEN_S``
-    makes up for all before it."""
+    """most: restarts in a row, counted from 0 again once a draft has served for ``FORGIVEN_S``
+    seconds."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
         self._most = most
@@ -26,7 +26,7 @@ class Restarts:
         self._served_from = self._clock()
 
     def pause(self) -> float | None:
-        """The draft is lost: seconds until it is started again; None = never."""
+        """The draft is lost: seconds until it is to be restarted, None = never."""
         if self._served_from is not None and self._clock() - self._served_from >= FORGIVEN_S:
             self._in_a_row = 0
         self._served_from = None

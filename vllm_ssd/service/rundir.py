@@ -2,9 +2,9 @@
 
 The directory is in the temporary folder, the table in shared memory, both under one name that
 nobody can guess and only the owner can read. The lock is held by the engine core and by the
-keeper of its draft, and by nobody once they are gone, however they went: whoever can take it may
-remove the rest. The engine core also holds its table's, for engines with another temporary folder,
-which do not find the directory.
+keeper of its draft until both have ended, however they ended: whoever can take it may remove the
+rest. The engine core also locks its table, for engines with another temporary folder, which do not
+find the directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 # Unix socket paths end at 107 characters and Ray's own take 70, so a long TMPDIR will not do.
 _LONGEST_BASE = 16
-# A table that is younger may have been made just now, to be locked next.
+# Seconds: a younger table may have been made just now and not be locked yet.
 _SETTLED_S = 60.0
 
 
@@ -43,7 +43,7 @@ def table_path(run_dir: Path) -> Path:
 
 
 def create() -> tuple[Path, int]:
-    """A new run directory and the file descriptor that holds its lock."""
+    """A new run directory and the file descriptor that holds its lock; ``OSError`` on failure."""
     made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
     lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,7 +52,7 @@ def create() -> tuple[Path, int]:
 
 
 def hold_table(run_dir: Path) -> int:
-    """The file descriptor that holds the lock of a run directory's table."""
+    """Lock a run directory's table; the file descriptor that holds it; ``OSError`` on failure."""
     lock = os.open(table_path(run_dir), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return lock

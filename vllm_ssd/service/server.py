@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# While requests run, an idle server looks at the table this often on a CPU, and all the time for a
-# GPU; after a second without work (the target is busy with others, or stuck) a little less often;
-# without requests it sleeps.
+# Seconds between two looks of an idle server at the table: while requests run, on a CPU (0 on a
+# GPU); after a second without work (the target is busy with other requests, or stuck); without
+# requests, unless a control message arrives.
 LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
 PROGRESS_S = 5.0
@@ -46,12 +46,12 @@ class DraftServer:
             pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
 
     def pid(self) -> int:
-        """Whom to kill if this hangs."""
+        """The process to kill if this hangs."""
         return os.getpid()
 
     def load(self) -> str:
-        """Load the draft; a line that describes what was loaded. Nobody else sees any of it yet:
-        a server that is given up while it loads leaves no trace."""
+        """Load the draft; returns a line that describes it. The table stays as it is: a server
+        killed while it loads leaves no trace. Raises as ``clear_words`` and ``DraftModel``."""
         if self._spec.cores:
             return self._load()
         from vllm_ssd.service.memory_errors import clear_words
@@ -75,7 +75,7 @@ class DraftServer:
         self._engine = DraftEngine(model, table, self._spec.policy, publisher)
         with torch.inference_mode():
             self._engine.warm_up(_Progress())
-        # What is loaded stays; collecting it again and again would stop the loop for milliseconds.
+        # What is loaded stays; each collection that looks at it would stop the loop for ms.
         gc.collect()
         gc.freeze()
         self._look_s = 0.0 if model.device.type == "cuda" else LOOK_S
@@ -88,7 +88,7 @@ class DraftServer:
         )
 
     def serve(self) -> str:
-        """Draft until stopped, or until the engine that it drafts for is gone; says which."""
+        """Draft until stopped; ends the process once the engine that it drafts for is gone."""
         import torch
 
         self._engine.requests.take_over()
@@ -111,7 +111,7 @@ class DraftServer:
                 if not rundir.is_alive(self._run_dir):
                     logger.warning("SSD: the engine is gone; the draft server exits")
                     rundir.remove(self._run_dir)
-                    os._exit(0)  # Ray is gone as well, or about to be: nobody takes a result
+                    os._exit(0)  # Ray ends as well: nobody waits for a result
                 self._engine.requests.ask_for_unknown()
             self._drain(0.0)
             if self._engine.step():
@@ -142,7 +142,7 @@ class DraftServer:
 
 
 class _Progress:
-    """Logs how far a long preparation has come, now and then."""
+    """Logs how far a long preparation has come, at most once in ``PROGRESS_S`` seconds."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + PROGRESS_S
@@ -154,7 +154,7 @@ class _Progress:
 
 
 def _publisher(table: SpeculationTable, model: DraftModel) -> Publisher:
-    """What is recorded as graphs must publish by itself; the rest may wait for the device."""
+    """Programs recorded as CUDA graphs must publish on the device; others may wait for it."""
     from vllm_ssd.table.predictions import PredictionWriter
     from vllm_ssd.table.publisher import HostPublisher
 

@@ -29,7 +29,7 @@ class ServerSpec:
 @dataclass(frozen=True)
 class KeeperSpec:
     """Everything the keeper is told. start_timeout_s: seconds for every start after the first;
-    max_restarts: in a row, 0 = a draft that is lost stays so."""
+    max_restarts: in a row, 0 = a draft that is lost is not restarted."""
 
     server: ServerSpec
     start_timeout_s: float

@@ -9,7 +9,7 @@ for the host, in which its writer stands beside its reader, and one for GPU kern
     fallback
 
 ``publisher.py`` and ``device_publisher.py`` publish what the draft's programs computed;
-``draft_probs.py`` is what stands beside a sampled draft.
+``draft_probs.py`` has the format of the distributions that are stored beside sampled drafts.
 """
 
 from vllm_ssd.table.schema import (

@@ -51,8 +51,8 @@ class DevicePublisher:
         fallback_kernel[(batch,)](*self._arguments(new), self._layout, num_warps=1)
 
     def _arguments(self, new: BranchTokens) -> tuple[torch.Tensor, ...]:
-        """What both kernels begin with."""
-        # A kernel wants a tensor in any case.
+        """The first arguments of both kernels."""
+        # A kernel needs a tensor here even if it reads none.
         draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
         return (
             self._words,

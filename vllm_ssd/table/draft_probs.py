@@ -2,8 +2,8 @@
 
 An *entry* is one 8-byte word, the token (int32) in its lower half and its probability (float32) in
 its upper half, so that tables, kernels and broadcasts move whole entries. A distribution has
-``top_m`` of them; their tokens differ and their probabilities add up to 1. A token proposed with
-certainty is each of its entries, with probability 1.
+``top_m`` of them; their tokens differ and their probabilities add up to 1. Only outside the table,
+a token proposed with certainty may also fill all of its entries, each with probability 1.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from numpy.typing import NDArray
 
 _HALVES = np.dtype([("token", "<i4"), ("probability", "<f4")])
 ONE = 0x3F800000 << 32  # probability 1 as the upper half of an entry
-TOLERANCE = 1e-4  # of a sum of probabilities, more than float32 ever rounds
+TOLERANCE = 1e-4  # how far a sum of probabilities may be from 1; float32 rounds by less
 
 
 def pack(tokens: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """int [..], float32 [..] of one shape -> entries, int64 [..]."""
+    """Tokens int [..], probabilities float32 [..] of the same shape -> entries int64 [..]."""
     halves = torch.stack((tokens.int(), probabilities.view(torch.int32)), dim=-1)
     return halves.view(torch.int64).squeeze(-1)
 
 
-def unpack(entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entries, int64 [..] -> tokens int64 [..], probabilities float32 [..]."""
-    halves = entries.unsqueeze(-1).view(torch.int32)
+def unpack(draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Entries int64 [..] -> tokens int64 [..], probabilities float32 [..]."""
+    halves = draft_probs.unsqueeze(-1).view(torch.int32)
     return halves[..., 0].long(), halves[..., 1].view(torch.float32)
 
 
 def certain(tokens: torch.Tensor, top_m: int) -> torch.Tensor:
-    """Entries int64 [.., top_m] of tokens int64 [..] that are proposed with certainty."""
+    """Tokens int64 [..] that are proposed with certainty -> draft_probs int64 [.., top_m]."""
     return (tokens | ONE).unsqueeze(-1).expand(*tokens.shape, top_m)
 
 
-def are_sound(tokens: Sequence[int], entries: NDArray[np.int64], vocab_size: int) -> bool:
-    """Whether drafts can have been sampled from their entries, int64 [len(tokens), top_m].
+def are_sound(tokens: Sequence[int], draft_probs: NDArray[np.int64], vocab_size: int) -> bool:
+    """Whether drafts can have been sampled from ``draft_probs``, int64 [len(tokens), top_m].
 
-    What has been damaged and still passes is off by no more than ``TOLERANCE`` in all.
+    Damaged probabilities that still pass add up to 1 within ``TOLERANCE``.
     """
-    if not entries.shape[-1]:
-        return True  # nothing is said of drafts that are certain
-    halves = entries.view(_HALVES).reshape(entries.shape)
+    if not draft_probs.shape[-1]:
+        return True  # drafts are certain and have no distributions
+    halves = draft_probs.view(_HALVES).reshape(draft_probs.shape)
     known = (halves["token"] >= 0) & (halves["token"] < vocab_size)
     probability = halves["probability"]
     whole = np.abs(probability.sum(-1) - 1) <= TOLERANCE

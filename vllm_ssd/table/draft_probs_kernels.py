@@ -1,5 +1,5 @@
-"""Device functions for what drafts were sampled from: entries of ``draft_probs.py``, one
-distribution a draft. ``AT`` is a ``KernelLayout``."""
+"""Device functions for the distributions that drafts were sampled from, in the format of
+``draft_probs.py``. ``AT`` is a ``KernelLayout``."""
 
 # mypy: allow-untyped-defs
 # A kernel's arguments have Triton's types, which depend on the launch.
@@ -18,14 +18,14 @@ _TOLERANCE = tl.constexpr(TOLERANCE)
 
 @triton.jit
 def read_probs(draft_probs, depth, AT: tl.constexpr):
-    """int64 [token_lanes, prob_lanes]: those of the first ``depth`` drafts, in the table."""
+    """int64 [token_lanes, prob_lanes]: the first ``depth`` drafts' entries, from the table."""
     step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
     return read_where(draft_probs + step * AT.top_m + rank, (step < depth) & (rank < AT.top_m))
 
 
 @triton.jit
 def are_sound(tokens, draft_probs, depth, VOCAB: tl.constexpr, AT: tl.constexpr):
-    """``draft_probs.are_sound`` of the first ``depth`` drafts, int32 [token_lanes]."""
+    """``draft_probs.are_sound`` of ``depth`` drafts: int32 [token_lanes] and of ``read_probs``."""
     step = tl.arange(0, AT.token_lanes)
     token = draft_probs.to(tl.int32)
     probability = (draft_probs >> 32).to(tl.int32).to(tl.float32, bitcast=True)
@@ -38,14 +38,14 @@ def are_sound(tokens, draft_probs, depth, VOCAB: tl.constexpr, AT: tl.constexpr)
 
 @triton.jit
 def store_probs(out, draft_probs, depth, AT: tl.constexpr):
-    """Write those of the first ``depth`` drafts."""
+    """Write the first ``depth`` drafts' entries to the pointer ``out``, int64 [k, top_m]."""
     step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
     tl.store(out + step * AT.top_m + rank, draft_probs, mask=(step < depth) & (rank < AT.top_m))
 
 
 @triton.jit
 def store_certain(out, tokens, start, AT: tl.constexpr):
-    """Write that from ``start`` on each of int32 [token_lanes] is proposed with certainty."""
+    """Write ``draft_probs.certain`` of the tokens, int32 [token_lanes], from index ``start`` on."""
     if AT.top_m > 0:
         step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
         tl.store(

@@ -1,5 +1,4 @@
-"""What the draft says of each slot's request: it writes this, the target reads it; on the
-host."""
+"""The draft's state for each slot's request, on the host: the draft writes it, the target reads."""
 
 from __future__ import annotations
 
@@ -17,22 +16,22 @@ class DraftStates:
         self._state = table.slots["state"]
 
     def set(self, slot: int, generation: int, state: int) -> None:
-        """Say what the draft does for a request."""
+        """Publish the state of the request that has this slot."""
         self._state[slot] = make_stamp(generation, state)
 
     def get(self, slot: int, generation: int) -> int:
-        """What the draft says of this request."""
+        """The state of this request; PREPARING as long as the draft has published none."""
         owner, state = split_stamp(self._state[slot])
         if owner > generation:
             return GIVEN_UP  # the slot is another's by now
         return state if owner == generation else PREPARING
 
     def generations(self) -> NDArray[np.uint64]:
-        """uint64 [slots]: the latest request of each slot that the draft spoke of, 0 = none."""
+        """uint64 [slots]: the generation that each slot's state is about, 0 = none yet."""
         return self._state >> np.uint64(32)
 
     def lost(self, generations: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """The slots whose request, uint64 [slots] generations with 0 for none, the draft says it
-        has lost."""
+        """int64 [n]: the slots whose request is LOST. generations: uint64 [slots], that of each
+        slot's request, 0 = none."""
         lost = (generations << np.uint64(32)) | np.uint64(LOST)
         return np.flatnonzero((self._state == lost) & (generations != 0))

@@ -29,7 +29,7 @@ def read(at):
 
 @triton.jit
 def read_where(at, mask):
-    """Likewise; 0 where the mask is false."""
+    """As ``read``, but 0 where the mask is false."""
     if is_hip():
         value = tl.load(at, mask=mask, other=0, volatile=True, cache_modifier=".cv")
     else:

@@ -15,18 +15,18 @@ _RECORDS = ("outcome", "prediction", "fallback")
 
 @dataclass(frozen=True, eq=False)
 class KernelLayout:
-    """Numbers for kernels, as attributes; a kernel takes one as a constant, usually called ``AT``.
+    """Offsets and sizes for kernels, as attributes; a kernel takes a layout as its constant ``AT``.
 
-    slots, slot_size: where the first slot begins, and the size of one. state, tail: fields of a
-    slot. outcome, prediction, fallback: the first of a slot's two records of this kind, with
-    ``_size`` the size of one, and with the name of a field (``outcome_stamp``) where it is in the
-    record. All of these are in 4-byte words; a field of 8 bytes is a word of an int64 view as well.
-    counter_ and the name of a counter of the target: in 8-byte words from the first one.
+    In 4-byte words: slots, slot_size: the offset of the first slot in the table, the size of a
+    slot. state, tail, outcome, prediction, fallback: offsets of a slot's fields, for the last three
+    of the first of two records. outcome_size and so on: the size of one record; outcome_stamp and
+    so on: a field's offset in its record. Word w of the table is word w // 2 of its int64 view.
+    In 8-byte words: counter_rounds and so on: a counter's offset from the target's first one.
     k, branches, top_m: as in ``TableShape``; tail_size: its ``tail``. token_lanes, branch_lanes,
-    prob_lanes: the powers of two from k, branches and top_m up.
+    prob_lanes: k, branches and top_m rounded up to a power of two.
 
-    Two layouts are equal if they are one object, which ``of`` sees to; so a launch costs no
-    comparison of all numbers.
+    Layouts are compared by identity, as ``of`` makes one per shape: a launch compares its
+    constants with those of earlier launches, and would otherwise compare all numbers.
     """
 
     numbers: tuple[tuple[str, int], ...]
@@ -59,7 +59,7 @@ class KernelLayout:
             "branch_lanes": _power_of_2(shape.branches),
             "prob_lanes": _power_of_2(max(shape.top_m, 1)),
         }
-        # One load of 16 bytes shows whether anything of a record is new.
+        # ``read_heads`` looks for news of a record in its first 16 bytes.
         for name in ("prediction", "fallback"):
             assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
         return KernelLayout(tuple(numbers.items()))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_TAIL_LANES = tl.constexpr(32)  # tokens copied at once; a step's, k + 1, rarely need more
+_TAIL_LANES = tl.constexpr(32)  # tokens an iteration copies; a step adds k + 1, at most 17
 
 
 @triton.jit
 def publish(
     words, stamps, slot_base, record, stamp, text, known, length, accepted, bonus, AT: tl.constexpr
 ):
-    """``OutcomeWriter.publish``. text: pointer to int32 [length], known at the last publication."""
+    """``OutcomeWriter.publish``. text: pointer to int32 [length]; known: its length before."""
     lane = tl.arange(0, _TAIL_LANES)
     for start in range(tl.maximum(known, length - AT.tail_size), length, _TAIL_LANES):
         position = start + lane

@@ -1,5 +1,4 @@
-"""Outcomes and the drafts verified next: the target writes them, the draft reads them; on the
-host."""
+"""Outcomes and the drafts verified next, on the host: the target writes, the draft reads."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class OutcomeWriter:
         self, slot: int, stamp: np.uint64, length: int, accepted: int, new_tokens: Sequence[int]
     ) -> None:
         """Tell the draft an outcome: ``new_tokens`` (bonus last) end a text of ``length`` tokens.
-        ``accepted`` is -1 if they are of several rounds.
+        accepted: accepted drafts, -1 if the new tokens are of several rounds.
 
         Of ``new_tokens`` only what fits the slot's tail is kept; the draft notices a gap.
         """
@@ -47,8 +46,8 @@ class OutcomeWriter:
         record["drafts_stamp"] = stamp
 
     def published_length(self, slot: int, generation: int) -> int:
-        """Tokens of the text at the slot's newest outcome, which a GPU may have written; 0 if there
-        is none of this generation, or if it is being written now."""
+        """Tokens of the text at the slot's newest outcome, which a GPU may have written; 0 if it is
+        of another generation or is being written now."""
         records = self._outcome[slot]
         newest = records["stamp"].max()
         length = int(records["length"][int(newest) & 1])
@@ -94,7 +93,7 @@ class OutcomeReader:
         length = int(record["length"])
         accepted, bonus = int(record["accepted"]), int(record["bonus"])
         new_tokens: list[int] | None = None
-        # Half, since a newer outcome may be overwriting the oldest part of the tail right now.
+        # Half the tail, since a newer outcome may be overwriting its oldest tokens right now.
         if 0 <= length - known <= self._tail_size // 2:
             positions = np.arange(known, length) % self._tail_size
             new_tokens = self._tail[slot][positions].tolist()

@@ -1,9 +1,9 @@
 """Predictions and fallbacks on a GPU: the draft's kernels that write them, as ``PredictionWriter``
 does, and the target's device functions that read them, as ``PredictionReader`` does.
 
-``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64, which
-are the host's and are reached over the bus. As on the host, a record's body comes first and its
-stamp last, and depth is raised after the tokens are there.
+``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64. They lie
+in host memory and are reached over the bus. As on the host, a record's body is written first and
+its stamp last, and depth is raised after the tokens are written.
 """
 
 # mypy: allow-untyped-defs
@@ -21,10 +21,10 @@ from vllm_ssd.table.schema import DRAFTING, GIVEN_UP, LOST
 _DRAFTING = tl.constexpr(DRAFTING)
 _GIVEN_UP = tl.constexpr(GIVEN_UP)
 _LOST = tl.constexpr(LOST)
-_BRANCH_LANES = tl.constexpr(8)  # branches whose distributions are copied at once
+_BRANCH_LANES = tl.constexpr(8)  # branches whose distributions an iteration copies
 
 
-# The draft's writers: a program a row of the batch
+# The draft's writers: one program per row of the batch
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def fallback_kernel(words, stamps, slots, stamp_of, tokens, draft_probs, step_at
         tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
 
 
-# The target's readers. prediction, fallback: where the records of a slot and round begin, in words
+# The target's readers. prediction, fallback: offsets of a slot's records of one round, in words
 
 
 @triton.jit
@@ -128,8 +128,8 @@ def read_heads(stamps, prediction, fallback):
 
 @triton.jit
 def is_hopeless(stamps, slot_base, generation, fallback_depth, AT: tl.constexpr):
-    """Whether the draft says of this generation that it will publish nothing more, or has gone on
-    to a later one, or, where fallbacks are not waited for, does not say that it drafts."""
+    """Whether waiting is useless: the draft's state for this generation is GIVEN_UP or LOST, or is
+    for a later one already, or, if ``fallback_depth`` is 0, is not DRAFTING."""
     state = read(stamps + (slot_base + AT.state) // 2)
     owner = (state >> 32) & 0xFFFFFFFF
     ours = owner == generation
@@ -140,7 +140,7 @@ def is_hopeless(stamps, slot_base, generation, fallback_depth, AT: tl.constexpr)
 
 @triton.jit
 def read_newest(stamps, slot_base, wanted, AT: tl.constexpr):
-    """uint64: the latest stamp of the draft's four records in the slot; not read unless wanted."""
+    """uint64: the latest stamp of the draft's four records in the slot; 0 unless ``wanted``."""
     lane = tl.arange(0, 4)
     first = tl.where(lane < 2, AT.prediction, AT.fallback)
     size = tl.where(lane < 2, AT.prediction_size, AT.fallback_size)
@@ -162,10 +162,10 @@ def find(
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionReader.find``: published, predicted, tokens int32 [token_lanes], their number.
-    What they were sampled from is written to ``draft_probs``.
+    """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number.
+    Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
 
-    Whether tokens are valid is known once all are read: the mask of the second look at the stamp.
+    Whether all drafts are valid masks the second look at the stamp, lest it overtake their loads.
     """
     lane = tl.arange(0, AT.token_lanes)
     branch = tl.arange(0, AT.branch_lanes)

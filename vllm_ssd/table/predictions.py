@@ -1,5 +1,4 @@
-"""Predicted outcomes with their branches, and fallbacks: the draft writes them, the target reads
-them; on the host."""
+"""Predictions and fallbacks, on the host: the draft writes them, the target reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ class PredictionWriter:
     def publish(
         self, slot: int, stamp: np.uint64, accepted: Sequence[int], bonus: Sequence[int]
     ) -> None:
-        """Predict the outcomes of round ``stamp``; their branches have depth 0 yet."""
+        """Predict outcomes of round ``stamp``, each an accepted length and a bonus; their branches
+        have no tokens yet."""
         record = self._prediction[slot, int(stamp) & 1]
         record["stamp"] = 0
         record["depth"] = 0
@@ -57,8 +57,8 @@ class PredictionWriter:
         known: int = 0,
         draft_probs: NDArray[np.int64] | None = None,
     ) -> None:
-        """Drafts for the outcome ``stamp``, which was not predicted, after the ``known`` published
-        ones. draft_probs: int64 [len(tokens), top_m], what they were sampled from."""
+        """Add drafts for the outcome ``stamp``, which was not predicted, after the ``known`` that
+        are published. draft_probs: int64 [len(tokens), top_m], what they were sampled from."""
         record = self._fallback[slot, int(stamp) & 1]
         if not known:
             record["stamp"] = 0
@@ -70,8 +70,8 @@ class PredictionWriter:
         record["stamp"] = stamp
 
     def branch_of(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> int | None:
-        """Which of the branches predicted for a round this outcome has made true, -1 for none of
-        them; None if they have yet to be published."""
+        """Index of the branch that predicted this outcome of round ``stamp``, -1 if none did; None
+        if the round's prediction has not been published."""
         record = self._prediction[slot, int(stamp) & 1]
         if record["stamp"] != stamp:
             return None
@@ -145,8 +145,8 @@ class PredictionReader:
     def _drafts(
         self, record: np.void, depth: int, *branch: int
     ) -> tuple[list[int], NDArray[np.int64]]:
-        """Copies of the first ``depth`` drafts of a branch, or of a fallback, and of what they were
-        sampled from."""
+        """Copies of the first ``depth`` drafts of a branch, or of a fallback, and of their
+        distributions, int64 [depth, top_m]."""
         place = (*branch, slice(depth))
         tokens: list[int] = record["tokens"][place].tolist()
         if not self._top_m:

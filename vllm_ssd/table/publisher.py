@@ -37,8 +37,8 @@ class Publisher(Protocol):
         accepted: torch.Tensor,
         bonus: torch.Tensor,
     ) -> None:
-        """Predict outcomes, int64 [batch, branches] each; their branches have depth 0 yet. slots,
-        stamps: as in ``BranchTokens``."""
+        """Predict outcomes; their branches have no tokens yet. accepted, bonus: int64 [batch,
+        branches]; slots, stamps: as in ``BranchTokens``."""
 
     def extend(self, new: BranchTokens) -> None:
         """Add a token to each branch of the predictions."""

@@ -21,9 +21,9 @@ import numpy as np
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
 VERSION = 7
 
-# What the draft says of a slot, stored as ``generation << 32 | state``: it has yet to see the text;
-# it drafts; it never will (text too long, or request gone); it fell too far behind and needs the
-# text again.
+# The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
+# yet to see the text; GIVEN_UP: it will not draft (text too long, or request gone); LOST: it does
+# not have the text (fell too far behind, or was restarted) and the target is to send it again.
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 
 
@@ -41,9 +41,9 @@ def split_stamp(stamp: int) -> tuple[int, int]:
 class TableShape:
     """The sizes that fix a table's layout.
 
-    slots: requests that can be drafted for at once. k: drafts a round. branches: predicted
-    outcomes a slot can hold. tail: how many of the newest tokens of a text the target keeps in
-    the slot; a draft that falls behind by more needs the text sent again. top_m: entries of the
+    slots: the most requests that are drafted for at a time. k: drafts a round. branches: predicted
+    outcomes a slot can hold. tail: newest tokens of a text that the target keeps in the slot; a
+    draft that falls behind by more than half needs the text sent again. top_m: entries of the
     distribution reported with every draft (``draft_probs.py``); 0 = none, drafts are certain.
     """
 
@@ -58,18 +58,18 @@ class TableShape:
         return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
 
     def target_dtype(self) -> np.dtype:
-        """Counters written by the target. rounds, and of these hits, misses and late ones;
-        timeouts: rows that waited in vain; drafts: handed to vLLM; wait_us: microseconds that steps
-        waited; started_s: Unix time of the start; accepted: rounds by their number of accepted
-        drafts."""
+        """Counters written by the target. rounds: outcomes looked up, of each request by itself,
+        and of these hits, misses and late ones; timeouts: those with too few drafts after a wait;
+        drafts: tokens handed to vLLM; wait_us: microseconds that steps waited; started_s: Unix time
+        of the start; accepted: verifications by their number of accepted drafts."""
         names = ("rounds", "hits", "misses", "late", "timeouts", "drafts", "wait_us", "started_s")
         fields = [*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))]
         return np.dtype(fields, align=True)
 
     def draft_dtype(self) -> np.dtype:
-        """What the draft says of itself. heartbeat: monotonic nanoseconds, 0 while there is none;
+        """The draft's status and counters. heartbeat: monotonic nanoseconds, 0 without a draft;
         pid: of its process; live: requests it drafts for; free_blocks: of its KV cache. Then, for
-        each kind of work, how much was done (prompt tokens for prefill, forwards for the others)
+        each kind of work, the amount done (prompt tokens for prefill, forwards for the others)
         and the microseconds it took. restarts: counted by the keeper, which also clears the
         heartbeat of a draft that is gone."""
         names = ["heartbeat", "pid", "live", "free_blocks", "prefill", "prefill_us"]
@@ -122,6 +122,6 @@ class TableShape:
         )
 
     def _draft_probs(self, *drafts: int) -> list[tuple[str, str, tuple[int, ...]]]:
-        """The field beside ``drafts`` drafts that says which distributions they were sampled from;
-        none where all drafts are certain."""
+        """The field for the distributions of drafts, an array of shape ``drafts``; no field if all
+        drafts are certain."""
         return [("draft_probs", "i8", (*drafts, self.top_m))] if self.top_m else []

@@ -14,7 +14,7 @@ from vllm_ssd.table.schema import MAGIC, VERSION, TableShape
 
 
 class SpeculationTable:
-    """Typed views over the shared pages. ``target`` and ``draft`` modules write through these."""
+    """Structured arrays over shared pages: header, target and draft [1], slots [shape.slots]."""
 
     def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap, writable: bool):
         self.path = path
@@ -77,7 +77,7 @@ class SpeculationTable:
 
     @classmethod
     def open(cls, path: Path, writable: bool = True) -> SpeculationTable:
-        """Open an existing table; ``ValueError`` if the file is not one of this version."""
+        """Open a table; ``OSError`` if the file cannot be, ``ValueError`` if of another version."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags)
         try:

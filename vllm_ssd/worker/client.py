@@ -32,9 +32,9 @@ from vllm_ssd.worker.wait_tuner import WaitPlan
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-POLL_S = 50e-6
-UNSEEN = -1  # stands for the accepted length of a round that was not ours
-# Nanoseconds without a sign of life after which a draft is not waited for. Longer than any one
+POLL_S = 50e-6  # seconds between two looks at the table
+UNSEEN = -1  # published as accepted length if the text also grew in rounds without this client
+# Nanoseconds without a heartbeat after which the draft is not waited for; longer than any one
 # forward.
 HEARTBEAT_LIMIT_NS = 5_000_000_000
 
@@ -42,7 +42,7 @@ HEARTBEAT_LIMIT_NS = 5_000_000_000
 @dataclass(frozen=True)
 class Row:
     """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
-    last ``num_new`` came in this step. temperature: of its sampling."""
+    last ``num_new`` came in this step. temperature: of its sampling, 0 = greedy."""
 
     request_id: str
     tokens: NDArray[np.int32]
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(eq=False)
 class RowState:
-    """One row's way through a step. found: what the latest look at the table found."""
+    """A row during a step. stamp, accepted, bonus: of its outcome; found: by the latest look."""
 
     row: Row
     slot: SlotState
@@ -109,9 +109,9 @@ class SpeculationClient:
         has_prompts: bool = False,
         draft_probs: Sequence[NDArray[np.int64]] = (),
     ) -> list[list[int]]:
-        """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, if
-        there are others than these. has_prompts: whether some of them read their prompts.
-        draft_probs: for every row [k, top_m], written: what its drafts were sampled from."""
+        """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, None
+        = these only. has_prompts: whether some of them read their prompts. draft_probs: for every
+        row int64 [k, top_m], written: what its drafts were sampled from."""
         self._step += 1
         plan = self._planner.plan(len(rows) if batch is None else batch, has_prompts)
         states = [self._publish(row) for row in rows]
@@ -133,8 +133,8 @@ class SpeculationClient:
         slot = self._slot_of(row)
         length = len(row.tokens)
         new = row.tokens[slot.length :].tolist()
-        # A text that grew by more than this step's tokens had a round without us: nothing that
-        # was predicted can be its outcome.
+        # A text that grew by more than this step's tokens had rounds without this client: nothing
+        # that was predicted can be its outcome.
         accepted = row.num_new - 1 if len(new) == row.num_new else UNSEEN
         stamp = make_stamp(slot.generation, slot.round)
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
@@ -159,7 +159,7 @@ class SpeculationClient:
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
-        """Look again and again at the rows with too few drafts, until all have enough."""
+        """Look again at the rows worth waiting for, every ``POLL_S`` s for ``max_wait_s`` at most."""
         waiting = [state for state in states if self._worth_waiting(state, plan)]
         if not waiting:
             return
@@ -196,12 +196,12 @@ class SpeculationClient:
 
 
 def draft_lives(table: SpeculationTable) -> bool:
-    """Whether the draft has lately shown a sign of life."""
+    """Whether the draft's last heartbeat is less than ``HEARTBEAT_LIMIT_NS`` ago."""
     return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
 
 
 class Connection(NamedTuple):
-    """What a client begins with, in the order of its arguments."""
+    """The first arguments of both kinds of client, in their order."""
 
     table: SpeculationTable
     control: ControlClient
@@ -211,7 +211,7 @@ class Connection(NamedTuple):
 
 
 def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
-    """To the draft that the engine core has launched in ``run_dir``."""
+    """Connect to the draft whose files are in ``run_dir``; raises as ``SpeculationTable.open``."""
     config: Any = vllm_config.speculative_config
     return Connection(
         SpeculationTable.open(table_path(run_dir)),
@@ -223,5 +223,5 @@ def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
 
 
 def make_client(run_dir: Path, vllm_config: VllmConfig) -> SpeculationClient:
-    """The client of a worker that looks up on the host."""
+    """The client of a worker that looks up on the host; raises as ``connect``."""
     return SpeculationClient(*connect(run_dir, vllm_config))

@@ -1,7 +1,6 @@
-"""What drafts were sampled from, in the form in which vLLM's rejection samplers want it.
+"""The drafts' distributions over the whole vocabulary, as vLLM's rejection samplers take them.
 
-A draft that was not sampled is proposed with certainty: its row is one-hot. So no row is ever
-without a token, and the drafts' sparse entries say everything.
+A draft that was not sampled is proposed with certainty: its distribution is one-hot.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import torch
 from vllm_ssd.table.draft_probs import unpack
 
 
-def dense(entries: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Entries int64 [rows, k, top_m] -> probabilities float32 [rows, k, vocab_size]."""
-    tokens, probabilities = unpack(entries)
-    out = torch.zeros(*entries.shape[:2], vocab_size, device=entries.device)
+def dense(draft_probs: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """draft_probs int64 [rows, k, top_m] -> probabilities float32 [rows, k, vocab_size]."""
+    tokens, probabilities = unpack(draft_probs)
+    out = torch.zeros(*draft_probs.shape[:2], vocab_size, device=draft_probs.device)
     return out.scatter_(2, tokens, probabilities)
 
 
 class DraftLogits:
-    """For Model Runner V2. ``logits``: float32 [slots, k, vocab], temperature times logarithm of
-    each probability, so that vLLM's division by the temperature leaves the latter."""
+    """For Model Runner V2. ``logits``: float32 [slots, k, vocab], the temperature times the
+    logarithm of each probability, since vLLM divides them by the temperature before its softmax."""
 
     def __init__(self, slots: int, k: int, top_m: int, vocab_size: int, device: torch.device):
         self._nothing = torch.full((), float("-inf"), device=device)
@@ -31,16 +30,16 @@ class DraftLogits:
         self._support = torch.zeros(slots, k, top_m, dtype=torch.int64, device=device)
 
     def update(
-        self, slots: torch.Tensor, entries: torch.Tensor, temperatures: torch.Tensor
+        self, slots: torch.Tensor, draft_probs: torch.Tensor, temperatures: torch.Tensor
     ) -> None:
-        """Take in entries int64 [rows, k, top_m] of the drafts of slots int [rows], all different.
-        temperatures: float32 by slot."""
+        """Set the logits of slots, int [rows], all different, from draft_probs, int64 [rows, k,
+        top_m]. temperatures: float32 [slots]."""
         slots = slots.long()
         rows = slots.view(-1, 1, 1)
         self.logits.index_put_((rows, self._steps, self._support[slots]), self._nothing)
-        tokens, probabilities = unpack(entries)
+        tokens, probabilities = unpack(draft_probs)
         values = temperatures[slots].view(-1, 1, 1) * probabilities.log()
-        # 0 times -inf would be no number.
+        # A temperature of 0 times -inf would be NaN.
         values = torch.where(probabilities > 0, values, self._nothing)
         self.logits.index_put_((rows, self._steps, tokens), values)
         self._support[slots] = tokens

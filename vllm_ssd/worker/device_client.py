@@ -1,8 +1,8 @@
-"""The target's side of a round where a GPU does the lookup: what remains for the CPU.
+"""The CPU's part of a round where a GPU kernel does the lookup.
 
-vLLM schedules ahead: when the CPU hears that a request is gone, the GPU may have steps of it to
-run. So what the GPU knows of the slots changes only by copies in the order of its stream, enqueued
-with the first step that needs them. Nothing here waits for the GPU.
+vLLM schedules ahead: when the CPU hears that a request is gone, the GPU may still have steps of it
+to run. So the GPU's slot states change only by copies in the order of its stream, enqueued with the
+first step that needs them. Nothing here waits for the GPU, except ``measure_look_ns``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_u
 from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
 
-_EMPTY = (0,) * SLOT_STATE_FIELDS  # a row of the slot states
+_EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1
 _TRIAL_LOOKS = 2000
 
 
 def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
-    """Nanoseconds that one look of a waiting row takes if no other row looks."""
+    """Nanoseconds that one look at the table takes a row if no other row looks."""
     found = torch.zeros(1, dtype=torch.int64, device=device)
     stamps, layout = memory_of(table, np.int64), KernelLayout.of(table.shape)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -46,8 +46,8 @@ def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
 class DeviceClient:
     """``exchange`` once a step; ``add`` and ``remove`` when requests come and go.
 
-    A request's slot in the table is its slot in vLLM. texts: int32 [slots, ..], every request's
-    text where the host can read it. look_ns: nanoseconds that a look at the table takes.
+    A request's slot in the table is its slot in vLLM. texts: returns int32 [slots, max_model_len],
+    every request's text in host memory. look_ns: nanoseconds that a look at the table takes.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DeviceClient:
         count = table.shape.slots
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
         self._slot_states = torch.zeros(count, SLOT_STATE_FIELDS, dtype=torch.int64, device=device)
-        # slot -> its next row of the slot states, on its way to the device
+        # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
         self._outcomes = OutcomeWriter(table)
         self._draft_states = DraftStates(table)
@@ -115,10 +115,9 @@ class DeviceClient:
     ) -> None:
         """Enqueue a step: write int64 [rows, k] ``drafts``, where rows without any get a guess and
         others repeat their newest token at the end. All on the device: num_sampled int32 [rows],
-        0 for no outcome; slots int [rows]; lengths int32 and texts int32 [.., ..] by slot, this
-        step's tokens included. draft_probs: int64 [rows, k, top_m], written: what drafts were
-        sampled from; None if the table does not say. has_prompts: whether some rows read their
-        prompts.
+        0 for no outcome; slots int [rows]; lengths int32 [slots] and texts int32 [slots, ..], with
+        this step's tokens. draft_probs: int64 [rows, k, top_m], written: what the drafts were
+        sampled from; None if top_m is 0. has_prompts: whether some rows read their prompts.
         """
         self._send_lost_again()
         if self._staged:
@@ -149,13 +148,13 @@ class DeviceClient:
     def _update_slot_states(self) -> None:
         rows = [(slot, *state) for slot, state in self._staged.items()]
         self._staged.clear()
-        # Pinned memory of torch's own is not used again before the copy has run.
+        # torch does not reuse pinned memory of its own before the copy has run.
         host = torch.tensor(rows, dtype=torch.int64, pin_memory=self._device.type != "cpu")
         update = host.to(self._device, non_blocking=True)
         self._slot_states.index_copy_(0, update[:, 0], update[:, 1:])
 
     def _send_lost_again(self) -> None:
-        """Requests that the draft has lost begin anew with the text last published."""
+        """Add requests that are LOST again, with the text last published."""
         for slot in self._draft_states.lost(self._generations).tolist():
             request_id = self._names[slot]
             state = self.slots.states[request_id]

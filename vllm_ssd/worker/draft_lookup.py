@@ -1,7 +1,7 @@
 """How Model Runner V2 looks drafts up.
 
-On GPUs a kernel does it and vLLM's scheduling stays ahead. Where the GPU cannot reach the table,
-the host does it: each step then waits for the sampled counts to reach the CPU.
+On GPUs a kernel does it, and vLLM can schedule steps ahead. Where the GPU cannot reach the table,
+the host does it: each step then waits until the number of sampled tokens has reached the CPU.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# Requests that vLLM makes up to warm its kernels; the draft need not hear of them.
+# Prefixes of requests that vLLM makes up to warm its kernels; the draft need not hear of them.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 
 
 class DraftLookup(Protocol):
-    """A client of the draft, as this runner uses it. Slots are vLLM's."""
+    """A client of the draft, as Model Runner V2 uses it. Slots are vLLM's."""
 
     def add(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> None:
         """A request takes a slot; ``tokens`` is its text so far."""
@@ -48,13 +48,13 @@ class DraftLookup(Protocol):
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None,
     ) -> None:
-        """Write int64 [num_reqs, k] ``drafts``; rows without any get a guess, others are filled up.
-        draft_probs: int64 [num_reqs, k, top_m], written: what they were sampled from; None if they
-        were not."""
+        """Write int64 [num_reqs, k] ``drafts``: rows without any get a guess, shorter ones are
+        filled up. num_sampled: int32 [num_reqs], 0 for no outcome. draft_probs: int64 [num_reqs, k,
+        top_m], written: what the drafts were sampled from; None if top_m is 0."""
 
 
 class HostLookup:
-    """Looks up with numpy. ``rows``: the largest batch."""
+    """Looks up with numpy. ``rows``: requests of the largest batch."""
 
     def __init__(
         self, client: SpeculationClient, states: RequestState, rows: int, device: torch.device
@@ -141,7 +141,7 @@ class DeviceLookup:
 
 
 def host_texts(states: RequestState) -> NDArray[np.int32]:
-    """int32 [max_num_reqs, max_model_len]: vLLM keeps texts where the host can read them."""
+    """int32 [max_num_reqs, max_model_len], from vLLM's own buffer in host memory if it has one."""
     tokens = states.all_token_ids
     buffer = getattr(tokens, "_uva_buf", None)
     return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()
@@ -150,7 +150,7 @@ def host_texts(states: RequestState) -> NDArray[np.int32]:
 def make_draft_lookup(
     vllm_config: VllmConfig, device: torch.device, states: RequestState
 ) -> DraftLookup:
-    """With a kernel if the device can reach the table, else on the host."""
+    """By a kernel if the device can reach the table, else by the host; raises as ``connect``."""
     config: Any = vllm_config.speculative_config
     connection = connect(Path(config.run_dir), vllm_config)
     if device.type != "cpu":

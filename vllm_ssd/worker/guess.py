@@ -1,8 +1,8 @@
-"""What a row verifies that got no drafts, where it verifies something in any case.
+"""Guessed tokens for a row without drafts, by prompt lookup.
 
-The request's own text, continued as it went on after the place that is most like its end. Costs
-nothing, as Model Runner V2 verifies k tokens of every row, and is right where texts repeat
-themselves. The draft is not told: its branches stay where the outcome most likely is.
+The request's own text is continued as it went on after the position that is most like its end. It
+costs nothing, as Model Runner V2 verifies k tokens of every row, and is right where a text repeats
+itself. The draft is not told: its branches are all for accepted length 0, the likeliest.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 LONGEST = 4  # tokens at the end of the text that are compared
-REACH = 8192  # how far back
+REACH = 8192  # tokens before the end that are searched
 
 
 def continuation(text: NDArray[np.int32], k: int) -> NDArray[np.int32]:
     """int32 [k] after a text, int32 [length >= 1].
 
-    Of the places whose last tokens equal those of the text, the longest match counts, then the
-    latest place. What follows it is continued periodically beyond the end of the text; without a
+    Of the positions whose last tokens equal those of the text, the longest match counts, then the
+    latest position. What follows it is continued periodically beyond the end of the text; without a
     match the newest token is repeated.
     """
     end = len(text) - 1

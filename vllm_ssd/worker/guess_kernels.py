@@ -12,14 +12,14 @@ from vllm_ssd.worker.guess import LONGEST, REACH
 
 _LONGEST = tl.constexpr(LONGEST)
 _REACH = tl.constexpr(REACH)
-_PLACES = tl.constexpr(512)  # compared at once
+_PLACES = tl.constexpr(512)  # positions an iteration compares
 
 
 @triton.jit
 def continuation(text, length, AT: tl.constexpr):
     """int32 [token_lanes]: ``guess.continuation`` of a text, int32 [length >= 1]."""
     end = length - 1
-    best = end * 0  # of all places, tokens that match << 32 | place + 1
+    best = end * 0  # the largest of all positions' matching tokens << 32 | place + 1
     lane = tl.arange(0, _PLACES)
     for start in range(tl.maximum(end - _REACH, 0), end, _PLACES):
         place = start + lane

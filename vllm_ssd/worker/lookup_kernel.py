@@ -1,10 +1,10 @@
-"""Device lookup: a round of ``client.py`` as one GPU kernel, a program a row.
+"""Device lookup: a round of ``client.py`` as one GPU kernel, one program per row.
 
-It works on the table's own pages, which the GPU reaches over its bus: about a microsecond a read,
-so what can be read together is.
+It works on the table's own pages, which the GPU reaches over its bus. A read takes about a
+microsecond, so reads that do not depend on each other are made together.
 
-vLLM's Triton stand-in cannot run these, so Triton itself is imported: only where it is at hand.
-``AT`` is a ``KernelLayout``.
+Triton itself is imported, as vLLM's placeholder cannot run these: import this only on a GPU or with
+Triton's interpreter. ``AT`` is a ``KernelLayout``.
 """
 
 # mypy: allow-untyped-defs
@@ -21,8 +21,8 @@ from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, rea
 from vllm_ssd.worker.guess_kernels import continuation
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS], as in ``SlotState``: generation,
-# round, length, overdue with 0 for none. Generation 0: nobody the draft has heard of, to whom
-# nothing is published.
+# round, length, overdue with 0 for none. Generation 0: the slot has no request, or one that the
+# draft was not told of; nothing is published for it.
 SLOT_STATE_FIELDS = 4
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
 
@@ -36,19 +36,19 @@ def look_up_kernel(
     stamps,  # int64 view of the same
     num_sampled,  # int32 [rows], 0 where a row has no outcome
     slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
-    lengths,  # int32 [slots]: of the texts, with this step's tokens
+    lengths,  # int32 [slots]: tokens of the texts, with this step's
     texts,  # int32 [slots, text_stride]
     text_stride,
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
     counters,  # int64, as ``TableShape.target_dtype``
-    waits,  # int64 [2]: the most looks of a row in this step at ``turn``, in the last one beside it
+    waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
     drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
     draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
-    fallback_depth,  # and where it was not
-    look_ns,  # what a look takes, ns
-    turn,  # 0, 1, 0, 1, ..
+    fallback_depth,  # drafts to wait for where it was not
+    look_ns,  # nanoseconds that a look takes
+    turn,  # 0 and 1 in alternate steps
     MAX_LEN: tl.constexpr,
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
@@ -70,7 +70,7 @@ def look_up_kernel(
     tl.store(out, (bonus + lane * 0).to(tl.int64), mask=lane < AT.k)
     draft_probs += row * AT.k * AT.top_m
     store_certain(draft_probs, bonus + lane * 0, 0, AT)
-    if row == 0:  # the last step's wait, once for all its rows, as the host counts it
+    if row == 0:  # count the last step's wait once for all its rows, as the host does
         last = waits + 1 - turn
         tl.atomic_add(counters + AT.counter_wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
         tl.store(last, 0)
@@ -97,7 +97,7 @@ def look_up_kernel(
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (look_limit > 0)
         looks = 0
-        heads = tl.zeros([4], tl.int64)  # so that the first look of a wait finds what came since
+        heads = tl.zeros([4], tl.int64)  # the first look of a wait takes all it sees for new
         hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
         waiting = short & may_wait & (hopeless == 0)
         while waiting & (looks < look_limit):
@@ -127,7 +127,7 @@ def look_up_kernel(
         rest = bonus + lane * 0
         if depth == 0:
             rest = continuation(text, length, AT)
-        store_certain(draft_probs, rest, depth, AT)  # an earlier look may have found more
+        store_certain(draft_probs, rest, depth, AT)  # an earlier look may have stored more
         tl.store(out, tl.where(lane < depth, tokens, rest).to(tl.int64), mask=lane < AT.k)
         tl.store(state + 1, round_ + 1)
         tl.store(state + 2, length)
@@ -144,8 +144,8 @@ def look_up_kernel(
 
 @triton.jit(do_not_specialize=["looks"])
 def look_kernel(stamps, looks, found, AT: tl.constexpr):
-    """Look ``looks`` times at slot 0 as a waiting row does, to learn what a look takes. found: int64
-    [1], written so that the looks have a use."""
+    """Look ``looks`` times at slot 0 as a waiting row does, to measure the time of a look. found:
+    int64 [1], written so that the compiler keeps the looks."""
     slot_base = AT.slots + tl.program_id(0).to(tl.int64) * AT.slot_size
     changes = 0
     heads = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)

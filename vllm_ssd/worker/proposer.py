@@ -1,4 +1,4 @@
-"""Model Runner V1: vLLM's ``custom_class`` proposer, thin.
+"""Model Runner V1: a thin proposer for vLLM's method ``custom_class``.
 
 vLLM gives the proposer sampled tokens but no request ids and no word of requests that come and
 go; both come from the model runner, two of whose methods are wrapped (``hooks/runner_v1.py``).
@@ -36,7 +36,7 @@ class SSDProposer:
         self._k, self._top_m = config.k, config.top_m
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         # What the drafts proposed last were sampled from, int64 [rows, k, top_m]; None if all are
-        # the likeliest tokens, which vLLM takes them for anyway.
+        # certain, which vLLM assumes anyway.
         self._draft_probs: NDArray[np.int64] | None = None
         self._has_prompts = False  # in the step that is running
         if self._tp_group.is_first_rank:
@@ -82,7 +82,7 @@ class SSDProposer:
         return drafts
 
     def on_update(self, runner: GPUModelRunner, output: SchedulerOutput) -> None:
-        """The scheduler's word on who comes and who goes, before the target's forward."""
+        """Take in which requests come and go in this step, before the target's forward."""
         self._runner = runner
         if self._client is None:
             return
@@ -95,8 +95,8 @@ class SSDProposer:
                 self._client.add(new.req_id, new.prompt_token_ids, temperature)
 
     def on_proposed(self, runner: GPUModelRunner) -> None:
-        """vLLM has taken the drafts: tell it what they were sampled from. Without this it takes
-        them for certain, which is exact as well."""
+        """vLLM has taken the drafts: tell it what they were sampled from. Without this it assumes
+        that they are certain, which is exact too but accepts fewer."""
         if self._draft_probs is not None:
             draft_probs = torch.from_numpy(self._draft_probs)
             runner._draft_probs = dense(draft_probs, self._vocab_size).to(runner.device)
@@ -108,7 +108,7 @@ def _temperature(params: SamplingParams | None) -> float:
 
 
 def _has_prompts(output: SchedulerOutput) -> bool:
-    """Whether some request of a step is shown more tokens than its newest one and its drafts."""
+    """Whether some request has more tokens scheduled than its newest one and its drafts."""
     drafts = output.scheduled_spec_decode_tokens
     return any(
         count > 1 + len(drafts.get(request_id, ()))

@@ -14,9 +14,9 @@ from vllm_ssd.table import make_stamp
 @dataclass(eq=False)
 class SlotState:
     """What the target knows of the request in a slot. length: tokens of its text at the last
-    publication. round: of the next outcome. overdue: an outcome that was waited for in vain; until
-    the draft has published for it or a later one, it is not waited for. last_used: the step in
-    which it sampled last. temperature: of its sampling."""
+    publication. round: of the next outcome. overdue: stamp of an outcome whose wait timed out; the
+    draft is not waited for until it has published for this outcome or a later one. last_used: the
+    step in which the request sampled last. temperature: of its sampling, 0 = greedy."""
 
     slot: int
     generation: int
@@ -28,7 +28,7 @@ class SlotState:
 
 
 class SlotMap:
-    """``states``: request id -> state. Which slots are free is the caller's to know."""
+    """``states``: request id -> state. The caller keeps track of the free slots."""
 
     def __init__(self, control: ControlClient):
         self._control = control

@@ -1,5 +1,5 @@
-"""Model Runner V2's speculator, thin: what it proposes, ``draft_lookup.py`` has looked up. It is
-told of requests by ``hooks/runner_v2.py``."""
+"""Model Runner V2's speculator, a thin one: ``draft_lookup.py`` looks up the drafts that it
+proposes, and ``hooks/runner_v2.py`` tells it which requests come and go."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_probs = torch.zeros(
                 rows, config.k, config.top_m, dtype=torch.int64, device=device
             )
-        # Of requests that are about to be added: the runner's states are not told of it.
+        # By id, of requests that will be added next: ``on_added`` is not given the temperature.
         self._temperatures: dict[str, float] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self._lookup: DraftLookup | None = None
@@ -52,10 +52,10 @@ class SSDSpeculator(BaseSpeculator):
         """The draft model is elsewhere: there is nothing to capture."""
 
     def capture(self) -> None:
-        """Likewise."""
+        """Nothing to capture here either."""
 
     def before_add(self, output: SchedulerOutput) -> None:
-        """The scheduler's word on requests that will be added next."""
+        """Keep the temperatures of the requests that will be added next."""
         for new in output.scheduled_new_reqs:
             if new.sampling_params is not None:
                 self._temperatures[new.req_id] = new.sampling_params.temperature
@@ -87,8 +87,8 @@ class SSDSpeculator(BaseSpeculator):
         )
         if self._lookup is not None:
             self._lookup.look_up(input_batch, num_sampled, drafts, draft_probs)
-        self._tp_group.broadcast(drafts, src=0)  # nothing, in a group of one
-        # Of greedy requests vLLM's sampler does not ask what their drafts were sampled from.
+        self._tp_group.broadcast(drafts, src=0)  # does nothing in a group of one
+        # vLLM's sampler does not read the distributions of greedy requests' drafts.
         sampled = self._sampled[input_batch.idx_mapping_np].any()
         if sampled and self._draft_logits is not None and draft_probs is not None:
             self._tp_group.broadcast(draft_probs, src=0)

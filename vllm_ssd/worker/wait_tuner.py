@@ -38,6 +38,8 @@ _KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
 # and by this multiple of what two of its stretches differ by: by this share at first, as measured
 # over about this number of them later.
 _CHANGED, _BY_CHANCE, _NOISE, _NOISES = 1.12, 1.3, 0.06, 16
+# The first plan, by log2 of the requests: with more of them, a wait for all is longer.
+_FIRST_PLANS = ("both", "branches", "branches", "branches", "nothing")
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 
@@ -46,7 +48,8 @@ _Measured = NDArray[np.float64]
 
 
 class WaitPlan(NamedTuple):
-    """Drafts that are waited for: of a branch whose outcome was predicted, and of a fallback."""
+    """Drafts that are waited for: where the outcome was predicted or nothing is predicted yet, and
+    where it was not."""
 
     branch: int
     fallback: int
@@ -54,13 +57,15 @@ class WaitPlan(NamedTuple):
 
 def wait_plans(k: int) -> dict[str, WaitPlan]:
     """The plans for ``k`` drafts a round, by name; each waits for more than the one before."""
-    return {
+    plans = {
         "nothing": WaitPlan(0, 0),
         "half of branches": WaitPlan(k // 2, 0),
         "branches": WaitPlan(k, 0),
         "half of fallbacks": WaitPlan(k, k // 2),
         "both": WaitPlan(k, k),
     }
+    first_names = {plan: name for name, plan in reversed(plans.items())}  # with k=1 two are alike
+    return {name: plan for plan, name in reversed(first_names.items())}
 
 
 def _nothing() -> _Measured:
@@ -85,7 +90,7 @@ class _SizeClass:
         self.size = size
         self._enough = max(_STEPS, _ROUNDS >> size)
         self._plans = plans
-        self._best = self.current = plans[0]
+        self._best = self.current = _FIRST_PLANS[min(size, len(_FIRST_PLANS) - 1)]
         self._known: dict[str, _Measured] = {}  # of each plan, since the texts have changed
         self._usual, self._lately = _nothing(), _nothing()  # of all plans; of the best plan
         self._last = 0.0  # goodput of the best plan's last stretch

@@ -40,6 +40,7 @@ class Play:
 def test_plans_wait_for_more_and_more():
     plans = list(wait_plans(K).values())
     assert plans == sorted(plans) and plans[0] == (0, 0) and plans[-1] == (K, K)
+    assert wait_plans(1) == {"nothing": (0, 0), "branches": (1, 0), "both": (1, 1)}
 
 
 @pytest.mark.parametrize("best", NAMES.values())
@@ -112,7 +113,7 @@ def test_a_batch_that_is_one_smaller_now_and_then_is_of_the_same_size():
 def test_sizes_that_alternate_are_no_stretch():
     play = Play(nothing=100, both=1000)
     followed = sum((play.run(1, size) for _ in range(500) for size in (1, 4)), Counter())
-    assert followed == {"nothing": 1000}
+    assert followed == {"both": 500, "branches": 500}, "the first plans of both sizes"
 
 
 def test_prompts_count_alike_for_all_plans():

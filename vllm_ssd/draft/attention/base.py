@@ -34,7 +34,7 @@ class AttentionShape:
     device: torch.device
 
     def bytes_per_token(self) -> int:
-        """KV memory of one token over all layers."""
+        """Bytes of KV memory of one token over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
@@ -80,7 +80,7 @@ class PagedAttention(ABC):
             values.view(-1, *value.shape[1:]).index_copy_(0, slots, value)
 
     def slots_of(self, blocks: Sequence[int], index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slots of a request's ascending KV indices, int64 [n]."""
+        """Slots, int64 [n], of a request's ascending KV indices, int64 [n], in its blocks."""
         first = int(index[0]) // self.block_size
         table = np.asarray(blocks[first : int(index[-1]) // self.block_size + 1], dtype=np.int64)
         return table[index // self.block_size - first] * self.block_size + index % self.block_size

@@ -36,7 +36,7 @@ class BackendInfo:
 
     def obstacle(self, draft: ModelConfig | None, platform: Platform) -> str | None:
         """Why this cannot be the draft's attention, as the end of a sentence; None if it can.
-        draft: None as long as it is not known."""
+        draft: None if it is not known yet."""
         if self.needs_gpu and platform.is_cpu():
             return "needs a GPU"
         if importlib.util.find_spec(self.package) is None:
@@ -84,8 +84,8 @@ def default_tree_backend() -> TreeBackend:
 def resolve_tree_backend(
     chosen: TreeBackend, draft: ModelConfig | None, platform: Platform
 ) -> Backend:
-    """The backend of a draft, if it is known yet, on a platform. Raises ``ValueError`` if what was
-    chosen will not do."""
+    """The backend for a draft, None if it is not known yet, on a platform. Raises ``ValueError`` if
+    the chosen one cannot be used."""
     if chosen == "auto":
         return next(b for b, info in BACKENDS.items() if info.obstacle(draft, platform) is None)
     obstacle = BACKENDS[chosen].obstacle(draft, platform)

@@ -2,7 +2,7 @@
 
 What a query sees is arithmetic, not a mask in memory: the first entries up to a limit, and in a
 tree the entries of its own branch. KV is split over programs, whose partial results a second kernel
-puts together; how often is fixed with the plan, so that a recorded graph fits every length.
+merges; the number of splits is fixed with the plan, so that a recorded graph fits every length.
 """
 
 # mypy: allow-untyped-defs
@@ -22,7 +22,7 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree
 
 _KV_BLOCK = 64
 _MOST_SPLITS = 16
-# Programs that fill a GPU: more splits only make more to put together.
+# Programs that fill a GPU: more splits would only be more to merge.
 ENOUGH_PROGRAMS = 264
 
 
@@ -38,8 +38,8 @@ def _attend(
     partial,  # float32 [splits, batch * queries * heads, D]
     weight,  # float32 [splits, batch * queries * heads]: log2 of each part's sum
     pages,  # int32 [batch, page_stride]
-    seen_to,  # int64 [batch * queries]: in a tree, how many of the first entries a query sees; else
-    # its own entry, the last it sees
+    seen_to,  # int64 [batch * queries]: in a tree, the number of first KV entries a query sees; in
+    # a chunk, the index of its own entry, the last it sees
     linear,  # int64 [batch]: where the entries of a tree begin
     step,  # int64 [1]: the tree's
     scale,  # of the logits, times log2(e)
@@ -118,7 +118,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["weight"])
 def _merge(partial, weight, out, splits, D: tl.constexpr, MOST_SPLITS: tl.constexpr):
-    """One token's head: the parts, weighted by their sums."""
+    """Merge the splits of one head of one token, each weighted by its sum."""
     at = tl.program_id(0)
     count = tl.num_programs(0)
     split = tl.arange(0, MOST_SPLITS)
@@ -152,7 +152,7 @@ class _Paged(Plan):
     step: torch.Tensor
 
     def allocate(self) -> None:
-        """Memory that stays where it is; once batch and queries are known."""
+        """Allocate what recorded graphs point to; needs batch and queries."""
         attention, batch, queries = self.attention, self.batch, self.queries
         shape = attention.shape
         device = shape.device
@@ -233,7 +233,7 @@ class _TritonChunks(_Paged, ChunkPlan):
         super().__init__(attention, batch, queries)
         self.allocate()
         self.seen_to = self.positions
-        self.linear = self.step = self.positions  # not looked at
+        self.linear = self.step = self.positions  # any tensor: a chunk reads neither
 
     def load(self, chunks: Sequence[Chunk]) -> None:
         super().load(chunks)
