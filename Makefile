@@ -36,8 +36,8 @@ lint: setup
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
 
-test: lint
-	$(BIN)/python -m pytest
+test: lint unit
+	$(BIN)/python -m pytest tests/engine tests/gpu
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info

@@ -88,9 +88,9 @@ def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
 
 
 def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: mean accepted drafts +
-    1. acceptance: shares of verifications that accepted at least 1, 2, .. k drafts. wait_ms: mean
-    milliseconds that steps waited, per round."""
+    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: 1 + mean of accepted
+    drafts. acceptance: shares of verifications that accepted at least 1, 2, .. k drafts. wait_ms:
+    milliseconds that all steps waited, divided by the rounds."""
     rounds = max(counters["rounds"], 1)
     accepted = counters["accepted"]
     verified = max(sum(accepted), 1)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from vllm_ssd.hooks.patches import PATCHES, Where, apply, apply_one, find_mismatch
+from vllm_ssd.hooks.engine_args import METHOD
+from vllm_ssd.hooks.patches import ASKING_FOR_SSD, Where, apply, apply_one, find_mismatch
 from vllm_ssd.log import get_logger
 
 logger = get_logger(__name__)
-
-METHOD = "ssd"
 
 
 def register() -> None:
@@ -24,7 +23,7 @@ def register() -> None:
         apply(Where.EVERY_PROCESS)
     else:
         try:
-            apply_one(PATCHES[0])  # its wrapper raises the mismatch where ssd is asked for
+            apply_one(ASKING_FOR_SSD)  # its wrapper raises the mismatch where ssd is asked for
         except (ImportError, AttributeError) as error:
             logger.debug("SSD: this vLLM cannot be taught method %r: %s", METHOD, error)
 

@@ -13,6 +13,7 @@ from vllm_ssd.table.draft_probs import certain, pack
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN, Row, SpeculationClient
+from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.guess import continuation
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
 from vllm_ssd.worker.wait_tuner import WaitPlan
@@ -128,7 +129,9 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
     target = Target(folder / "device", device, on_miss=on_miss, shape=shape)
     table = SpeculationTable.create(folder / "host", shape)
     host_sent = Sent()
-    host = SpeculationClient(table, host_sent, WaitPolicy(on_miss, 1e-3), VOCAB, MAX_LEN)
+    host = SpeculationClient(
+        Connection(table, host_sent, WaitPolicy(on_miss, 1e-3), VOCAB, MAX_LEN)
+    )
     chaos = Chaos(rng, [target.table, table])
     words = rng.choice([4, VOCAB])  # few: texts repeat themselves
 

@@ -20,6 +20,7 @@ from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.pages import register
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN
+from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.wait_policy import WaitPolicy
 
@@ -43,9 +44,8 @@ class Target:
         self.texts = np.zeros((SHAPE.slots, MAX_LEN + K + 1), np.int32)
         self.lengths = [0] * SHAPE.slots
         policy = WaitPolicy(on_miss, max_wait_s)
-        self.client = DeviceClient(
-            self.table, self.sent, policy, VOCAB, MAX_LEN, device, lambda: self.texts, LOOK_NS
-        )
+        connection = Connection(self.table, self.sent, policy, VOCAB, MAX_LEN)
+        self.client = DeviceClient(connection, device, lambda: self.texts, LOOK_NS)
 
     def add(self, name, slot, text):
         self.write(slot, text, start=0)

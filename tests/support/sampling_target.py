@@ -15,7 +15,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
-from vllm_ssd.table.publisher import BranchTokens, HostPublisher
+from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3
@@ -111,7 +111,8 @@ class Play:
         stamps = torch.full((SLOTS,), 1 << 32 | self.round)
         forgotten = torch.rand(SLOTS, generator=self.draft_rng) < self.scene.miss
         accepted[forgotten] = K + 1
-        self.publisher.predict(self.slots, stamps, accepted, last_tokens.view(SLOTS, -1))
+        bonus = last_tokens.view(SLOTS, -1)
+        self.publisher.predict(Outcomes(self.slots, stamps, accepted, bonus))
         depth = self.scene.depth
         if depth is None:
             depth = int(torch.randint(K + 1, (1,), generator=self.draft_rng))

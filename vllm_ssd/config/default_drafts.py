@@ -7,6 +7,7 @@ names say nothing; that the tokens agree is checked afterwards in any case.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,12 @@ class Family:
     """
 
     name: str
-    model_types: frozenset[str]
-    vocab_sizes: frozenset[int]
+    model_types: Set[str]
+    vocab_sizes: Set[int]
     draft: str
     draft_layers: int
     draft_hidden: int
-    hidden: frozenset[int] | None = None
+    hidden: Set[int] | None = None
 
     def includes(self, config: Any) -> bool:
         """Whether a target with this Hugging Face text config belongs to the family."""
@@ -39,40 +40,19 @@ class Family:
 
 
 FAMILIES = (
+    Family("Llama 3", {"llama"}, {128256}, "meta-llama/Llama-3.2-1B-Instruct", 16, 2048),
+    Family("Qwen3", {"qwen3", "qwen3_moe"}, {151936}, "Qwen/Qwen3-0.6B", 28, 1024),
+    # One tokenizer, padded to 152064 rows from 7B on.
+    Family("Qwen2.5", {"qwen2"}, {151936, 152064}, "Qwen/Qwen2.5-0.5B-Instruct", 24, 896),
+    # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
     Family(
-        name="Llama 3",
-        model_types=frozenset({"llama"}),
-        vocab_sizes=frozenset({128256}),
-        draft="meta-llama/Llama-3.2-1B-Instruct",
-        draft_layers=16,
-        draft_hidden=2048,
-    ),
-    Family(
-        name="Qwen3",
-        model_types=frozenset({"qwen3", "qwen3_moe"}),
-        vocab_sizes=frozenset({151936}),
-        draft="Qwen/Qwen3-0.6B",
-        draft_layers=28,
-        draft_hidden=1024,
-    ),
-    Family(
-        # One tokenizer, padded to 152064 rows from 7B on.
-        name="Qwen2.5",
-        model_types=frozenset({"qwen2"}),
-        vocab_sizes=frozenset({151936, 152064}),
-        draft="Qwen/Qwen2.5-0.5B-Instruct",
-        draft_layers=24,
-        draft_hidden=896,
-    ),
-    Family(
-        # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
-        name="SmolLM2",
-        model_types=frozenset({"llama"}),
-        vocab_sizes=frozenset({49152}),
-        draft="HuggingFaceTB/SmolLM2-135M-Instruct",
-        draft_layers=30,
-        draft_hidden=576,
-        hidden=frozenset({576, 960, 2048}),
+        "SmolLM2",
+        {"llama"},
+        {49152},
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        30,
+        576,
+        {576, 960, 2048},
     ),
 )
 

@@ -8,7 +8,7 @@ pieces at most. Branches of a round that is over are not grown any more. In orde
               fallback, which is then grown together with those of other requests
     fallback  one more draft for requests whose outcome was not predicted (the target may wait)
     late      one more token for branches of which one has come true (the target may wait)
-    behind    as nearly, a chunk of more tokens than that
+    behind    a chunk of what is to be shown in the same way, where that is more
     glue      show the model the bonus and the drafts being verified; predict the outcomes
     branch    one more token for every branch of every predicted outcome
     prefill   a chunk of a new text; after every glue one goes first, lest new texts never start
@@ -33,7 +33,7 @@ from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.table.publisher import Publisher
 
-# Seconds after the last piece of work in which decisions of the target that it led to may come.
+# Seconds after a piece of work in which the target may still decide on the tokens it published.
 SETTLE_S = 200e-6
 
 
@@ -62,7 +62,7 @@ class DraftEngine:
         self._prefill_due = False
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Build, tune and record the programs now, which would slow down their first use."""
+        """Build, tune and record all programs now instead of at their first use."""
         self._programs.warm_up(progress)
 
     def step(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from vllm_ssd.draft.glue import Glue
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.program_cache import ProgramCache
-from vllm_ssd.draft.publish_slot import PublishSlot, is_sampled
+from vllm_ssd.draft.programs import PublishSlot, is_sampled
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.tree_batch import TreeBatch
 
@@ -60,7 +60,7 @@ class Executor:
         return batch
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
-        """Plant one branch for each request, from the bonus of its outcome, not predicted, on."""
+        """Plant a one-branch tree at the bonus of each request, whose outcome was not predicted."""
         slots = [request.publish_slot(request.stamp, 1, self._k) for request in requests]
         batch = TreeBatch(
             self._programs.fallbacks(len(requests), is_sampled(slots)),

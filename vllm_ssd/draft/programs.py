@@ -8,20 +8,38 @@ is, so that they can be recorded as CUDA graphs: what changes from round to roun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
-from vllm_ssd.draft.publish_slot import PublishSlot
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table.publisher import BranchTokens, Publisher
+from vllm_ssd.table.publisher import BranchTokens, Outcomes, Publisher
+
+
+@dataclass(frozen=True)
+class PublishSlot:
+    """slot: -1 = nowhere, the row is padding. stamp: of the outcome that the branches are for.
+    temperature: 0 = greedy. uniforms: float64 [branches, k], a random number in [0, 1) for every
+    draft; None where drafts are not sampled."""
+
+    slot: int = -1
+    stamp: int = 0
+    temperature: float = 0.0
+    uniforms: NDArray[np.float64] | None = None
+
+
+def is_sampled(slots: Iterable[PublishSlot]) -> bool:
+    """Whether the drafts of any of these rows are sampled."""
+    return any(slot.temperature for slot in slots)
 
 
 @dataclass(frozen=True)
@@ -104,8 +122,9 @@ class Feed:
         logits = self._model.logits(hidden)
         source, rank = inputs["source"].view(-1), inputs["rank"].view(-1)
         self.bonus.copy_(choose(logits, inputs["ruled_out"].view(-1), source, rank))
+        bonus = self.bonus.view(self.batch, -1)
         self._publisher.predict(
-            inputs["slot"], inputs["stamp"], inputs["accepted"], self.bonus.view(self.batch, -1)
+            Outcomes(inputs["slot"], inputs["stamp"], inputs["accepted"], bonus)
         )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.kv_blocks import BlockTable
-from vllm_ssd.draft.programs import Prediction
-from vllm_ssd.draft.publish_slot import PublishSlot
+from vllm_ssd.draft.programs import Prediction, PublishSlot
 from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 from vllm_ssd.table import make_stamp
 

@@ -78,9 +78,8 @@ class DraftRequests:
 
     def ask_for_unknown(self) -> None:
         """Have the target add requests again that it publishes outcomes of and that were never
-        added here: a server that died took the message with it, or the queue had no room. To be
-        called about once a second: two calls in a row must miss a request, as it may be on its way.
-        """
+        added here: a server that died took the message with it, or the queue had no room. Acts on
+        what two calls in a row, about a second apart, find unknown: no message takes that long."""
         before, self._unknown = self._unknown, self._find_unknown()
         for slot in np.flatnonzero((self._unknown == before) & (before != 0)):
             self._states.set(slot, int(before[slot]), LOST)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_ssd.draft.attention.masks import Tree
-from vllm_ssd.draft.programs import Grow
-from vllm_ssd.draft.publish_slot import PublishSlot
+from vllm_ssd.draft.programs import Grow, PublishSlot
 
 
 class TreeBatch:

@@ -19,7 +19,7 @@ def with_every_request_expanded(_: Callable[..., torch.Tensor]) -> Callable[...,
     return functools.partial(expand_batch_to_tokens)  # a new object, whose attributes ``wrap`` sets
 
 
-def with_steps_without_drafts(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def with_empty_steps(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def apply_sampling_constraints(logits: torch.Tensor, *args: Any) -> torch.Tensor:
         return original(logits, *args) if len(logits) else logits
 

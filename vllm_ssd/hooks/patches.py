@@ -54,17 +54,19 @@ _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2_WORKER = "vllm.v1.worker.gpu"
-_STATES = "vllm.v1.worker.gpu.states:RequestState"
+_STATES = f"{_V2_WORKER}.states:RequestState"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 
+# Options with method "ssd" become an SSDConfig, or a sentence that says why this vLLM will not do.
+ASKING_FOR_SSD = Patch(
+    _ALL,
+    f"{_ARGS}.create_speculative_config",
+    "engine_args.with_ssd_options",
+    "self target_model_config target_parallel_config",
+)
 PATCHES = (
-    # Options with method "ssd" become an SSDConfig, which the V1 runner gets in the form it knows.
-    Patch(
-        _ALL,
-        f"{_ARGS}.create_speculative_config",
-        "engine_args.with_ssd_options",
-        "self target_model_config target_parallel_config",
-    ),
+    ASKING_FOR_SSD,
+    # The V1 runner gets the config in the form that it knows.
     Patch(_ALL, f"{_ARGS}.create_engine_config", "engine_args.with_proposer"),
     # The draft is started with the target; ``shutdown``, which stops it, is wrapped on the class of
     # the executor that is made, as each has its own.
@@ -83,23 +85,21 @@ PATCHES = (
         if_imported=True,
     ),
     # Both runners tell ssd which requests come and go; V1 is given the drafts' distributions.
-    Patch(
-        _V1, f"{_RUNNER_V1}._update_states", "runner_v1.telling_of_updates", "self scheduler_output"
-    ),
-    Patch(_V1, f"{_RUNNER_V1}.propose_draft_token_ids", "runner_v1.telling_of_drafts"),
+    Patch(_V1, f"{_RUNNER_V1}._update_states", "runner_v1.with_updates", "self scheduler_output"),
+    Patch(_V1, f"{_RUNNER_V1}.propose_draft_token_ids", "runner_v1.with_drafts_taken"),
     Patch(
         _V2,
         f"{_V2_WORKER}.model_runner:GPUModelRunner.add_requests",
-        "runner_v2.telling_of_new_requests",
+        "runner_v2.with_new_requests",
         "self scheduler_output",
     ),
     Patch(
         _V2,
         f"{_STATES}.add_request",
-        "runner_v2.telling_of_added_request",
+        "runner_v2.with_added_request",
         "self req_id prompt_len all_token_ids num_computed_tokens max_tokens",
     ),
-    Patch(_V2, f"{_STATES}.remove_request", "runner_v2.telling_of_removed_request", "self req_id"),
+    Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request", "self req_id"),
     # What vLLM's rejection sampler gets wrong on CPUs.
     Patch(
         _CPU,
@@ -107,7 +107,7 @@ PATCHES = (
         "cpu_sampling.with_every_request_expanded",
         "x cu_num_tokens num_tokens replace_from replace_to",
     ),
-    Patch(_CPU, f"{_SAMPLER}:apply_sampling_constraints", "cpu_sampling.with_steps_without_drafts"),
+    Patch(_CPU, f"{_SAMPLER}:apply_sampling_constraints", "cpu_sampling.with_empty_steps"),
 )
 
 

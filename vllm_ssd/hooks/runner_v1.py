@@ -35,7 +35,7 @@ def _proposer_of(runner: GPUModelRunner) -> SSDProposer | None:
     return proposer if isinstance(proposer, SSDProposer) else None
 
 
-def telling_of_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
         result = original(self, scheduler_output)
         proposer = _proposer_of(self)
@@ -46,7 +46,7 @@ def telling_of_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     return _update_states
 
 
-def telling_of_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_drafts_taken(original: Callable[..., Any]) -> Callable[..., Any]:
     def propose_draft_token_ids(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         proposer = _proposer_of(self)

@@ -35,7 +35,7 @@ def with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_speculator
 
 
-def telling_of_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     """Before requests are added: only the scheduler's output has their sampling settings."""
 
     def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
@@ -47,7 +47,7 @@ def telling_of_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_requests
 
 
-def telling_of_added_request(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_added_request(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_request(
         self: RequestState, req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any
     ) -> Any:
@@ -60,7 +60,7 @@ def telling_of_added_request(original: Callable[..., Any]) -> Callable[..., Any]
     return add_request
 
 
-def telling_of_removed_request(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_removed_request(original: Callable[..., Any]) -> Callable[..., Any]:
     def remove_request(self: RequestState, req_id: str) -> Any:
         speculator = getattr(self, SPECULATOR, None)
         if speculator is not None:

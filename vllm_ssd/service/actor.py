@@ -17,7 +17,6 @@ import psutil
 
 from vllm_ssd.service import rundir
 from vllm_ssd.service.messages import ControlClient, Stop, endpoint
-from vllm_ssd.service.processes import has_ended
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import SpeculationTable
@@ -158,3 +157,11 @@ def _is_vital(process: psutil.Process) -> bool:
         return process.name() in _VITAL
     except psutil.NoSuchProcess:
         return False
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether the process has ended; a zombie, whose parent has yet to wait for it, has."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -24,8 +24,8 @@ _BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's: cores of its workers
 class DraftDevice:
     """cores: the draft's, on a CPU machine. gpu: index among the visible GPUs, or a name for
     CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: of the draft's process; of_target:
-    likewise for the target's workers. may_share_gpu: the target may use the GPU too. reservation: has the GPU, where vLLM's Ray gives them out, until
-    it is forgotten."""
+    likewise for the target's workers. may_share_gpu: the target may use the GPU too. reservation:
+    has the GPU, where vLLM's Ray gives them out, until it is forgotten."""
 
     cores: list[int] = field(default_factory=list)
     gpu: int | str | None = None
@@ -94,8 +94,5 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
     if split.shared:
         logger.warning("SSD: too few cores: target and draft share some, and will be slow")
     of_target = {} if split.target is None else {_BINDING: split.target}
-    return DraftDevice(
-        split.draft,
-        environment={"OMP_NUM_THREADS": str(len(split.draft))},
-        of_target=of_target,
-    )
+    environment = {"OMP_NUM_THREADS": str(len(split.draft))}
+    return DraftDevice(split.draft, None, environment, of_target)

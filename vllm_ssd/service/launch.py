@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+_LOSSES = {
+    "lost": "is lost ({why}); serving goes on without drafts while it is started again",
+    "not_back": "could not be started again ({why}); it is tried once more",
+    "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
+    "on without drafts: see above what it dies of, and start the engine anew to have drafts",
+}
 STOP_S = 15.0  # the keeper's own steps take less
 
 
@@ -112,11 +118,8 @@ class DraftLauncher:
             self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
         else:
-            logger.error(
-                "SSD: the draft could not be started: %s; serving begins without drafts, as "
-                "required is false",
-                text,
-            )
+            instead = "serving begins without drafts, as required is false"
+            logger.error("SSD: the draft could not be started: %s; %s", text, instead)
         self._started = True
 
     def begin_stop(self) -> None:
@@ -150,29 +153,13 @@ class DraftLauncher:
         with self._channel.makefile("rb") as words:
             for line in words:
                 (kind, text), *_ = json.loads(line).items()
-                if kind == "lost":
-                    logger.error(
-                        "SSD: the draft is lost (%s); serving goes on without drafts while it is "
-                        "started again",
-                        text,
-                    )
-                elif kind == "not_back":
-                    logger.error(
-                        "SSD: the draft could not be started again (%s); it is tried once more",
-                        text,
-                    )
-                elif kind == "awaited":
+                if kind == "awaited":
                     self._awaited = text
                 elif kind == "back" or (kind == "ready" and self._started):
                     logger.warning("SSD: the draft is back: %s", text)
-                elif kind == "given_up":
-                    logger.error(
-                        "SSD: the draft is lost (%s) and is not started again (max_restarts is "
-                        "%d); serving goes on without drafts: see above what it dies of, and start "
-                        "the engine anew to have drafts",
-                        text,
-                        self._config.max_restarts,
-                    )
+                elif kind in _LOSSES:
+                    what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
+                    logger.error("SSD: the draft %s", what)
                 else:
                     self._words.put((kind, text))
         self._words.put(("ended", "its keeper process ended; see the log above"))

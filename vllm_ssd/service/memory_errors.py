@@ -1,4 +1,4 @@
-"""One error message where the draft's GPU has too little memory, or may not be used.
+"""Error messages for a draft's GPU that has too little memory, or may not be used.
 
 CUDA, torch, Triton and the libraries each have messages of their own for it, none of which names
 the GPU as the user knows it or says what to do.

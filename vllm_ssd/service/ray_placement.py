@@ -12,12 +12,9 @@ RESERVE_S = 60.0  # for a reservation, for which Ray starts a process, which tak
 
 
 def place_target_by_ray(parallel: ParallelConfig) -> None:
-    """Have vLLM connect to its Ray and reserve the target's GPUs; ``ValueError`` if not all of them
-    are on this node.
-
-    The executor does this first and does not repeat it. Done before the draft's Ray is started, it
-    cannot connect to that one by mistake, as it would on ROCm.
-    """
+    """Have vLLM connect to its Ray and reserve the target's GPUs; ``ValueError`` if some are not on
+    this node. The executor would do it first and does not repeat it. Done before the draft's Ray is
+    started, it cannot connect to that one by mistake, as it would on ROCm."""
     import ray
     from vllm import envs
     from vllm.v1.executor import ray_utils

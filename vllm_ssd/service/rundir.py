@@ -43,7 +43,7 @@ def table_path(run_dir: Path) -> Path:
 
 
 def create() -> tuple[Path, int]:
-    """A new run directory and the file descriptor that holds its lock; ``OSError`` on failure."""
+    """A new run directory and the file descriptor that holds its lock; raises ``OSError``."""
     made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
     lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,7 +52,7 @@ def create() -> tuple[Path, int]:
 
 
 def hold_table(run_dir: Path) -> int:
-    """Lock a run directory's table; the file descriptor that holds it; ``OSError`` on failure."""
+    """Lock a run directory's table and return the descriptor that holds it; raises ``OSError``."""
     lock = os.open(table_path(run_dir), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return lock

@@ -75,7 +75,7 @@ class DraftServer:
         self._engine = DraftEngine(model, table, self._spec.policy, publisher)
         with torch.inference_mode():
             self._engine.warm_up(_Progress())
-        # What is loaded stays; each collection that looks at it would stop the loop for ms.
+        # What is loaded stays; a collection that scans it would stop the loop for milliseconds.
         gc.collect()
         gc.freeze()
         self._look_s = 0.0 if model.device.type == "cuda" else LOOK_S
@@ -93,10 +93,8 @@ class DraftServer:
 
         self._engine.requests.take_over()
         self._status["pid"] = os.getpid()
-        self._control = ControlServer(
-            endpoint(self._run_dir),
-            {Add: self._add, Remove: self._remove, Stop: self._stop},
-        )
+        handlers = {Add: self._add, Remove: self._remove, Stop: self._stop}
+        self._control = ControlServer(endpoint(self._run_dir), handlers)
         with torch.inference_mode():
             return self._loop()
 

@@ -22,14 +22,3 @@ from vllm_ssd.table.schema import (
     split_stamp,
 )
 from vllm_ssd.table.speculation_table import SpeculationTable
-
-__all__ = [
-    "DRAFTING",
-    "GIVEN_UP",
-    "LOST",
-    "PREPARING",
-    "SpeculationTable",
-    "TableShape",
-    "make_stamp",
-    "split_stamp",
-]

@@ -8,7 +8,7 @@ import torch
 from vllm_ssd.table.kernel_layout import KernelLayout
 from vllm_ssd.table.pages import memory_of, register
 from vllm_ssd.table.prediction_kernels import extend_kernel, fallback_kernel, predict_kernel
-from vllm_ssd.table.publisher import BranchTokens
+from vllm_ssd.table.publisher import BranchTokens, Outcomes
 from vllm_ssd.table.speculation_table import SpeculationTable
 
 
@@ -22,24 +22,11 @@ class DevicePublisher:
         self._words, self._stamps = memory_of(table, np.int32), memory_of(table, np.int64)
         self._layout = KernelLayout.of(table.shape)
 
-    def predict(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        accepted: torch.Tensor,
-        bonus: torch.Tensor,
-    ) -> None:
-        batch, branches = accepted.shape
+    def predict(self, new: Outcomes) -> None:
+        batch, branches = new.accepted.shape
+        outcomes = (new.slots, new.stamps, new.accepted, new.bonus)
         predict_kernel[(batch,)](
-            self._words,
-            self._stamps,
-            slots,
-            stamps,
-            accepted,
-            bonus,
-            branches,
-            self._layout,
-            num_warps=1,
+            self._words, self._stamps, *outcomes, branches, self._layout, num_warps=1
         )
 
     def extend(self, new: BranchTokens) -> None:
@@ -54,12 +41,5 @@ class DevicePublisher:
         """The first arguments of both kernels."""
         # A kernel needs a tensor here even if it reads none.
         draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
-        return (
-            self._words,
-            self._stamps,
-            new.slots,
-            new.stamps,
-            new.tokens,
-            draft_probs,
-            new.step,
-        )
+        where = (self._words, self._stamps, new.slots, new.stamps)
+        return (*where, new.tokens, draft_probs, new.step)

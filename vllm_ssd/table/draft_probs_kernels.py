@@ -25,7 +25,8 @@ def read_probs(draft_probs, depth, AT: tl.constexpr):
 
 @triton.jit
 def are_sound(tokens, draft_probs, depth, VOCAB: tl.constexpr, AT: tl.constexpr):
-    """``draft_probs.are_sound`` of ``depth`` drafts: int32 [token_lanes] and of ``read_probs``."""
+    """``draft_probs.are_sound`` of the first ``depth`` tokens, int32 [token_lanes]; draft_probs: as
+    from ``read_probs``."""
     step = tl.arange(0, AT.token_lanes)
     token = draft_probs.to(tl.int32)
     probability = (draft_probs >> 32).to(tl.int32).to(tl.float32, bitcast=True)

@@ -63,7 +63,6 @@ class Outcome:
     the reader asked for; None if the target's tail no longer reaches back that far.
     """
 
-    stamp: np.uint64
     length: int
     accepted: int
     bonus: int
@@ -99,7 +98,7 @@ class OutcomeReader:
             new_tokens = self._tail[slot][positions].tolist()
         if self._stamps[slot].max() != stamp:
             return None
-        return Outcome(stamp, length, accepted, bonus, new_tokens)
+        return Outcome(length, accepted, bonus, new_tokens)
 
     def read_drafts(self, slot: int, stamp: np.uint64) -> list[int] | None:
         """The drafts the target verifies after this outcome; None if it has not decided yet."""

@@ -165,7 +165,7 @@ def find(
     """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number.
     Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
 
-    Whether all drafts are valid masks the second look at the stamp, lest it overtake their loads.
+    The second look at a stamp is masked by the drafts' validity, so that it cannot overtake them.
     """
     lane = tl.arange(0, AT.token_lanes)
     branch = tl.arange(0, AT.branch_lanes)

@@ -14,11 +14,21 @@ from vllm_ssd.table.predictions import PredictionWriter
 
 
 @dataclass(frozen=True)
+class Outcomes:
+    """Predicted outcomes, whose branches have no tokens yet. slots: int64 [batch], -1 = publish
+    nothing for this row; stamps: int64 [batch]; accepted, bonus: int64 [batch, branches]."""
+
+    slots: torch.Tensor
+    stamps: torch.Tensor
+    accepted: torch.Tensor
+    bonus: torch.Tensor
+
+
+@dataclass(frozen=True)
 class BranchTokens:
-    """One more token for every branch of a batch. slots: int64 [batch], -1 = publish nothing for
-    this row; stamps: int64 [batch], of the outcomes; tokens: int64 [batch, branches]; step: int64
-    [1], tokens of each branch before these; draft_probs: int64 [batch, branches, top_m], what the
-    tokens were sampled from, None if they were not."""
+    """One more token for every branch of a batch. slots, stamps: as of its outcomes; tokens: int64
+    [batch, branches]; step: int64 [1], tokens of each branch before these; draft_probs: int64
+    [batch, branches, top_m], what the tokens were sampled from, None if they were not."""
 
     slots: torch.Tensor
     stamps: torch.Tensor
@@ -30,15 +40,8 @@ class BranchTokens:
 class Publisher(Protocol):
     """Publishes what programs computed."""
 
-    def predict(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        accepted: torch.Tensor,
-        bonus: torch.Tensor,
-    ) -> None:
-        """Predict outcomes; their branches have no tokens yet. accepted, bonus: int64 [batch,
-        branches]; slots, stamps: as in ``BranchTokens``."""
+    def predict(self, new: Outcomes) -> None:
+        """Predict these, in place of what was predicted for the same round."""
 
     def extend(self, new: BranchTokens) -> None:
         """Add a token to each branch of the predictions."""
@@ -53,30 +56,24 @@ class HostPublisher:
     def __init__(self, writer: PredictionWriter):
         self._writer = writer
 
-    def predict(
-        self,
-        slots: torch.Tensor,
-        stamps: torch.Tensor,
-        accepted: torch.Tensor,
-        bonus: torch.Tensor,
-    ) -> None:
-        for row, slot, stamp in _real(slots, stamps):
-            self._writer.publish(slot, stamp, accepted[row].tolist(), bonus[row].tolist())
+    def predict(self, new: Outcomes) -> None:
+        for row, slot, stamp in _real(new):
+            self._writer.publish(slot, stamp, new.accepted[row].tolist(), new.bonus[row].tolist())
 
     def extend(self, new: BranchTokens) -> None:
-        for row, slot, stamp in _real(new.slots, new.stamps):
+        for row, slot, stamp in _real(new):
             tokens, draft_probs = _of_row(new, row)
             self._writer.extend(slot, stamp, tokens, draft_probs)
 
     def fallback(self, new: BranchTokens) -> None:
-        for row, slot, stamp in _real(new.slots, new.stamps):
+        for row, slot, stamp in _real(new):
             tokens, draft_probs = _of_row(new, row)
             self._writer.publish_fallback(slot, stamp, tokens, int(new.step), draft_probs)
 
 
-def _real(slots: torch.Tensor, stamps: torch.Tensor) -> Iterator[tuple[int, int, np.uint64]]:
+def _real(new: Outcomes | BranchTokens) -> Iterator[tuple[int, int, np.uint64]]:
     """Row, slot and stamp of the rows that are not padding."""
-    for row, (slot, stamp) in enumerate(zip(slots.tolist(), stamps.tolist())):
+    for row, (slot, stamp) in enumerate(zip(new.slots.tolist(), new.stamps.tolist())):
         if slot >= 0:
             yield row, slot, np.uint64(stamp)
 

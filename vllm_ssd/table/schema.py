@@ -22,8 +22,8 @@ MAGIC = 0x5353445F5441424C  # "SSD_TABL"
 VERSION = 7
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
-# yet to see the text; GIVEN_UP: it will not draft (text too long, or request gone); LOST: it does
-# not have the text (fell too far behind, or was restarted) and the target is to send it again.
+# yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
+# LOST: it lacks the text (it fell behind or was restarted) and the target is to send it again.
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 
 

@@ -77,7 +77,7 @@ class SpeculationTable:
 
     @classmethod
     def open(cls, path: Path, writable: bool = True) -> SpeculationTable:
-        """Open a table; ``OSError`` if the file cannot be, ``ValueError`` if of another version."""
+        """Open a table; ``OSError`` if that fails, ``ValueError`` if it is not of this version."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags)
         try:

@@ -12,31 +12,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.service.messages import ControlClient, endpoint
-from vllm_ssd.service.rundir import table_path
-from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, SpeculationTable, make_stamp
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.predictions import LookupResult, PredictionReader
+from vllm_ssd.worker.connection import Connection, draft_lives
 from vllm_ssd.worker.slots import SlotMap, SlotState
-from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
+from vllm_ssd.worker.wait_policy import WaitPlanner
 from vllm_ssd.worker.wait_tuner import WaitPlan
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    pass
 
 POLL_S = 50e-6  # seconds between two looks at the table
 UNSEEN = -1  # published as accepted length if the text also grew in rounds without this client
-# Nanoseconds without a heartbeat after which the draft is not waited for; longer than any one
-# forward.
-HEARTBEAT_LIMIT_NS = 5_000_000_000
 
 
 @dataclass(frozen=True)
@@ -65,24 +60,18 @@ class RowState:
 class SpeculationClient:
     """``exchange`` once a step; ``add`` and ``remove`` when requests come and go."""
 
-    def __init__(
-        self,
-        table: SpeculationTable,
-        control: ControlClient,
-        policy: WaitPolicy,
-        vocab_size: int,
-        max_len: int,
-    ):
+    def __init__(self, connection: Connection):
+        table = connection.table
         self._table = table
-        self._max_wait_s = policy.max_wait_s
-        self._planner = WaitPlanner(policy, table)
-        self._max_len = max_len
+        self._max_wait_s = connection.policy.max_wait_s
+        self._planner = WaitPlanner(connection.policy, table)
+        self._max_len = connection.max_len
         self._outcomes = OutcomeWriter(table)
-        self._predictions = PredictionReader(table, vocab_size)
+        self._predictions = PredictionReader(table, connection.vocab_size)
         self._draft_states = DraftStates(table)
         self._k = table.shape.k
         self._longest_gap = table.shape.tail // 2
-        self.slots = SlotMap(control)
+        self.slots = SlotMap(connection.control)
         self._free = list(range(table.shape.slots - 1, -1, -1))
         self._step = 0
         self.counters = TargetCounters(table)
@@ -159,7 +148,8 @@ class SpeculationClient:
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
-        """Look again at the rows worth waiting for, every ``POLL_S`` s for ``max_wait_s`` at most."""
+        """Look at the rows worth waiting for every ``POLL_S`` seconds, until none is left or the
+        longest wait is over."""
         waiting = [state for state in states if self._worth_waiting(state, plan)]
         if not waiting:
             return
@@ -193,35 +183,3 @@ class SpeculationClient:
     def _room(self, row: Row) -> int:
         """Drafts that still fit the target's longest text."""
         return max(0, min(self._k, self._max_len - len(row.tokens) - 1))
-
-
-def draft_lives(table: SpeculationTable) -> bool:
-    """Whether the draft's last heartbeat is less than ``HEARTBEAT_LIMIT_NS`` ago."""
-    return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
-
-
-class Connection(NamedTuple):
-    """The first arguments of both kinds of client, in their order."""
-
-    table: SpeculationTable
-    control: ControlClient
-    policy: WaitPolicy
-    vocab_size: int
-    max_len: int
-
-
-def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
-    """Connect to the draft whose files are in ``run_dir``; raises as ``SpeculationTable.open``."""
-    config: Any = vllm_config.speculative_config
-    return Connection(
-        SpeculationTable.open(table_path(run_dir)),
-        ControlClient(endpoint(run_dir)),
-        WaitPolicy(config.on_miss, config.max_wait_ms / 1000),
-        vllm_config.model_config.get_vocab_size(),
-        vllm_config.model_config.max_model_len,
-    )
-
-
-def make_client(run_dir: Path, vllm_config: VllmConfig) -> SpeculationClient:
-    """The client of a worker that looks up on the host; raises as ``connect``."""
-    return SpeculationClient(*connect(run_dir, vllm_config))

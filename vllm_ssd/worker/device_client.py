@@ -14,16 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.service.messages import ControlClient
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.kernel_layout import KernelLayout
 from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.pages import memory_of
-from vllm_ssd.worker.client import draft_lives
+from vllm_ssd.worker.connection import Connection, draft_lives
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
-from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
+from vllm_ssd.worker.wait_policy import WaitPlanner
 
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1
@@ -52,21 +51,19 @@ class DeviceClient:
 
     def __init__(
         self,
-        table: SpeculationTable,
-        control: ControlClient,
-        policy: WaitPolicy,
-        vocab_size: int,
-        max_len: int,
+        connection: Connection,
         device: torch.device,
         texts: Callable[[], NDArray[np.int32]],
         look_ns: int,
     ):
+        table, policy = connection.table, connection.policy
         self._table = table
         self._planner = WaitPlanner(policy, table)
         self._texts = texts
         self._device = device
-        self.slots = SlotMap(control)
-        self._constants = (max_len, vocab_size, KernelLayout.of(table.shape))
+        self.slots = SlotMap(connection.control)
+        layout = KernelLayout.of(table.shape)
+        self._constants = (connection.max_len, connection.vocab_size, layout)
         self._look_ns = look_ns
         self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
         count = table.shape.slots

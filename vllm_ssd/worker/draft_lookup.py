@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.table.draft_probs import certain
-from vllm_ssd.worker.client import Row, SpeculationClient, connect
+from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.guess import continuation
 
 if TYPE_CHECKING:
@@ -30,27 +31,6 @@ logger = get_logger(__name__)
 
 # Prefixes of requests that vLLM makes up to warm its kernels; the draft need not hear of them.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup")
-
-
-class DraftLookup(Protocol):
-    """A client of the draft, as Model Runner V2 uses it. Slots are vLLM's."""
-
-    def add(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> None:
-        """A request takes a slot; ``tokens`` is its text so far."""
-
-    def remove(self, request_id: str) -> None:
-        """The request left its slot."""
-
-    def look_up(
-        self,
-        batch: InputBatch,
-        num_sampled: torch.Tensor,
-        drafts: torch.Tensor,
-        draft_probs: torch.Tensor | None,
-    ) -> None:
-        """Write int64 [num_reqs, k] ``drafts``: rows without any get a guess, shorter ones are
-        filled up. num_sampled: int32 [num_reqs], 0 for no outcome. draft_probs: int64 [num_reqs, k,
-        top_m], written: what the drafts were sampled from; None if top_m is 0."""
 
 
 class HostLookup:
@@ -83,6 +63,9 @@ class HostLookup:
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None,
     ) -> None:
+        """Write int64 [num_reqs, k] ``drafts``: rows without any get a guess, shorter ones are
+        filled up. num_sampled: int32 [num_reqs], 0 for no outcome. draft_probs: int64 [num_reqs, k,
+        top_m], written: what the drafts were sampled from; None if top_m is 0."""
         count = batch.num_reqs
         self._counts[0, :count] = num_sampled
         self._counts[1, :count] = self._states.total_len.gpu[batch.idx_mapping]
@@ -120,7 +103,7 @@ class HostLookup:
 
 
 class DeviceLookup:
-    """Looks up with a kernel."""
+    """The same with a kernel."""
 
     def __init__(self, client: DeviceClient, states: RequestState):
         self._states = states
@@ -149,7 +132,7 @@ def host_texts(states: RequestState) -> NDArray[np.int32]:
 
 def make_draft_lookup(
     vllm_config: VllmConfig, device: torch.device, states: RequestState
-) -> DraftLookup:
+) -> HostLookup | DeviceLookup:
     """By a kernel if the device can reach the table, else by the host; raises as ``connect``."""
     config: Any = vllm_config.speculative_config
     connection = connect(Path(config.run_dir), vllm_config)
@@ -167,7 +150,7 @@ def make_draft_lookup(
             )
         else:
             look_ns = measure_look_ns(connection.table, device)
-            client = DeviceClient(*connection, device, lambda: host_texts(states), look_ns)
+            client = DeviceClient(connection, device, lambda: host_texts(states), look_ns)
             return DeviceLookup(client, states)
     rows = vllm_config.scheduler_config.max_num_seqs
-    return HostLookup(SpeculationClient(*connection), states, rows, device)
+    return HostLookup(SpeculationClient(connection), states, rows, device)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vllm_ssd.worker.client import Row, SpeculationClient, make_client
+from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class SSDProposer:
         self._draft_probs: NDArray[np.int64] | None = None
         self._has_prompts = False  # in the step that is running
         if self._tp_group.is_first_rank:
-            self._client = make_client(Path(config.run_dir), vllm_config)
+            self._client = SpeculationClient(connect(Path(config.run_dir), vllm_config))
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""

@@ -12,7 +12,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from vllm_ssd.worker.dense_probs import DraftLogits
-from vllm_ssd.worker.draft_lookup import WARM_UP, DraftLookup, make_draft_lookup
+from vllm_ssd.worker.draft_lookup import WARM_UP, DeviceLookup, HostLookup, make_draft_lookup
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -44,7 +44,7 @@ class SSDSpeculator(BaseSpeculator):
         # By id, of requests that will be added next: ``on_added`` is not given the temperature.
         self._temperatures: dict[str, float] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
-        self._lookup: DraftLookup | None = None
+        self._lookup: HostLookup | DeviceLookup | None = None
         if self._tp_group.is_first_rank:
             self._lookup = make_draft_lookup(vllm_config, device, req_states)
 

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 _SETTLING, _AFTER_PROMPT = 4, 2
 # A stretch is measured for this number of rounds, but for this number of steps at least.
 _ROUNDS, _STEPS = 64, 12
-# One with a goodput below this part of the best ends after this part of it, in steps at least.
-_HOPELESS, _EARLY, _FEWEST = 0.85, 0.25, 4
+# One with a goodput below this part of the best ends after this part of its rounds, and after this
+# number of steps at least.
+_HOPELESS, _EARLY, _FEWEST = 0.85, 0.75, 4
 # Stretches of the best plan between two turns of the others, at first and at most; doubled each
 # time.
 _FIRST_TURN, _LAST_TURN = 8, 64
@@ -72,17 +73,6 @@ def _nothing() -> _Measured:
     return np.zeros((2, 3))
 
 
-def _goodput(measured: _Measured, usual: _Measured) -> float:
-    """Tokens a second, if as many of the steps had had prompts as usual."""
-    steps, seconds, tokens = measured.sum(axis=0).tolist()
-    counts = usual[:, 0]
-    if counts.all():
-        missing = steps * counts[1] / counts.sum() - measured[1, 0]
-        without, with_prompts = usual[:, 1:] / counts[:, None]
-        seconds, tokens = (seconds, tokens) + missing * (with_prompts - without)
-    return float(tokens / seconds) if seconds > 0 else 0.0
-
-
 class _SizeClass:
     """What is known of batches of about ``2**size`` requests, and the stretch that is measured."""
 
@@ -112,7 +102,10 @@ class _SizeClass:
         self._stretch[int(has_prompts)] += (1, seconds, tokens)
         without, with_prompts = self._stretch[:, 0]
         steps = max(without, (without + with_prompts) / 2)
-        early = steps >= max(self._enough * _EARLY, _FEWEST) and self.current in self._others()
+        early = (
+            steps >= max((_ROUNDS >> self.size) * _EARLY, _FEWEST)
+            and self.current in self._others()
+        )
         hopeless = early and self._goodput(self._stretch) < _HOPELESS * self._best_goodput()
         if hopeless or steps >= self._enough:
             if hopeless and self._turns % _ALL_PLANS != 2:
@@ -122,7 +115,14 @@ class _SizeClass:
             self.begin()
 
     def _goodput(self, measured: _Measured) -> float:
-        return _goodput(measured, self._usual)
+        """Tokens a second, if as many of the steps had had prompts as usual."""
+        steps, seconds, tokens = measured.sum(axis=0).tolist()
+        counts = self._usual[:, 0]
+        if counts.all():
+            missing = steps * counts[1] / counts.sum() - measured[1, 0]
+            without, with_prompts = self._usual[:, 1:] / counts[:, None]
+            seconds, tokens = (seconds, tokens) + missing * (with_prompts - without)
+        return float(tokens / seconds) if seconds > 0 else 0.0
 
     def _best_goodput(self) -> float:
         """0 as long as nothing is known of it."""

@@ -16,6 +16,7 @@ from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
 from vllm_ssd.table.publisher import HostPublisher
 from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.wait_policy import WaitPolicy
 
 VOCAB, MAX_LEN, SLOTS = 300, 256, 4
@@ -59,7 +60,9 @@ class Loop:
         self.outcomes = OutcomeWriter(self.table)
         self.predictions = PredictionReader(self.table, VOCAB)
         self._draft_states = DraftStates(self.table)
-        self.client = SpeculationClient(self.table, self, WaitPolicy(on_miss, 5.0), VOCAB, MAX_LEN)
+        self.client = SpeculationClient(
+            Connection(self.table, self, WaitPolicy(on_miss, 5.0), VOCAB, MAX_LEN)
+        )
 
     def restart(self):
         """A draft engine that knows of nothing."""

@@ -18,7 +18,7 @@ if interpreter.HERE:
     from vllm_ssd.table import SpeculationTable, TableShape
     from vllm_ssd.table.device_publisher import DevicePublisher
     from vllm_ssd.table.predictions import PredictionWriter
-    from vllm_ssd.table.publisher import BranchTokens, HostPublisher
+    from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
 
     @pytest.mark.parametrize("group, contexts", [(1, [33]), (3, [1, 70])])
     def test_tree_attention(group, contexts, monkeypatch):
@@ -39,7 +39,7 @@ if interpreter.HERE:
             each = 3, branches
             accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
             for publisher in publishers:
-                publisher.predict(slots, stamps, accepted, bonus)
+                publisher.predict(Outcomes(slots, stamps, accepted, bonus))
             for step in range(shape.k):
                 at = torch.tensor([step])
                 tokens, fallbacks = torch.randint(0, 100, each), torch.randint(0, 100, (3, 1))

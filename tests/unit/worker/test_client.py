@@ -12,7 +12,9 @@ from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import client as client_module
+from vllm_ssd.worker import connection as connection_module
 from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
 from vllm_ssd.worker.wait_tuner import WaitPlan
 
@@ -43,6 +45,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(client_module, "time", clock)
+    monkeypatch.setattr(connection_module, "time", clock)
     return clock
 
 
@@ -54,7 +57,7 @@ def table(tmp_path):
 def make(table, on_miss="wait", max_wait_s=0.5):
     sent = Sent()
     policy = WaitPolicy(on_miss, max_wait_s)
-    return SpeculationClient(table, sent, policy, VOCAB, MAX_LEN), sent
+    return SpeculationClient(Connection(table, sent, policy, VOCAB, MAX_LEN)), sent
 
 
 def row(name, length, new=1):

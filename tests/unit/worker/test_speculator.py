@@ -13,6 +13,7 @@ from vllm_ssd.table.draft_probs import pack
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import speculator
 from vllm_ssd.worker.client import SpeculationClient
+from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.draft_lookup import HostLookup
 from vllm_ssd.worker.wait_policy import WaitPolicy
 
@@ -41,11 +42,11 @@ class States:
         self.total_len = SimpleNamespace(gpu=torch.zeros(SLOTS, dtype=torch.int32))
         self.all_token_ids = SimpleNamespace(gpu=torch.zeros(SLOTS, 50, dtype=torch.int32))
 
-    @runner_v2.telling_of_added_request
+    @runner_v2.with_added_request
     def add_request(self, req_id, all_token_ids):
         self.req_id_to_index[req_id] = SLOTS - 1 - len(self.req_id_to_index)
 
-    @runner_v2.telling_of_removed_request
+    @runner_v2.with_removed_request
     def remove_request(self, req_id):
         del self.req_id_to_index[req_id]
 
@@ -61,7 +62,7 @@ def ranks(tmp_path, monkeypatch):
     table = SpeculationTable.create(tmp_path / "t", shape)
     sent, wire = [], []
     control = SimpleNamespace(send=lambda message: sent.append(message) or True)
-    client = SpeculationClient(table, control, WaitPolicy("skip", 1.0), VOCAB, 40)
+    client = SpeculationClient(Connection(table, control, WaitPolicy("skip", 1.0), VOCAB, 40))
     states = [States(), States()]
     monkeypatch.setattr(
         speculator,

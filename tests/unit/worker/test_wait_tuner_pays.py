@@ -57,7 +57,7 @@ def shares(found):
     return [rate / max(of_plans) for rate, *of_plans in zip(auto, *found.values())]
 
 
-@pytest.mark.parametrize(("k", "mean", "least"), [(4, 0.97, 0.92), (7, 0.96, 0.88)])
+@pytest.mark.parametrize(("k", "mean", "least"), [(4, 0.97, 0.92), (7, 0.95, 0.88)])
 def test_about_as_good_as_the_best_plan(k, mean, least):
     """With k=7, the least is found in the 700 steps after a start or a change of texts."""
     found = []

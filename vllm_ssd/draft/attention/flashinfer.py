@@ -18,7 +18,7 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree
 
 WORKSPACE_BYTES, WORKSPACE_BYTES_ROCM = 256 * 2**20, 512 * 2**20
 
-_NO_SPLIT = 256  # queries of a request from which on its KV is not split
+_NO_SPLIT = 256  # queries: the KV of requests with as many or more is not split
 
 
 class FlashInferAttention(PagedAttention):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import ModelConfig
     from vllm.platforms.interface import Platform
 
@@ -41,14 +40,13 @@ class BackendInfo:
             return "needs a GPU"
         if importlib.util.find_spec(self.package) is None:
             return "is not installed"
-        return None if draft is None else self._misfit(draft.get_head_size(), draft.dtype)
-
-    def _misfit(self, head: int, dtype: torch.dtype) -> str | None:
+        if draft is None:
+            return None
+        head, dtype = draft.get_head_size(), str(draft.dtype).removeprefix("torch.")
         if self.power_of_2 and (head < 16 or head & (head - 1)):
             return f"needs heads of a power of two and the draft's have {head}"
-        name = str(dtype).removeprefix("torch.")
-        if self.dtypes and name not in self.dtypes:
-            return f"needs a 16-bit draft and this one is {name}"
+        if self.dtypes and dtype not in self.dtypes:
+            return f"needs a 16-bit draft and this one is {dtype}"
         if self.head_dims and head not in self.head_dims:
             *most, last = map(str, self.head_dims)
             return f"needs heads of {', '.join(most)} or {last} and the draft's have {head}"
@@ -84,8 +82,8 @@ def default_tree_backend() -> TreeBackend:
 def resolve_tree_backend(
     chosen: TreeBackend, draft: ModelConfig | None, platform: Platform
 ) -> Backend:
-    """The backend for a draft, None if it is not known yet, on a platform. Raises ``ValueError`` if
-    the chosen one cannot be used."""
+    """The backend for a draft on a platform; ``ValueError`` if the chosen one cannot be used.
+    draft: None if it is not known yet."""
     if chosen == "auto":
         return next(b for b, info in BACKENDS.items() if info.obstacle(draft, platform) is None)
     obstacle = BACKENDS[chosen].obstacle(draft, platform)
