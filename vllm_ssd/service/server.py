@@ -93,8 +93,9 @@ class DraftServer:
 
         self._engine.requests.take_over()
         self._status["pid"] = os.getpid()
-        handlers = {Add: self._add, Remove: self._remove, Stop: self._stop}
-        self._control = ControlServer(endpoint(self._run_dir), handlers)
+        self._control = ControlServer(
+            endpoint(self._run_dir), {Add: self._add, Remove: self._remove, Stop: self._stop}
+        )
         with torch.inference_mode():
             return self._loop()
 
