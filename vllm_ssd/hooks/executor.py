@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import wrap
+from vllm_ssd.hooks.patches import STOPPING, apply_one
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,7 +27,7 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         self._draft_launcher = launcher = DraftLauncher(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
-        _wrap_shutdown(type(self))
+        apply_one(STOPPING, next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls)))
         try:
             launcher.start()
             original(self, vllm_config)
@@ -41,12 +41,6 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return __init__
-
-
-def _wrap_shutdown(executor: type[Executor]) -> None:
-    """Executors override ``shutdown`` without calling super, so wrap the one that will run."""
-    owner = next(cls for cls in executor.__mro__ if "shutdown" in vars(cls))
-    wrap(owner, "shutdown", with_draft_stopped)
 
 
 def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:

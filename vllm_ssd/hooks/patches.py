@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,10 +21,11 @@ _PATCHED = "_patched_by_vllm_ssd"
 
 
 class Where(Enum):
-    """When a function is replaced: in every process, when vLLM loads its plugins; or in a worker,
-    when runner V1 makes ssd's proposer, V2 its speculator, or V1 its proposer on a CPU."""
+    """When a function is replaced: in every process, when vLLM loads its plugins; when an executor
+    is made; or in a worker, when runner V1 makes ssd's proposer, V2 its speculator, or V1 its
+    proposer on a CPU."""
 
-    EVERY_PROCESS, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(4)
+    EVERY_PROCESS, EXECUTOR_MADE, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(5)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Patch:
         return self.function.partition(":")[2]
 
 
-_ALL, _V1, _V2, _CPU = Where
+_ALL, _MADE, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -64,13 +65,15 @@ ASKING_FOR_SSD = Patch(
     "engine_args.with_ssd_options",
     "self target_model_config target_parallel_config",
 )
+# Executors override it without calling super: it is replaced on the class of the one that is made.
+STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
     Patch(_ALL, f"{_ARGS}.create_engine_config", "engine_args.with_proposer"),
-    # The draft is started with the target; ``shutdown``, which stops it, is wrapped on the class of
-    # the executor that is made, as each has its own.
+    # The draft is started and stopped with the target.
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
+    STOPPING,
     # The V2 runner's speculator. The runner imports the function by name, perhaps before us.
     Patch(
         _ALL,
@@ -123,21 +126,17 @@ def apply(where: Where) -> None:
         apply_one(patch)
 
 
-def apply_one(patch: Patch) -> None:
-    """Replace one function; ``ImportError`` or ``AttributeError`` if vLLM does not have it."""
+def apply_one(patch: Patch, owner: type | None = None) -> None:
+    """Replace one function; ``ImportError`` or ``AttributeError`` if vLLM does not have it. owner:
+    the class that has it, if not the one that is named. A second call changes nothing."""
     module, _, function = patch.wrapper.partition(".")
     wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), function)
-    owner, name = _owner(patch)
-    wrap(owner, name, wrapper)
-
-
-def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
-    """Replace ``owner.name`` by what ``wrapper`` returns for it; a second call changes nothing."""
-    original = getattr(owner, name)
+    named, name = _owner(patch)
+    original = getattr(owner or named, name)
     if not hasattr(original, _PATCHED):
         replacement = functools.wraps(original)(wrapper(original))
         setattr(replacement, _PATCHED, True)
-        setattr(owner, name, replacement)
+        setattr(owner or named, name, replacement)
 
 
 def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
@@ -162,7 +161,7 @@ def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
 
 def check_vllm() -> None:
     """Raise ``RuntimeError`` if the installed vLLM is not supported."""
-    mismatch = find_mismatch()
+    mismatch = find_mismatch() or find_mismatch(Where.EXECUTOR_MADE)
     if mismatch is not None:
         raise RuntimeError(mismatch)
 

@@ -174,7 +174,7 @@ def find(
 
     count = read_where(words + prediction + AT.prediction_count, published)
     depth = read_where(words + prediction + AT.prediction_depth, published)
-    reach = read_where(words + fallback + AT.fallback_depth, has_fallback)
+    other_depth = read_where(words + fallback + AT.fallback_depth, has_fallback)
     listed = branch < tl.where(published, AT.branches, 0)
     branch_at = words + prediction + branch
     lengths = read_where(branch_at + AT.prediction_accepted, listed)
@@ -183,30 +183,32 @@ def find(
     chosen = tl.min(tl.where(match, branch, AT.branch_lanes))
     predicted = chosen < AT.branch_lanes
     depth = tl.where(predicted, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
-    reach = tl.minimum(tl.maximum(reach, 0), AT.k)
+    other_depth = tl.minimum(tl.maximum(other_depth, 0), AT.k)
 
     branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
     tokens = read_where(branch_tokens + lane, lane < depth)
-    reply = read_where(words + fallback + AT.fallback_tokens + lane, lane < reach)
+    other = read_where(words + fallback + AT.fallback_tokens + lane, lane < other_depth)
     valid = tl.min(tl.where((tokens >= 0) & (tokens < VOCAB), 1, 0)) == 1
-    reply_valid = tl.min(tl.where((reply >= 0) & (reply < VOCAB), 1, 0)) == 1
+    other_valid = tl.min(tl.where((other >= 0) & (other < VOCAB), 1, 0)) == 1
     if AT.top_m > 0:
-        branch_probs = stamps + (prediction + AT.prediction_draft_probs) // 2
-        of_branch = read_probs(branch_probs + chosen * AT.k * AT.top_m, depth, AT)
-        of_reply = read_probs(stamps + (fallback + AT.fallback_draft_probs) // 2, reach, AT)
-        valid = valid & are_sound(tokens, of_branch, depth, VOCAB, AT)
-        reply_valid = reply_valid & are_sound(reply, of_reply, reach, VOCAB, AT)
+        branch_probs_at = stamps + (prediction + AT.prediction_draft_probs) // 2
+        branch_probs = read_probs(branch_probs_at + chosen * AT.k * AT.top_m, depth, AT)
+        other_probs = read_probs(
+            stamps + (fallback + AT.fallback_draft_probs) // 2, other_depth, AT
+        )
+        valid = valid & are_sound(tokens, branch_probs, depth, VOCAB, AT)
+        other_valid = other_valid & are_sound(other, other_probs, other_depth, VOCAB, AT)
 
     again = read_where(stamps + prediction // 2, published & valid)
     published = published & ((again == stamp) | (valid == 0))
     predicted = predicted & published
     depth = tl.where(predicted, depth, 0)
-    again = read_where(stamps + fallback // 2, has_fallback & reply_valid)
-    has_fallback = has_fallback & ((again == stamp) | (reply_valid == 0))
-    further = has_fallback & (reach > depth)
-    tokens = tl.where(further, reply, tokens)
-    depth = tl.where(further, reach, depth)
-    depth = tl.where(tl.where(further, reply_valid, valid), depth, 0)
+    again = read_where(stamps + fallback // 2, has_fallback & other_valid)
+    has_fallback = has_fallback & ((again == stamp) | (other_valid == 0))
+    further = has_fallback & (other_depth > depth)
+    tokens = tl.where(further, other, tokens)
+    depth = tl.where(further, other_depth, depth)
+    depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
-        store_probs(draft_probs, tl.where(further, of_reply, of_branch), depth, AT)
+        store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
     return published, predicted, tokens, depth
