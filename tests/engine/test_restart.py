@@ -27,7 +27,7 @@ from tests.engine.deaths import (
     without_ray,
 )
 from tests.engine.load import STUCK_S, Load
-from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
+from tests.support.harness import ENGINE, SSD, engine, greedy, texts, wait_for
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
 
@@ -70,7 +70,8 @@ def server_and_plain(busy_pair, questions, tmp_path_factory):
     """A server with method ssd, and the answers of an engine without it."""
     target, draft = map(str, busy_pair)
     options = {"max_num_seqs": AT_ONCE, "max_model_len": 256, "skip_tokenizer_init": True}
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft, "max_restarts": 2 * COUNT}
+    # "auto" would try other plans now and then, which have other hits.
+    speculation = {**SSD, "k": 3, "f": 1, "model": draft, "max_restarts": 2 * COUNT}
     arguments = {**ENGINE, **options, "model": target, "speculative_config": speculation}
     server = serve.Server(arguments, tmp_path_factory.mktemp("logs") / "server.log")
     try:
