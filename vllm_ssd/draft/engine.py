@@ -154,7 +154,7 @@ class DraftEngine:
         """Take in new outcomes; returns their number."""
         taken = 0
         newest = self._outcomes.newest_stamps()
-        for request in self.requests:
+        for request in list(self.requests):  # some may be dropped
             stamp = newest[request.slot]
             generation, round_ = split_stamp(stamp)
             if generation != request.generation or round_ <= request.round:

@@ -78,7 +78,10 @@ class DraftRequest:
 
     def grows_in(self, batch: TreeBatch) -> bool:
         """Whether a tree of this request is in the batch."""
-        return any(row is not None and row.batch is batch for row in (self.ahead, self.fallback))
+        ahead, fallback = self.ahead, self.fallback
+        return (ahead is not None and ahead.batch is batch) or (
+            fallback is not None and fallback.batch is batch
+        )
 
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
         """Take in an outcome: keep the KV that still fits."""

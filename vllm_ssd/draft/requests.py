@@ -34,10 +34,7 @@ class DraftRequests:
         return len(self._by_slot)
 
     def __iter__(self) -> Iterator[DraftRequest]:
-        return iter(list(self._by_slot.values()))
-
-    def __getitem__(self, slot: int) -> DraftRequest:
-        return self._by_slot[slot]
+        return iter(self._by_slot.values())
 
     # They come and go
 

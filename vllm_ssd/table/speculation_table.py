@@ -34,7 +34,6 @@ class SpeculationTable:
         self.target = view(shape.target_dtype(), 1)
         self.draft = view(shape.draft_dtype(), 1)
         self.slots = view(shape.slot_dtype(), shape.slots)
-        self.size = offset
 
     @staticmethod
     def slots_offset(shape: TableShape) -> int:

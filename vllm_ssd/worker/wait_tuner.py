@@ -102,11 +102,9 @@ class _SizeClass:
         self._stretch[int(has_prompts)] += (1, seconds, tokens)
         without, with_prompts = self._stretch[:, 0]
         steps = max(without, (without + with_prompts) / 2)
-        early = (
-            steps >= max((_ROUNDS >> self.size) * _EARLY, _FEWEST)
-            and self.current in self._others()
-        )
-        hopeless = early and self._goodput(self._stretch) < _HOPELESS * self._best_goodput()
+        early = steps >= max((_ROUNDS >> self.size) * _EARLY, _FEWEST)
+        another = early and self.current != self._best
+        hopeless = another and self._goodput(self._stretch) < _HOPELESS * self._best_goodput()
         if hopeless or steps >= self._enough:
             if hopeless and self._turns % _ALL_PLANS != 2:
                 self._skip_beyond()

@@ -145,7 +145,7 @@ def test_every_published_branch_continues_the_text_as_the_model_would(
     for target in targets:
         loop.client.remove(target.name)
     requests = loop.engine.requests
-    for request in requests:
+    for request in list(requests):
         requests.drop(request.slot)
     assert not len(requests)
     assert requests.pool.num_free == requests.pool.num_blocks, "KV blocks leaked"
