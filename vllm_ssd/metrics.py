@@ -28,9 +28,12 @@ class TargetCounters:
         self._table = table
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
-    def verified(self, accepted: int) -> None:
-        """The target has accepted ``accepted`` drafts of a request, 0..k."""
+    def verified(self, accepted: int, drafts: int) -> None:
+        """The target has accepted ``accepted`` proposed tokens of a request, 0..k. drafts: the
+        number of proposed ones that were the draft's."""
         self._counters["accepted"][accepted] += 1
+        self._counters["verified"][:drafts] += 1
+        self._counters["taken"][: min(accepted, drafts)] += 1
 
     def looked_up(self, first: LookupResult, drafts: int) -> None:
         """A request's outcome was looked up. first: what the first look found, before any wait;

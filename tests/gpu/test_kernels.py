@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 
 from tests.support.lookup_agreement import host_and_device_agree
 from tests.support.lookup_cases import CASES, SHAPE
+from tests.support.trimmed_cases import TRIMMED_CASES
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.pages import memory_of, register
 from vllm_ssd.worker.device_client import measure_look_ns
@@ -26,7 +27,7 @@ def shared_memory():
         yield Path(folder)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES + TRIMMED_CASES, ids=lambda case: case.__name__)
 def test_case(case, shared_memory):
     case(shared_memory, GPU)
 

@@ -56,17 +56,20 @@ class Target:
         self.lengths[slot] = start + len(tokens)
         self.texts[slot, start : self.lengths[slot]] = tokens
 
-    def launch(self, rows, draft_probs=None):
-        """Enqueue a step: ``rows`` are pairs of slot and num_sampled, in batch order."""
-        slots, sampled = zip(*rows)
+    def launch(self, rows, draft_probs=None, most_drafts=None):
+        """Enqueue a step: ``rows`` are pairs of slot and num_sampled, in batch order, or triples
+        with num_rejected."""
+        slots, sampled, rejected = zip(*((*row, 0)[:3] for row in rows))
         drafts = torch.full((len(rows), K), -7, dtype=torch.int64, device=self.device)
         self.client.exchange(
             torch.tensor(sampled, dtype=torch.int32, device=self.device),
+            torch.tensor(rejected, dtype=torch.int32, device=self.device),
             torch.tensor(slots, dtype=torch.int64, device=self.device),
             torch.tensor(self.lengths, dtype=torch.int32, device=self.device),
             torch.from_numpy(self.texts).to(self.device, copy=True),
             drafts,
             draft_probs,
+            most_drafts=most_drafts,
         )
         return drafts
 

@@ -25,7 +25,7 @@ def test_rates_of_a_few_rounds(table):
     counters.looked_up(found(True, True, [1]), 1)
     counters.looked_up(found(False, False, []), 0)
     for accepted in (2, 0, 1):
-        counters.verified(accepted)
+        counters.verified(accepted, 3)
     counters.waited(0.004, 1)
     derived = rates(snapshot(table))
     assert (derived["hit"], derived["miss"], derived["late"]) == (0.25, 0.25, 0.5)
@@ -38,12 +38,12 @@ def test_rates_of_a_few_rounds(table):
 
 def test_differences_of_snapshots(table):
     counters = TargetCounters(table)
-    counters.verified(1)
+    counters.verified(1, 3)
     table.draft["live"] = 3
     first = snapshot(table)
-    counters.verified(1)
-    counters.verified(2)
-    counters.verified(0)
+    counters.verified(1, 3)
+    counters.verified(2, 3)
+    counters.verified(0, 3)
     table.draft["live"] = 5
     difference = subtract(snapshot(table), first)
     assert difference["accepted"] == [1, 1, 1]

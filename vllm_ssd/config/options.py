@@ -17,7 +17,7 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service.placement import local_engines
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-_INTERNAL = {"draft_model", "run_dir", "engines"}
+_INTERNAL = {"draft_model", "asked_for_adaptive_verification", "schedule", "run_dir", "engines"}
 OPTIONS = (
     "model",
     *(
@@ -26,6 +26,8 @@ OPTIONS = (
         if field.name not in _INHERITED | _INTERNAL
     ),
     "draft_sample_method",
+    "enable_adaptive_verification",
+    "num_speculative_tokens_per_batch_size",
     "quantization",
     "max_model_len",
     "revision",

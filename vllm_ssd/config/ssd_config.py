@@ -12,6 +12,7 @@ from pydantic import Field
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
 from vllm.platforms import current_platform
+from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_ssd.config.default_drafts import default_draft
 from vllm_ssd.config.draft_checks import (
@@ -84,6 +85,11 @@ class SSDConfig(SpeculativeConfig):
     """What the target does when its outcome was not predicted, or too few tokens of the branch
     are ready: wait for the draft, or verify what there is; "auto" does what yields the most tokens
     a second (``worker/wait_tuner.py``)."""
+    enable_adaptive_verification: bool | None = Field(
+        default=None, strict=True, description="true or false"
+    )
+    """Whether vLLM verifies, of all rows' drafts, as many as pay, and of these the likeliest. Not
+    given: wherever vLLM can (``config/verification.py``)."""
     max_wait_ms: float = Field(  # type: ignore[assignment]
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
@@ -111,6 +117,11 @@ class SSDConfig(SpeculativeConfig):
     max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
     """The most restarts in a row of a draft that dies or hangs, counted from 0 again once it has
     served for 60 s. 0: serving goes on without drafts."""
+    schedule: list[tuple[int, int, int]] | None = None
+    """``num_speculative_tokens_per_batch_size`` as it was given: vLLM takes it from a config of the
+    V1 runner, where ssd follows it by itself."""
+    asked_for_adaptive_verification: bool = False
+    """Whether ``enable_adaptive_verification`` was given as true; set when the config is made."""
     run_dir: str = ""
     """The engine's private directory (``service/rundir.py``); set when the draft is launched."""
     engines: int = 1
@@ -153,6 +164,11 @@ class SSDConfig(SpeculativeConfig):
                 f'only k in --speculative-config, as in "k": {self.num_speculative_tokens}'
             )
         self.num_speculative_tokens = self.k
+        self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True
+        if self.num_speculative_tokens_per_batch_size is not None:
+            self.schedule = validate_and_normalize_dynamic_sd_schedule(
+                [list(entry) for entry in self.num_speculative_tokens_per_batch_size]
+            )
         self._check_fan_out()
         self._check_sampling()
         if self.max_wait_ms is None:

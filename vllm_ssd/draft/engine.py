@@ -197,7 +197,7 @@ class DraftEngine:
             if branch != -1:
                 return False  # its branch is there or on its way
             request.leave_ahead()
-        return True
+        return not request.has_rest
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         self._counters[work] += amount

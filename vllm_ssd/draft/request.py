@@ -31,7 +31,8 @@ class DraftRequest:
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
     that are being verified. round: of the last outcome taken in, -1 before any; accepted: its
     accepted drafts. decided_ns: monotonic nanoseconds when the target's decision on its drafts was
-    seen.
+    seen. has_rest: the target verified fewer drafts than it had, and those after the bonus are its
+    drafts for the next round.
     temperature: of the target's sampling, 0 = greedy; rng: random numbers for the draft's own, None
     if it does not sample.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
@@ -48,6 +49,7 @@ class DraftRequest:
     round: int = -1
     accepted: int = 0
     decided_ns: int = 0
+    has_rest: bool = False
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
@@ -88,6 +90,8 @@ class DraftRequest:
         self.leave_fallback()
         if self.phase is not Phase.IDLE or round_ != self.round + 1:
             self.leave_ahead()  # grown for another outcome
+        rest = self.drafts[accepted:] if accepted >= 0 else []
+        self.has_rest = len(rest) > 1 and rest[0] == new_tokens[-1]
         before = len(self.tokens)
         self.tokens += new_tokens
         keep = min(before, len(self.fed))

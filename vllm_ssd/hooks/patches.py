@@ -56,6 +56,7 @@ _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2_WORKER = "vllm.v1.worker.gpu"
 _STATES = f"{_V2_WORKER}.states:RequestState"
+_ADAPTIVE = f"{_V2_WORKER}.spec_decode.adaptive_verification:AdaptiveVerificationManager"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 
 # Options with method "ssd" become an SSDConfig, or a sentence that says why this vLLM will not do.
@@ -103,6 +104,29 @@ PATCHES = (
         "self req_id prompt_len all_token_ids num_computed_tokens max_tokens",
     ),
     Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request", "self req_id"),
+    # Which drafts V2 verifies goes by ssd's confidences.
+    Patch(
+        _V2,
+        f"{_ADAPTIVE}.record_confidences",
+        "runner_v2.with_two_confidences",
+        "self confidence_probs input_batch",
+    ),
+    Patch(
+        _V2,
+        f"{_ADAPTIVE}.set_initial_cost_curves",
+        "runner_v2.with_trimming_compiled",
+        "self samples",
+    ),
+    Patch(
+        _V2,
+        f"{_V2_WORKER}.model_runner:maybe_create_adaptive_verification_manager",
+        "runner_v2.with_refusal_heeded",
+    ),
+    Patch(
+        _V2,
+        f"{_V2_WORKER}.model_runner:GPUModelRunner.initialize_kv_cache",
+        "runner_v2.with_fixed_verification",
+    ),
     # What vLLM's rejection sampler gets wrong on CPUs.
     Patch(
         _CPU,

@@ -45,6 +45,16 @@ def store_probs(out, draft_probs, depth, AT: tl.constexpr):
 
 
 @triton.jit
+def move_probs(out, source, depth, AT: tl.constexpr):
+    """Copy the first ``depth`` drafts' entries between two pointers, int64 [k, top_m] each, neither
+    of them in the table."""
+    step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
+    whole = (step < depth) & (rank < AT.top_m)
+    entries = tl.load(source + step * AT.top_m + rank, mask=whole, other=0)
+    tl.store(out + step * AT.top_m + rank, entries, mask=whole)
+
+
+@triton.jit
 def store_certain(out, tokens, start, AT: tl.constexpr):
     """Write ``draft_probs.certain`` of the tokens, int32 [token_lanes], from index ``start`` on."""
     if AT.top_m > 0:

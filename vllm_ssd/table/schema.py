@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 7
+VERSION = 8
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -61,9 +61,11 @@ class TableShape:
         """Counters written by the target. rounds: outcomes looked up, of each request by itself,
         and of these hits, misses and late ones; timeouts: those with too few drafts after a wait;
         drafts: tokens handed to vLLM; wait_us: microseconds that steps waited; started_s: Unix time
-        of the start; accepted: verifications by their number of accepted drafts."""
+        of the start; accepted: verifications by their number of accepted drafts, guesses too;
+        verified, taken: the draft's tokens that were verified and those accepted, by position."""
         names = ("rounds", "hits", "misses", "late", "timeouts", "drafts", "wait_us", "started_s")
         fields = [*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))]
+        fields += [("verified", "i8", (self.k,)), ("taken", "i8", (self.k,))]
         return np.dtype(fields, align=True)
 
     def draft_dtype(self) -> np.dtype:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +24,7 @@ from vllm_ssd.table.predictions import LookupResult, PredictionReader
 from vllm_ssd.worker.connection import Connection, draft_lives
 from vllm_ssd.worker.slots import SlotMap, SlotState
 from vllm_ssd.worker.wait_policy import WaitPlanner
-from vllm_ssd.worker.wait_tuner import WaitPlan
-
-if TYPE_CHECKING:
-    pass
+from vllm_ssd.worker.wait_tuner import MOST_DRAFTS, WaitPlan
 
 POLL_S = 50e-6  # seconds between two looks at the table
 UNSEEN = -1  # published as accepted length if the text also grew in rounds without this client
@@ -47,7 +43,8 @@ class Row:
 
 @dataclass(eq=False)
 class RowState:
-    """A row during a step. stamp, accepted, bonus: of its outcome; found: by the latest look."""
+    """A row during a step. stamp, accepted, bonus: of its outcome; found: by the latest look.
+    left_over: where in the slot's drafts those of this round begin."""
 
     row: Row
     slot: SlotState
@@ -55,16 +52,27 @@ class RowState:
     accepted: int
     bonus: int
     found: LookupResult
+    left_over: int
+
+    def ready(self, room: int) -> tuple[list[int], NDArray[np.int64] | None]:
+        """The drafts that there are, at most ``room``, and what they were sampled from."""
+        found, left = self.found, self.slot.drafts[self.left_over :]
+        if len(left) > min(len(found.tokens), room):
+            probs = self.slot.draft_probs
+            return list(left[:room]), None if probs is None else probs[self.left_over :][:room]
+        return found.tokens[:room], found.draft_probs[:room]
 
 
 class SpeculationClient:
-    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go."""
+    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go. limits_drafts:
+    whether rows may have fewer drafts than there are where that yields more."""
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Connection, limits_drafts: bool = False):
         table = connection.table
         self._table = table
         self._max_wait_s = connection.policy.max_wait_s
-        self._planner = WaitPlanner(connection.policy, table)
+        self._planner = WaitPlanner(connection.policy, table, limits_drafts)
+        self._undrafted = 0  # tokens of steps without the draft
         self._max_len = connection.max_len
         self._outcomes = OutcomeWriter(table)
         self._predictions = PredictionReader(table, connection.vocab_size)
@@ -74,11 +82,17 @@ class SpeculationClient:
         self.slots = SlotMap(connection.control)
         self._free = list(range(table.shape.slots - 1, -1, -1))
         self._step = 0
+        self._plan: WaitPlan | None = None  # of the last step
         self.counters = TargetCounters(table)
 
     def add(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0) -> None:
-        """Let the draft read a new request's text while the target does."""
+        """Let the draft read a new request's text while the target does. As long as the target
+        does without drafts, so does a new request."""
         self.remove(request_id)
+        if self._plan is None or self._plan.drafts:
+            self._add(request_id, tokens, temperature)
+
+    def _add(self, request_id: str, tokens: Sequence[int], temperature: float) -> None:
         states = self.slots.states
         if not self._free:
             self.remove(min(states, key=lambda name: states[name].last_used))
@@ -97,23 +111,35 @@ class SpeculationClient:
         batch: int | None = None,
         has_prompts: bool = False,
         draft_probs: Sequence[NDArray[np.int64]] = (),
+        most_drafts: int = MOST_DRAFTS,
     ) -> list[list[int]]:
         """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, None
         = these only. has_prompts: whether some of them read their prompts. draft_probs: for every
-        row int64 [k, top_m], written: what its drafts were sampled from."""
+        row int64 [k, top_m], written: what its drafts were sampled from. most_drafts: of a row."""
         self._step += 1
-        plan = self._planner.plan(len(rows) if batch is None else batch, has_prompts)
+        batch = len(rows) if batch is None else batch
+        self._plan = plan = self._planner.plan(batch, has_prompts, self._undrafted)
+        most_drafts = min(most_drafts, plan.drafts)
+        if not most_drafts:
+            # Nothing is published: the draft has nothing to do, and reads what it missed later.
+            self._undrafted += sum(row.num_new for row in rows)
+            self.counters.log()
+            return [[] for _ in rows]
         states = [self._publish(row) for row in rows]
         first_looks = [state.found for state in states]
         self._wait(states, plan)
         drafts = []
         for state, first in zip(states, first_looks):
-            ready = state.found.tokens[: self._room(state.row)]
-            self._outcomes.confirm(state.slot.slot, state.stamp, ready)
-            self.counters.looked_up(first, len(ready))
-            drafts.append(ready)
-        for of_row, state, ready in zip(draft_probs, states, drafts):
-            of_row[: len(ready)] = state.found.draft_probs[: len(ready)]
+            slot = state.slot
+            slot.drafts, slot.draft_probs = state.ready(self._room(state.row))
+            some = list(slot.drafts[:most_drafts])
+            slot.handed_over = len(some)
+            self._outcomes.confirm(slot.slot, state.stamp, some)
+            self.counters.looked_up(first, len(some))
+            drafts.append(some)
+        for of_row, state, some in zip(draft_probs, states, drafts):
+            if state.slot.draft_probs is not None:
+                of_row[: len(some)] = state.slot.draft_probs[: len(some)]
         self.counters.log()
         return drafts
 
@@ -128,12 +154,13 @@ class SpeculationClient:
         stamp = make_stamp(slot.generation, slot.round)
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
         if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
-            self.counters.verified(accepted)
+            self.counters.verified(accepted, slot.handed_over)
+        left_over = slot.left_over(accepted, new[-1])
         slot.length = length
         slot.round += 1
         slot.last_used = self._step
         found = self._predictions.find(slot.slot, stamp, accepted, new[-1])
-        return RowState(row, slot, stamp, accepted, new[-1], found)
+        return RowState(row, slot, stamp, accepted, new[-1], found, left_over)
 
     def _slot_of(self, row: Row) -> SlotState:
         """The row's slot, a new one if it has none that fits its text."""
@@ -144,7 +171,8 @@ class SpeculationClient:
             if 0 < grown <= self._longest_gap and not lost:
                 return state
         known = row.tokens[: len(row.tokens) - row.num_new].tolist()
-        self.add(row.request_id, known, row.temperature)
+        self.remove(row.request_id)
+        self._add(row.request_id, known, row.temperature)
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
@@ -172,12 +200,16 @@ class SpeculationClient:
         enough = plan.fallback if missed else plan.branch
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
+        if state.left_over < len(slot.drafts):
+            return False  # the draft leaves it at these
         if slot.overdue is not None and self._predictions.newest(slot.slot) >= slot.overdue:
             slot.overdue = None
         said = self._draft_states.get(slot.slot, slot.generation)
         hopeless = said in (GIVEN_UP, LOST)
         if not plan.fallback:
             hopeless |= said != DRAFTING
+        if slot.round == 1 and not self._planner.waits_first:
+            return False  # its first token
         return slot.overdue is None and draft_lives(self._table) and not hopeless
 
     def _room(self, row: Row) -> int:

@@ -19,7 +19,9 @@ from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.kernel_layout import KernelLayout
 from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.pages import memory_of
+from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.connection import Connection, draft_lives
+from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.wait_policy import WaitPlanner
@@ -78,6 +80,10 @@ class DeviceClient:
         self.counters = TargetCounters(table)
         self._shown = torch.from_numpy(table.target.view(np.int64))
         self._counted = self._shown.clone().to(device)
+        k, top_m = table.shape.k, table.shape.top_m
+        self.confidence = Confidence(count, k, device)
+        self._last_drafts = torch.zeros(count, k, dtype=torch.int64, device=device)
+        self._last_probs = torch.zeros(count, k, top_m, dtype=torch.int64, device=device)
         self._waits = torch.zeros(2, dtype=torch.int64, device=device)
         self._turn = 0
 
@@ -88,7 +94,7 @@ class DeviceClient:
         self.remove(request_id)
         state = self.slots.assign(request_id, slot, tokens, temperature)
         overdue = 0 if state.overdue is None else int(state.overdue)
-        self._staged[slot] = (state.generation, state.round, state.length, overdue)
+        self._staged[slot] = (state.generation, state.round, state.length, overdue, GUESSED, 0)
         self._generations[slot] = state.generation
         self._names[slot] = request_id
 
@@ -103,26 +109,32 @@ class DeviceClient:
     def exchange(
         self,
         num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         slots: torch.Tensor,
         lengths: torch.Tensor,
         texts: torch.Tensor,
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None = None,
         has_prompts: bool = False,
+        most_drafts: int | None = None,
     ) -> None:
         """Enqueue a step: write int64 [rows, k] ``drafts``, where rows without any get a guess and
         others repeat their newest token at the end. All on the device: num_sampled int32 [rows],
-        0 for no outcome; slots int [rows]; lengths int32 [slots] and texts int32 [slots, ..], with
-        this step's tokens. draft_probs: int64 [rows, k, top_m], written: what the drafts were
-        sampled from; None if top_m is 0. has_prompts: whether some rows read their prompts.
+        0 for no outcome; num_rejected int32 [rows], drafts verified and not accepted; slots int
+        [rows]; lengths int32 [slots] and texts int32 [slots, ..], with this step's tokens.
+        draft_probs: int64 [rows, k, top_m], written: what the drafts were sampled from; None if
+        top_m is 0. has_prompts: whether some rows read their prompts. most_drafts: of a row, k if
+        None. ``confidence`` says afterwards what the drafts are worth.
         """
         self._send_lost_again()
         if self._staged:
             self._update_slot_states()
         self._turn ^= 1
+        plan = self._planner.plan(len(drafts), has_prompts)
         look_up_kernel[(len(drafts),)](
             *self._memory,
             num_sampled,
+            num_rejected,
             slots,
             lengths,
             texts,
@@ -132,13 +144,24 @@ class DeviceClient:
             self._waits,
             drafts,
             drafts if draft_probs is None else draft_probs,
+            self._last_drafts,
+            self._last_probs,
+            self.confidence.grades,
+            self.confidence.acceptance,
+            self.confidence.current,
+            self.confidence.expected,
             self._look_limit if draft_lives(self._table) else 0,
-            *self._planner.plan(len(drafts), has_prompts),
+            plan.branch,
+            plan.fallback,
+            self._table.shape.k if most_drafts is None else most_drafts,
+            int(self._planner.waits_first),
+            int(len(drafts) < MANY_ROWS),
             self._look_ns,
             self._turn,
             *self._constants,
             num_warps=1,
         )
+        self.confidence.calibrate()
         self._shown.copy_(self._counted, non_blocking=True)
         self.counters.log()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
 
+    from vllm_ssd.worker.confidence import Confidence
     from vllm_ssd.worker.device_client import DeviceClient
 
 logger = get_logger(__name__)
@@ -36,6 +37,8 @@ WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 class HostLookup:
     """Looks up with numpy. ``rows``: requests of the largest batch."""
 
+    confidence: Confidence | None = None  # it does not say what its drafts are worth
+
     def __init__(
         self, client: SpeculationClient, states: RequestState, rows: int, device: torch.device
     ):
@@ -46,7 +49,7 @@ class HostLookup:
         self._pinned = device.type != "cpu"
         self._counts_host = torch.zeros(2, rows, dtype=torch.int32, pin_memory=self._pinned)
         self._arrived = torch.Event(device.type)
-        self._temperatures: dict[str, float] = {}
+        self._temperatures: dict[str, float] = {}  # of the requests that are drafted for
 
     def add(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> None:
         self._temperatures[request_id] = temperature
@@ -60,12 +63,15 @@ class HostLookup:
         self,
         batch: InputBatch,
         num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None,
+        most_drafts: int,
     ) -> None:
         """Write int64 [num_reqs, k] ``drafts``: rows without any get a guess, shorter ones are
-        filled up. num_sampled: int32 [num_reqs], 0 for no outcome. draft_probs: int64 [num_reqs, k,
-        top_m], written: what the drafts were sampled from; None if top_m is 0."""
+        filled up. num_sampled: int32 [num_reqs], 0 for no outcome; num_rejected: int32 [num_reqs],
+        drafts verified and not accepted. draft_probs: int64 [num_reqs, k, top_m], written: what the
+        drafts were sampled from; None if top_m is 0. most_drafts: that vLLM verifies of a row."""
         count = batch.num_reqs
         self._counts[0, :count] = num_sampled
         self._counts[1, :count] = self._states.total_len.gpu[batch.idx_mapping]
@@ -79,8 +85,8 @@ class HostLookup:
         for place, (request_id, slot) in enumerate(zip(batch.req_ids, batch.idx_mapping_np)):
             text = texts[slot, : lengths[place]]
             found[place] = int(text[-1])
-            if sampled[place] and not request_id.startswith(WARM_UP):
-                temperature = self._temperatures.get(request_id, 0.0)
+            if sampled[place] and request_id in self._temperatures:
+                temperature = self._temperatures[request_id]
                 rows.append(Row(request_id, text, int(sampled[place]), temperature))
                 places.append(place)
         of_rows: list[NDArray[np.int64]] = []
@@ -89,7 +95,9 @@ class HostLookup:
             proposed.copy_(certain(found, draft_probs.shape[-1]))
             of_rows = [proposed[place].numpy() for place in places]
         for place, row, tokens in zip(
-            places, rows, self._client.exchange(rows, count, batch.has_prefill, of_rows)
+            places,
+            rows,
+            self._client.exchange(rows, count, batch.has_prefill, of_rows, most_drafts),
         ):
             if tokens:
                 found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
@@ -109,17 +117,28 @@ class DeviceLookup:
         self._states = states
         self._client = client
         self.add, self.remove = client.add, client.remove
+        self.confidence = client.confidence
 
     def look_up(
         self,
         batch: InputBatch,
         num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None,
+        most_drafts: int,
     ) -> None:
         lengths, texts = self._states.total_len.gpu, self._states.all_token_ids.gpu
         self._client.exchange(
-            num_sampled, batch.idx_mapping, lengths, texts, drafts, draft_probs, batch.has_prefill
+            num_sampled,
+            num_rejected,
+            batch.idx_mapping,
+            lengths,
+            texts,
+            drafts,
+            draft_probs,
+            batch.has_prefill,
+            most_drafts,
         )
 
 

@@ -15,26 +15,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.table.draft_probs_kernels import store_certain
+from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
+from vllm_ssd.worker.confidence_kernels import grade, survive
 from vllm_ssd.worker.guess_kernels import continuation
+from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_FALLBACK, GUESSED, LEFT_OVER
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS], as in ``SlotState``: generation,
-# round, length, overdue with 0 for none. Generation 0: the slot has no request, or one that the
-# draft was not told of; nothing is published for it.
-SLOT_STATE_FIELDS = 4
+# round, length, overdue with 0 for none; then the kind of the drafts being verified, and how many
+# drafts that is without guesses. Generation 0: the slot has no request, or one that the draft was
+# not told of; nothing is published for it.
+SLOT_STATE_FIELDS = 6
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
+_BRANCH, _FALLBACK, _LEFT, _GUESSED = (
+    tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, LEFT_OVER, GUESSED)
+)
 
 
 @triton.jit(
-    do_not_specialize=["look_limit", "branch_depth", "fallback_depth", "look_ns", "turn"],
-    do_not_specialize_on_alignment=["num_sampled", "slots", "drafts", "draft_probs"],
+    do_not_specialize=[
+        "look_limit",
+        "branch_depth",
+        "fallback_depth",
+        "most_drafts",
+        "waits_first",
+        "expects_drafts",
+        "look_ns",
+        "turn",
+    ],
+    do_not_specialize_on_alignment=[
+        "num_sampled",
+        "num_rejected",
+        "slots",
+        "drafts",
+        "draft_probs",
+    ],
 )
 def look_up_kernel(
     words,  # int32 view of the table's pages
     stamps,  # int64 view of the same
     num_sampled,  # int32 [rows], 0 where a row has no outcome
+    num_rejected,  # int32 [rows], drafts verified and not accepted
     slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
     lengths,  # int32 [slots]: tokens of the texts, with this step's
     texts,  # int32 [slots, text_stride]
@@ -44,9 +66,18 @@ def look_up_kernel(
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
     drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
     draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
+    last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
+    last_probs,  # int64 [slots, k, top_m], what they were sampled from
+    grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
+    acceptance,  # float32 [KINDS, k]: chance of a draft whose predecessors are accepted
+    confidences,  # float32 [rows, k], written: the same of these drafts
+    expected,  # float32 [rows, k], written: the same, for the next step's number of drafts
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
+    most_drafts,  # drafts that a row may have, 0..k
+    waits_first,  # 1: wait in a request's first round, too
+    expects_drafts,  # 1: expect of a row without drafts that it will have all of them next
     look_ns,  # nanoseconds that a look takes
     turn,  # 0 and 1 in alternate steps
     MAX_LEN: tl.constexpr,
@@ -70,6 +101,9 @@ def look_up_kernel(
     tl.store(out, (bonus + lane * 0).to(tl.int64), mask=lane < AT.k)
     draft_probs += row * AT.k * AT.top_m
     store_certain(draft_probs, bonus + lane * 0, 0, AT)
+    confidence_at = row * AT.k + lane
+    tl.store(confidences + confidence_at, 0.0, mask=lane < AT.k)
+    tl.store(expected + confidence_at, 0.0, mask=lane < AT.k)
     if row == 0:  # count the last step's wait once for all its rows, as the host does
         last = waits + 1 - turn
         tl.atomic_add(counters + AT.counter_wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
@@ -83,19 +117,39 @@ def look_up_kernel(
         stamp = (generation << 32) | round_
         accepted = tl.where(length - known == sampled, sampled - 1, -1)
         publish(words, stamps, slot_base, outcome, stamp, text, known, length, accepted, bonus, AT)
+        last_kind = tl.load(state + 4)
+        last_count = tl.load(state + 5)
+        graded = tl.where(last_kind == _GUESSED, AT.k, last_count)
+        verified = tl.minimum(accepted + tl.load(num_rejected + row), graded)
+        if (round_ > 0) & (accepted >= 0):
+            drafted = (last_kind != _GUESSED).to(tl.int64)
+            grade(grades, counters, last_kind, verified, accepted, drafted, AT)
+
+        # The target may have verified fewer drafts than there were: if the bonus is the first one
+        # left out, those after it are drafts for this round already. (One that was rejected is
+        # never the bonus.)
+        rest_at = accepted + 1
+        left = tl.where((accepted >= 0) & (rest_at < last_count), last_count - rest_at, 0)
+        next_draft = tl.load(last_drafts + slot * AT.k + accepted, mask=left > 0, other=-1)
+        left = tl.where(next_draft == bonus, left, 0)
+        rest_drafts = tl.load(
+            last_drafts + slot * AT.k + rest_at + lane, mask=lane < left, other=0
+        ).to(tl.int32)
 
         published, predicted, tokens, depth = find(
             words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
-        kind = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
-        kind = tl.where(predicted & (depth >= AT.k), AT.counter_hits, kind)
+        found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
+        found = tl.where(predicted & (depth >= AT.k), AT.counter_hits, found)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
+        left = tl.minimum(left.to(tl.int32), room)
         wanted = tl.where(published & (predicted == 0), fallback_depth, branch_depth)
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
-        may_wait = (overdue == 0) & (look_limit > 0)
+        may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_first != 0))
+        may_wait = may_wait & (left == 0)
         looks = 0
         heads = tl.zeros([4], tl.int64)  # the first look of a wait takes all it sees for new
         hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
@@ -123,12 +177,35 @@ def look_up_kernel(
         overdue = tl.where(waiting, stamp, overdue)
 
         depth = tl.minimum(depth, room)
-        confirm(words, stamps, outcome, stamp, tokens, depth, AT)
+        kind = tl.where(published & predicted, _BRANCH, _FALLBACK)
+        further = left > depth
+        probs_row = last_probs + slot * AT.k * AT.top_m
+        if AT.top_m > 0:
+            move_probs(draft_probs, probs_row + rest_at * AT.top_m, tl.where(further, left, 0), AT)
+        tokens = tl.where(further, rest_drafts, tokens)
+        kind = tl.where(further, _LEFT, kind)
+        depth = tl.where(further, left, depth)
+        kind = tl.where(depth == 0, _GUESSED, kind)
         rest = bonus + lane * 0
         if depth == 0:
             rest = continuation(text, length, AT)
         store_certain(draft_probs, rest, depth, AT)  # an earlier look may have stored more
+        if AT.top_m > 0:
+            tl.debug_barrier()
+            move_probs(probs_row, draft_probs, depth, AT)
+        tl.store(last_drafts + slot * AT.k + lane, tokens.to(tl.int64), mask=lane < depth)
+        tl.store(state + 4, kind)
+        tl.store(state + 5, depth.to(tl.int64))
+
+        count = tl.minimum(depth, most_drafts)
+        confirm(words, stamps, outcome, stamp, tokens, count, AT)
         tl.store(out, tl.where(lane < depth, tokens, rest).to(tl.int64), mask=lane < AT.k)
+        worth = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
+        chance = survive(acceptance, kind, worth, AT)
+        tl.store(confidences + confidence_at, chance, mask=lane < AT.k)
+        hoped = survive(acceptance, _BRANCH, tl.minimum(AT.k, most_drafts), AT)
+        chance = tl.where((expects_drafts != 0) & (kind == _GUESSED), hoped, chance)
+        tl.store(expected + confidence_at, chance, mask=lane < AT.k)
         tl.store(state + 1, round_ + 1)
         tl.store(state + 2, length)
         tl.store(state + 3, overdue)
@@ -136,8 +213,8 @@ def look_up_kernel(
         counted = (round_ > 0) & (accepted >= 0) & (accepted <= AT.k)
         tl.atomic_add(counters + AT.counter_accepted + accepted, 1, mask=counted, sem="relaxed")
         tl.atomic_add(counters + AT.counter_rounds, 1, sem="relaxed")
-        tl.atomic_add(counters + kind, 1, sem="relaxed")
-        tl.atomic_add(counters + AT.counter_drafts, depth.to(tl.int64), sem="relaxed")
+        tl.atomic_add(counters + found, 1, sem="relaxed")
+        tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
+from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -40,8 +42,14 @@ class SSDProposer:
         # certain, which vLLM assumes anyway.
         self._draft_probs: NDArray[np.int64] | None = None
         self._has_prompts = False  # in the step that is running
+        self._most_drafts = [config.k] * (1 + vllm_config.scheduler_config.max_num_seqs)  # by batch
+        if config.schedule is not None:
+            self._most_drafts = build_dynamic_sd_schedule_lookup(
+                config.schedule, vllm_config.scheduler_config.max_num_seqs, config.k
+            )
         if self._tp_group.is_first_rank:
-            self._client = SpeculationClient(connect(Path(config.run_dir), vllm_config))
+            connection = connect(Path(config.run_dir), vllm_config)
+            self._client = SpeculationClient(connection, limits_drafts=True)
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""
@@ -63,18 +71,21 @@ class SSDProposer:
         places: list[int] = []
         for index, sampled in enumerate(sampled_token_ids):
             if sampled:
-                text = token_ids_cpu[index, : num_tokens_no_spec[index]]
                 name = self._runner.input_batch.req_ids[index]
-                temperature = _temperature(self._runner.requests[name].sampling_params)
-                rows.append(Row(name, text, len(sampled), temperature))
+                params = self._runner.requests[name].sampling_params
+                if not drafts_wanted(params):
+                    continue
+                text = token_ids_cpu[index, : num_tokens_no_spec[index]]
+                rows.append(Row(name, text, len(sampled), _temperature(params)))
                 places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
         of_rows = [draft_probs[index] for index in places]
-        for index, found in zip(
-            places, self._client.exchange(rows, len(drafts), self._has_prompts, of_rows)
-        ):
-            drafts[index] = found
+        found = self._client.exchange(
+            rows, len(drafts), self._has_prompts, of_rows, self._most_drafts[len(drafts)]
+        )
+        for index, of_row in zip(places, found):
+            drafts[index] = of_row
         self._draft_probs = (
             draft_probs if self._top_m and any(row.temperature for row in rows) else None
         )
@@ -91,7 +102,7 @@ class SSDProposer:
             self._client.remove(request_id)
         self._has_prompts = _has_prompts(output)
         for new in output.scheduled_new_reqs:
-            if new.prompt_token_ids is not None:
+            if new.prompt_token_ids is not None and drafts_wanted(new.sampling_params):
                 temperature = _temperature(new.sampling_params)
                 self._client.add(new.req_id, new.prompt_token_ids, temperature)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vllm_ssd.service.messages import Add, ControlClient, Remove
 from vllm_ssd.table import make_stamp
@@ -16,7 +17,9 @@ class SlotState:
     """What the target knows of the request in a slot. length: tokens of its text at the last
     publication. round: of the next outcome. overdue: stamp of an outcome whose wait timed out; the
     draft is not waited for until it has published for this outcome or a later one. last_used: the
-    step in which the request sampled last. temperature: of its sampling, 0 = greedy."""
+    step in which the request sampled last. temperature: of its sampling, 0 = greedy. drafts,
+    draft_probs: all that were there for its last round; handed_over: the number of these that vLLM
+    got."""
 
     slot: int
     generation: int
@@ -25,6 +28,17 @@ class SlotState:
     overdue: np.uint64 | None = None
     last_used: int = 0
     temperature: float = 0.0
+    drafts: Sequence[int] = ()
+    draft_probs: NDArray[np.int64] | None = None
+    handed_over: int = 0
+
+    def left_over(self, accepted: int, bonus: int) -> int:
+        """Where in ``drafts`` those begin that are drafts for the next round already, since vLLM
+        verified fewer than there were, accepted them all, and the bonus is the one after them; at
+        the end of ``drafts`` if there are none. (One that was rejected is never the bonus.)"""
+        if 0 <= accepted < len(self.drafts) and self.drafts[accepted] == bonus:
+            return accepted + 1
+        return len(self.drafts)
 
 
 class SlotMap:

@@ -13,8 +13,10 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from vllm_ssd.worker.dense_probs import DraftLogits
 from vllm_ssd.worker.draft_lookup import WARM_UP, DeviceLookup, HostLookup, make_draft_lookup
+from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -41,12 +43,25 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_probs = torch.zeros(
                 rows, config.k, config.top_m, dtype=torch.int64, device=device
             )
-        # By id, of requests that will be added next: ``on_added`` is not given the temperature.
-        self._temperatures: dict[str, float] = {}
+        # By id, of requests that will be added next: ``on_added`` is not given their settings.
+        self._new: dict[str, SamplingParams] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self._lookup: HostLookup | DeviceLookup | None = None
         if self._tp_group.is_first_rank:
             self._lookup = make_draft_lookup(vllm_config, device, req_states)
+        # Budget and drafts of a step are chosen on every rank, from the first one's confidences.
+        confidence = None if self._lookup is None else self._lookup.confidence
+        self.enable_adaptive_verification = bool(
+            self._tp_group.broadcast_object(
+                config.enable_adaptive_verification and confidence is not None, src=0
+            )
+        )
+        if confidence is None:
+            confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
+        else:
+            confidences = confidence.both
+        self._confidences = confidences
+        self.draft_token_confidence_probs, self.expected_confidence_probs = confidences
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The draft model is elsewhere: there is nothing to capture."""
@@ -55,10 +70,10 @@ class SSDSpeculator(BaseSpeculator):
         """Nothing to capture here either."""
 
     def before_add(self, output: SchedulerOutput) -> None:
-        """Keep the temperatures of the requests that will be added next."""
+        """Keep the settings of the requests that will be added next."""
         for new in output.scheduled_new_reqs:
             if new.sampling_params is not None:
-                self._temperatures[new.req_id] = new.sampling_params.temperature
+                self._new[new.req_id] = new.sampling_params
 
     @torch.inference_mode()
     def propose(
@@ -74,11 +89,15 @@ class SSDSpeculator(BaseSpeculator):
         next_prefill_tokens: torch.Tensor,
         temperature: torch.Tensor,
         *_: Any,
+        num_speculative_tokens: int | None = None,
         dummy_run: bool = False,
         **__: Any,
     ) -> torch.Tensor:
-        """int64 [num_reqs, k], in batch order. V2 verifies k tokens of every request, so rows
-        without drafts get a guess and others are filled up; the draft is told of its own only."""
+        """int64 [num_reqs, k], in batch order. Rows without drafts get a guess and others are
+        filled up, as V2 may verify k tokens of every request; the draft is told of its own only.
+        ``draft_token_confidence_probs``, float32 [max_num_seqs, k], says what each is worth.
+
+        num_speculative_tokens: that V2 will verify of a row at most, k if not given."""
         drafts = self._drafts[: input_batch.num_reqs]
         if dummy_run:
             return drafts.zero_()
@@ -86,8 +105,13 @@ class SSDSpeculator(BaseSpeculator):
             None if self._draft_probs is None else self._draft_probs[: input_batch.num_reqs]
         )
         if self._lookup is not None:
-            self._lookup.look_up(input_batch, num_sampled, drafts, draft_probs)
+            most = (
+                self._drafts.shape[1] if num_speculative_tokens is None else num_speculative_tokens
+            )
+            self._lookup.look_up(input_batch, num_sampled, num_rejected, drafts, draft_probs, most)
         self._tp_group.broadcast(drafts, src=0)  # does nothing in a group of one
+        if self.enable_adaptive_verification:
+            self._tp_group.broadcast(self._confidences, src=0)
         # vLLM's sampler does not read the distributions of greedy requests' drafts.
         sampled = self._sampled[input_batch.idx_mapping_np].any()
         if sampled and self._draft_logits is not None and draft_probs is not None:
@@ -97,9 +121,11 @@ class SSDSpeculator(BaseSpeculator):
 
     def on_added(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
         """A request has a slot of vLLM's; ``tokens`` is its text so far."""
-        temperature = self._temperatures.pop(request_id, 0.0)
+        params = self._new.pop(request_id, None)
+        temperature = 0.0 if params is None else params.temperature
         self._sampled[slot] = temperature > 0
-        if self._lookup is not None and not request_id.startswith(WARM_UP):
+        told = drafts_wanted(params) and not request_id.startswith(WARM_UP)
+        if self._lookup is not None and told:
             self._lookup.add(request_id, slot, tokens, temperature)
 
     def on_removed(self, request_id: str) -> None:

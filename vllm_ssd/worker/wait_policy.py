@@ -22,18 +22,22 @@ class WaitPolicy:
 
 
 class WaitPlanner:
-    """Says before each step which drafts it waits for."""
+    """Says before each step which drafts it waits for. limits_drafts: whether rows may have fewer
+    drafts than there are."""
 
-    def __init__(self, policy: WaitPolicy, table: SpeculationTable):
+    def __init__(self, policy: WaitPolicy, table: SpeculationTable, limits_drafts: bool = False):
         k = table.shape.k
+        # A first token is not to wait; under "wait" all rounds are alike.
+        self.waits_first = policy.on_miss == "wait"
         self._fixed = {"wait": WaitPlan(k, k), "skip": WaitPlan(0, 0)}.get(policy.on_miss)
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
-        self._tuner = WaitTuner(k)
+        self._tuner = WaitTuner(k, limits_drafts)
 
-    def plan(self, batch: int, has_prompts: bool) -> WaitPlan:
-        """For a step of ``batch`` requests, in which prompts are read if ``has_prompts``."""
+    def plan(self, batch: int, has_prompts: bool, undrafted: int = 0) -> WaitPlan:
+        """For a step of ``batch`` requests, in which prompts are read if ``has_prompts``.
+        undrafted: tokens so far of requests that the draft was not told of."""
         if self._fixed is not None:
             return self._fixed
-        tokens = int(self._accepted @ self._gained)
+        tokens = int(self._accepted @ self._gained) + undrafted
         return self._tuner.plan(batch, has_prompts, tokens, time.monotonic())

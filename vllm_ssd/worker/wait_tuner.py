@@ -1,5 +1,8 @@
 """``on_miss: auto``: which drafts the target waits for, by what each plan was measured to yield.
 
+Where vLLM lets every row have any number of drafts (Model Runner V1), plans also say how many: on a
+CPU a row may cost as much as a step, and then drafts make a full batch slower than none would.
+
 A plan is followed for a *stretch* of steps, and its goodput measured: tokens verified a second.
 Mostly the best plan is followed. At turns that get rarer the others have a stretch, those most like
 it first. When the best plan's goodput changes by more than chance, all are measured anew. All of
@@ -16,6 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+MOST_DRAFTS = 16  # of a row, whatever k is
+UNDRAFTED = "no drafts"  # a plan's name
 
 # Steps at the start of a stretch that still show what was done before it, and steps after a prompt
 # that may still take longer for it: vLLM schedules ahead.
@@ -39,8 +45,10 @@ _KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
 # and by this multiple of what two of its stretches differ by: by this share at first, as measured
 # over about this number of them later.
 _CHANGED, _BY_CHANCE, _NOISE, _NOISES = 1.12, 1.3, 0.06, 16
-# The first plan, by log2 of the requests: with more of them, a wait for all is longer.
+# The first plan, by log2 of the requests: with more of them, a wait for all is longer. And where
+# plans limit drafts: few rows are sure to have room for them.
 _FIRST_PLANS = ("both", "branches", "branches", "branches", "nothing")
+_FIRST_LIMITED_PLANS = ("both", "branches", UNDRAFTED)
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 
@@ -50,15 +58,20 @@ _Measured = NDArray[np.float64]
 
 class WaitPlan(NamedTuple):
     """Drafts that are waited for: where the outcome was predicted or nothing is predicted yet, and
-    where it was not."""
+    where it was not. drafts: the most that a row may have; 0: the target does without the draft."""
 
     branch: int
     fallback: int
+    drafts: int = MOST_DRAFTS
 
 
-def wait_plans(k: int) -> dict[str, WaitPlan]:
-    """The plans for ``k`` drafts a round, by name; each waits for more than the one before."""
-    plans = {
+def wait_plans(k: int, limits_drafts: bool = False) -> dict[str, WaitPlan]:
+    """The plans for ``k`` drafts a round, by name; each waits for more than the one before.
+    limits_drafts: whether some let rows have fewer drafts than there are."""
+    plans = {}
+    if limits_drafts:
+        plans = {UNDRAFTED: WaitPlan(0, 0, 0), "half of k": WaitPlan(0, 0, (k + 1) // 2)}
+    plans |= {
         "nothing": WaitPlan(0, 0),
         "half of branches": WaitPlan(k // 2, 0),
         "branches": WaitPlan(k, 0),
@@ -80,7 +93,8 @@ class _SizeClass:
         self.size = size
         self._enough = max(_STEPS, _ROUNDS >> size)
         self._plans = plans
-        self._best = self.current = _FIRST_PLANS[min(size, len(_FIRST_PLANS) - 1)]
+        first = _FIRST_LIMITED_PLANS if UNDRAFTED in plans else _FIRST_PLANS
+        self._best = self.current = first[min(size, len(first) - 1)]
         self._known: dict[str, _Measured] = {}  # of each plan, since the texts have changed
         self._usual, self._lately = _nothing(), _nothing()  # of all plans; of the best plan
         self._last = 0.0  # goodput of the best plan's last stretch
@@ -127,9 +141,11 @@ class _SizeClass:
         return self._goodput(self._known[self._best]) if self._best in self._known else 0.0
 
     def _others(self) -> list[str]:
-        """All plans but the best, those most like it first."""
+        """All plans but the best, those most like it first; but before all others the one without
+        drafts, as nothing must be slower than that for long."""
         plans, best = self._plans, self._plans.index(self._best)
-        return sorted(plans[:best] + plans[best + 1 :], key=lambda n: abs(plans.index(n) - best))
+        others = plans[:best] + plans[best + 1 :]
+        return sorted(others, key=lambda n: n != UNDRAFTED and abs(plans.index(n) - best))
 
     def _skip_beyond(self) -> None:
         """Plans that differ from the best one as the current one does, and by more, are worse."""
@@ -177,8 +193,8 @@ class _SizeClass:
 class WaitTuner:
     """``plan`` once a step."""
 
-    def __init__(self, k: int):
-        self._plans = wait_plans(k)
+    def __init__(self, k: int, limits_drafts: bool = False):
+        self._plans = wait_plans(k, limits_drafts)
         self._classes: dict[int, _SizeClass] = {}  # by log2 of the requests
         self._class: _SizeClass | None = None  # of the last batch
         self._now = 0.0

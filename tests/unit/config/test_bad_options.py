@@ -123,7 +123,6 @@ def test_internal_fields_are_no_options(refusal, option):
         ("parallel_drafting", True),
         ("use_heterogeneous_vocab", True),
         ("tensor_parallel_size", 2),
-        ("num_speculative_tokens_per_batch_size", [[1, 8, 3]]),
         ("enforce_eager", True),
     ],
 )
@@ -132,6 +131,24 @@ def test_options_of_other_methods(refusal, option, value):
     assert repr(option) in said
     assert "belongs to other speculative methods" in said
     assert "leave it out" in said
+
+
+@pytest.mark.parametrize(
+    "schedule, word",
+    [
+        ([], "empty"),
+        ([[1, 8]], "num_speculative_tokens_per_batch_size"),
+        ([[2, 8, 3]], "start at 1"),
+    ],
+)
+def test_schedules_that_say_nothing(refusal, schedule, word):
+    assert word in refusal(num_speculative_tokens_per_batch_size=schedule)
+
+
+def test_a_schedule_is_kept_for_both_runners(make):
+    config = make(num_speculative_tokens_per_batch_size=[[1, 8, 3], [9, 64, 0]])
+    assert config.schedule == [(1, 8, 3), (9, 64, 0)]
+    assert config.uses_dynamic_speculative_decoding()
 
 
 def test_num_speculative_tokens(refusal):

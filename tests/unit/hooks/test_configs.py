@@ -152,7 +152,8 @@ def test_pooling_targets(refusal):
 @pytest.mark.parametrize("v2", [False, True])
 def test_each_runner_gets_what_it_knows(v2):
     """V1 knows proposers by class; V2 asks ``init_speculator``."""
-    made = SimpleNamespace(speculative_config=SSDConfig(k=2), use_v2_model_runner=v2)
+    speculation = SSDConfig(k=2, enable_adaptive_verification=False)
+    made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=v2)
     config = with_proposer(lambda args: made)(None)
     assert config.speculative_config.method == ("ssd" if v2 else "custom_class")
     assert config.speculative_config.model == (None if v2 else PROPOSER)

@@ -1,4 +1,5 @@
-"""The device lookup in Triton's interpreter: ``lookup_cases.py``, ``lookup_agreement.py``."""
+"""The device lookup in Triton's interpreter: ``lookup_cases.py``, ``trimmed_cases.py``,
+``lookup_agreement.py``."""
 
 import pytest
 
@@ -11,10 +12,11 @@ if interpreter.HERE:
 
     from tests.support.lookup_agreement import host_and_device_agree
     from tests.support.lookup_cases import CASES
+    from tests.support.trimmed_cases import TRIMMED_CASES
 
     CPU = torch.device("cpu")
 
-    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+    @pytest.mark.parametrize("case", CASES + TRIMMED_CASES, ids=lambda case: case.__name__)
     def test_case(case, tmp_path):
         case(tmp_path, CPU)
 

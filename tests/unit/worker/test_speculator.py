@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from vllm import SamplingParams
 
 from vllm_ssd.hooks import runner_v2
 from vllm_ssd.service.messages import Add
@@ -32,6 +33,12 @@ class Group:
             self._wire.append(tensor.clone())
         else:
             tensor.copy_(self._wire.pop(0))
+
+    def broadcast_object(self, thing, src):
+        if self.is_first_rank:
+            self._wire.append(thing)
+            return thing
+        return self._wire.pop(0)
 
 
 class States:
@@ -72,7 +79,7 @@ def ranks(tmp_path, monkeypatch):
     at_once = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch, "Event", lambda kind: at_once)
     config = SimpleNamespace(
-        speculative_config=SimpleNamespace(k=K, top_m=TOP_M),
+        speculative_config=SimpleNamespace(k=K, top_m=TOP_M, enable_adaptive_verification=True),
         scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
         model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
     )
@@ -104,8 +111,8 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
     both, states, predictions, sent = ranks
     temperatures = torch.tensor([1.0, 1.0, 0.5, 2.0])  # by slot
     new = [
-        SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(temperature=2.0)),
-        SimpleNamespace(req_id="b", sampling_params=SimpleNamespace(temperature=0.5)),
+        SimpleNamespace(req_id="a", sampling_params=SamplingParams(temperature=2.0)),
+        SimpleNamespace(req_id="b", sampling_params=SamplingParams(temperature=0.5)),
     ]
     for rank, of_rank in zip(both, states):
         rank.before_add(SimpleNamespace(scheduled_new_reqs=new))

@@ -30,9 +30,9 @@ class Target:
         """The plan for a step, in which each request of the batch verifies its drafts."""
         plan = self.planner.plan(batch, has_prompts)
         waited_for = plan.branch + plan.fallback
-        more = (self.accepted_waiting - self.accepted) * waited_for // sum(EVERYTHING)
+        more = (self.accepted_waiting - self.accepted) * waited_for // (2 * K)
         for _ in range(batch):
-            self.counters.verified(self.accepted + more)
+            self.counters.verified(self.accepted + more, 0)
             self.tokens += self.accepted + more + 1
         self.now += self.step_s + self.wait_s * waited_for + 0.1 * has_prompts
         return plan

@@ -38,9 +38,47 @@ class Play:
 
 
 def test_plans_wait_for_more_and_more():
-    plans = list(wait_plans(K).values())
+    plans = [plan[:2] for plan in wait_plans(K).values()]
     assert plans == sorted(plans) and plans[0] == (0, 0) and plans[-1] == (K, K)
-    assert wait_plans(1) == {"nothing": (0, 0), "branches": (1, 0), "both": (1, 1)}
+    assert {name: plan[:2] for name, plan in wait_plans(1).items()} == {
+        "nothing": (0, 0),
+        "branches": (1, 0),
+        "both": (1, 1),
+    }
+    assert all(plan.drafts >= K for plan in wait_plans(K).values())
+
+
+def test_plans_with_fewer_drafts():
+    """Only where rows may have any number: as many as there are, half of them, none."""
+    plans = list(wait_plans(K, limits_drafts=True).values())
+    assert plans[0] == (0, 0, 0) and 0 < plans[1].drafts < K
+    assert plans[2:] == list(wait_plans(K).values())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_rows_without_drafts_where_these_cost_more_than_they_yield(batch):
+    """A step over all drafts takes four times as long as one without any: almost all steps are
+    without, from early on, and those that try something else get rarer."""
+    tuner, now, tokens, followed = WaitTuner(K, limits_drafts=True), 1.0, 0, []
+    for _ in range(4000):
+        plan = tuner.plan(batch, False, tokens, now)
+        followed.append(plan.drafts)
+        drafts = min(plan.drafts, K)
+        tokens += batch * (2 if drafts else 1)
+        now += 0.01 * (1 + 3 * drafts / K)
+    assert followed[:1000].count(0) > 500
+    assert followed[2000:].count(0) > 0.95 * 2000
+
+
+def test_all_drafts_where_these_cost_nothing():
+    tuner, now, tokens, followed = WaitTuner(K, limits_drafts=True), 1.0, 0, []
+    for _ in range(4000):
+        plan = tuner.plan(8, False, tokens, now)
+        followed.append(min(plan.drafts, K))
+        tokens += 8 * (1 + min(plan.drafts, K) // 2)
+        now += 0.01 + 0.0005 * (plan.branch + plan.fallback)
+    assert followed[:200].count(K) > 100
+    assert followed[2000:].count(K) > 0.95 * 2000
 
 
 @pytest.mark.parametrize("best", NAMES.values())

@@ -1,0 +1,137 @@
+"""Cases of the device lookup, as in ``lookup_cases.py``, where the target verifies fewer drafts
+than there are."""
+
+import torch
+
+from tests.support.lookup_cases import SAMPLED, SHAPE, TOP_M, K, Target
+from vllm_ssd.table import make_stamp
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.worker.confidence import MANY_ROWS
+from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
+
+DRAFTS = [11, 12, 13, 14]
+BONUS = 3
+
+
+def _with_a_hit(folder, device, shape=SHAPE):
+    """A target whose request in slot 0 has got ``DRAFTS`` for its first round."""
+    target = Target(folder / "t", device, on_miss="skip", shape=shape)
+    target.add("a", 0, [1, 2])
+    predictions = PredictionWriter(target.table)
+    predictions.publish(0, make_stamp(1, 0), [0], [BONUS])
+    for draft in DRAFTS:
+        predictions.extend(0, make_stamp(1, 0), [draft], _probs(draft) if shape.top_m else None)
+    target.write(0, [BONUS])
+    return target
+
+
+def _probs(draft):
+    """int64 [1, top_m]: a distribution of which ``draft`` is the first token."""
+    tokens = torch.tensor([[draft, draft + 1, draft + 2]])
+    return pack(tokens, torch.tensor([[0.5, 0.25, 0.25]])).numpy()
+
+
+def drafts_that_were_not_verified_are_there_next(folder, device):
+    """One of four is verified and accepted, and the bonus is the second."""
+    target = _with_a_hit(folder, device)
+    assert target.step([(0, 1)]) == [DRAFTS]
+    target.write(0, [11, 12])
+    assert target.step([(0, 2, 0)]) == [[13, 14, 12, 12]]
+    assert target.confirmed(0, 1, 1) == [13, 14]
+    target.write(0, [13])
+    assert target.step([(0, 1, 0)]) == [[14, 13, 13, 13]], "none verified: the bonus is the first"
+    target.write(0, [14])
+    target.step([(0, 1, 0)])
+    assert target.confirmed(0, 1, 3) == [], "nothing is left"
+
+
+def drafts_after_another_token_are_not_used(folder, device):
+    target = _with_a_hit(folder, device)
+    target.step([(0, 1)])
+    target.write(0, [11, 99])
+    target.step([(0, 2, 1)])
+    assert target.confirmed(0, 1, 1) == []
+
+
+def another_request_in_the_slot_gets_no_drafts_left_over(folder, device):
+    target = _with_a_hit(folder, device)
+    target.step([(0, 1)])
+    target.client.remove("a")
+    target.add("b", 0, [1, 2])
+    target.write(0, [11])
+    target.step([(0, 1)])
+    assert target.confirmed(0, 2, 0) == []
+
+
+def what_is_left_over_keeps_its_distributions(folder, device):
+    target = _with_a_hit(folder, device, shape=SAMPLED)
+    drafts, draft_probs = target.sampled_step([(0, 1)])
+    assert drafts == [DRAFTS]
+    target.write(0, [11, 12])
+    drafts, later = target.sampled_step([(0, 2, 0)])
+    assert drafts == [[13, 14, 12, 12]]
+    assert later[0, :2].tolist() == draft_probs[0, 2:].tolist()
+    assert later[0, 0].tolist() == _probs(13)[0].tolist()
+    assert later.shape[-1] == TOP_M
+
+
+def no_more_drafts_than_are_wanted(folder, device):
+    """The schedule of vLLM's engine says so; the others are left over."""
+    target = _with_a_hit(folder, device)
+    drafts = target.launch([(0, 1)], most_drafts=2)
+    assert drafts.tolist()[0][:2] == DRAFTS[:2]
+    assert target.confirmed(0, 1, 0) == DRAFTS[:2]
+    assert target.client.confidence.current[0].count_nonzero() == 2
+    target.write(0, [11, 12, 13])
+    assert target.launch([(0, 3, 0)], most_drafts=2).tolist()[0][0] == 14
+
+
+def confidence_is_what_drafts_of_the_kind_were_worth(folder, device):
+    target = _with_a_hit(folder, device)
+    confidence = target.client.confidence
+    target.step([(0, 1)])
+    before = confidence.current[0].tolist()
+    assert all(chance > 0.5 for chance in before)
+    # The first is accepted, the second is not, the third was verified for nothing.
+    target.write(0, [11, 99])
+    target.step([(0, 2, 2)])
+    branch = confidence.acceptance[FROM_BRANCH].tolist()
+    assert branch[0] > before[0] and branch[1] < before[1] and branch[2:] == before[2:]
+    assert confidence.current[0].tolist() == confidence.acceptance[GUESSED].tolist()
+    assert target.counted("verified") == [1, 1, 1, 0]
+    assert target.counted("taken") == [1, 0, 0, 0]
+    # The guesses of this round are graded as guesses.
+    target.write(0, [98])
+    target.step([(0, 1, K)])
+    assert confidence.acceptance[GUESSED, 0] < confidence.current[0, 1]
+    assert confidence.acceptance[LEFT_OVER].tolist() == before
+    assert target.counted("verified") == [1, 1, 1, 0], "guesses are not the draft's"
+
+
+def few_rows_are_expected_to_have_drafts_next(folder, device):
+    target = _with_a_hit(folder, device)
+    target.write(0, [99])  # not what was predicted
+    target.step([(0, 1)])
+    confidence = target.client.confidence
+    assert confidence.current[0, 0] < 0.5 < confidence.expected[0, 0]
+    assert SHAPE.slots < MANY_ROWS
+
+
+def a_row_without_an_outcome_is_worth_nothing(folder, device):
+    target = _with_a_hit(folder, device)
+    target.client.confidence.both.fill_(1)
+    target.step([(0, 0), (1, 1)])
+    assert not target.client.confidence.both[:, :2].any()
+
+
+TRIMMED_CASES = [
+    drafts_that_were_not_verified_are_there_next,
+    drafts_after_another_token_are_not_used,
+    another_request_in_the_slot_gets_no_drafts_left_over,
+    what_is_left_over_keeps_its_distributions,
+    no_more_drafts_than_are_wanted,
+    confidence_is_what_drafts_of_the_kind_were_worth,
+    few_rows_are_expected_to_have_drafts_next,
+    a_row_without_an_outcome_is_worth_nothing,
+]

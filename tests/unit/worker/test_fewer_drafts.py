@@ -1,0 +1,131 @@
+"""The target's client where rows have fewer drafts than there are: some are left over for the next
+round; without any, the draft is left alone."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support.control_socket import Sent
+from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.worker.client import Row, SpeculationClient
+from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.switch import drafts_wanted
+from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
+from vllm_ssd.worker.wait_tuner import WaitPlan
+
+K, MAX_LEN, VOCAB = 4, 100, 1000
+BONUS, DRAFTS = 3, [11, 12, 13, 14]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=4))
+
+
+def _client(table):
+    sent = Sent()
+    policy = WaitPolicy("skip", 0.5)
+    return SpeculationClient(Connection(table, sent, policy, VOCAB, MAX_LEN)), sent
+
+
+def _row(*tokens, new=1):
+    return Row("a", np.array([1, 2, BONUS, *tokens], np.int32), new)
+
+
+@pytest.fixture
+def client(table):
+    """Its request "a" has all drafts for its first round."""
+    client, _ = _client(table)
+    client.add("a", [1, 2])
+    predictions, stamp = PredictionWriter(table), make_stamp(1, 0)
+    predictions.publish(0, stamp, [0], [BONUS])
+    for draft in DRAFTS:
+        predictions.extend(0, stamp, [draft])
+    return client
+
+
+def test_the_rest_are_drafts_of_the_next_rounds(client, table):
+    assert client.exchange([_row()], most_drafts=1) == [DRAFTS[:1]]
+    assert OutcomeReader(table).read_drafts(0, make_stamp(1, 0)) == DRAFTS[:1]
+    assert client.exchange([_row(11, 12, new=2)]) == [[13, 14]]
+    assert OutcomeReader(table).read_drafts(0, make_stamp(1, 1)) == [13, 14]
+    assert client.exchange([_row(11, 12, 13, 14, new=2)]) == [[]]
+    assert table.target["verified"][0].tolist() == [2, 1, 0, 0]
+    assert table.target["taken"][0].tolist() == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("tokens", [[99], [11, 99]])
+def test_but_not_after_another_token(client, tokens):
+    client.exchange([_row()], most_drafts=1)
+    assert client.exchange([_row(*tokens, new=len(tokens))]) == [[]]
+
+
+def test_nor_after_rounds_that_were_not_seen(client):
+    client.exchange([_row()], most_drafts=1)
+    assert client.exchange([_row(11, 12, new=1)]) == [[]]
+
+
+def test_the_draft_is_left_alone_where_no_drafts_are_wanted(table, monkeypatch):
+    plan = WaitPlan(0, 0, 0)
+    monkeypatch.setattr(WaitPlanner, "plan", lambda *_: plan)
+    client, sent = _client(table)
+    assert client.exchange([_row()]) == [[]]
+    client.add("b", [5, 6])
+    assert sent == [] and not table.slots["outcome"]["stamp"].any()
+    plan = WaitPlan(0, 0)
+    assert client.exchange([_row(7)]) == [[]]
+    assert [message.tokens for message in sent] == [[1, 2, BONUS]]
+    plan = WaitPlan(0, 0, 0)
+    for length in range(8, 12):
+        client.exchange([_row(*range(7, length + 1))])
+    plan = WaitPlan(0, 0)
+    client.exchange([_row(*range(7, 13))])
+    assert len(sent) == 1, "a gap, which the draft reads from the slot"
+    outcome = OutcomeReader(table).read(0, make_stamp(1, 1), 4)
+    assert outcome is not None and outcome.new_tokens == [8, 9, 10, 11, 12]
+
+
+def test_tokens_without_the_draft_count(table, monkeypatch):
+    """Else its absence would seem to yield nothing."""
+    told = []
+    monkeypatch.setattr(
+        WaitPlanner, "plan", lambda self, *args: told.append(args[-1]) or WaitPlan(0, 0, 0)
+    )
+    client, _ = _client(table)
+    for length in range(3):
+        client.exchange([_row(*range(length))])
+    assert told == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "has_rest"),
+    [
+        ((1, [11, 12]), True),  # one of four verified, or two: who knows
+        ((3, [11, 12, 13, 14]), False),  # the bonus is the last of them
+        ((4, [11, 12, 13, 14, 15]), False),
+        ((1, [11, 99]), False),
+        ((-1, [11, 12]), False),  # it grew unseen
+    ],
+)
+def test_the_draft_knows_that_the_target_has_more(outcome, has_rest):
+    """No fallback is grown then."""
+    accepted, new_tokens = outcome
+    request = DraftRequest(0, 1, [1, 2, BONUS], SimpleNamespace(trim=lambda size: None))
+    request.decide(DRAFTS, predict_ahead=True)
+    request.advance(1, new_tokens, accepted)
+    assert request.has_rest is has_rest
+
+
+@pytest.mark.parametrize("value", [False, 0, "0", "false", "Off"])
+def test_a_request_can_turn_it_off(value):
+    assert not drafts_wanted(SimpleNamespace(extra_args={"ssd": value}))
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 0}, {"ssd": True}, {"ssd": 1}])
+def test_or_leave_it_on(extra):
+    assert drafts_wanted(SimpleNamespace(extra_args=extra))
+    assert drafts_wanted(None)
