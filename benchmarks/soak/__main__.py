@@ -29,10 +29,10 @@ from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
 from benchmarks.common.records import Load, Side
 from benchmarks.common.running import alive, leftovers
+from benchmarks.common.server import Server
 from benchmarks.common.sides import Plan
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, make_questions, reference_request
-from benchmarks.soak.server import Server
 from benchmarks.soak.summary import markdown, summarise
 from benchmarks.soak.watch import Killer, Sample, Watch
 from benchmarks.standin.folders import say

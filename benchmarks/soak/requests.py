@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from benchmarks.common.prompts import make_prompts
-from benchmarks.soak.server import NAME
+from benchmarks.common.server import NAME
 
 SHORTEST_PROMPT = 8
 STOPS = (".", "\n", ",", " the")

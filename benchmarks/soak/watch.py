@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from benchmarks.common.running import processes_of
-from benchmarks.soak.server import Server
+from benchmarks.common.server import Server
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.common import server as serve
 from benchmarks.common.running import leftovers
-from benchmarks.soak import server as serve
 from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import (
     Draft,

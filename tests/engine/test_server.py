@@ -15,8 +15,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
-from benchmarks.soak import server as serve
 from tests.support.harness import ENGINE, SSD, wait_for
 
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]

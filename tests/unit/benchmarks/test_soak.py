@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from benchmarks.common.server import command_line
 from benchmarks.soak.load import Flow, Outcome
 from benchmarks.soak.requests import Choice, Question, Request, difference, malformed
 from benchmarks.soak.requests import random_request as draw
-from benchmarks.soak.server import command_line
 from benchmarks.soak.summary import markdown, summarise
 from benchmarks.soak.watch import Sample
 

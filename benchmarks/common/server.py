@@ -17,6 +17,7 @@ import psutil
 from benchmarks.common.running import run_dir_of
 
 VLLM = Path(sys.executable).with_name("vllm")
+VLLM_MODULE = "vllm.entrypoints.cli.main"
 NAME = "target"  # of the model, to clients
 END_S = 60.0
 _LAST_WORDS = 3000
@@ -36,7 +37,9 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [str(VLLM), "serve", *command_line(arguments)]
+        # The script is missing where vLLM was unpacked and not installed.
+        script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
+        command = [*script, "serve", *command_line(arguments)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
