@@ -6,6 +6,7 @@ import torch
 from tests.support.lookup_cases import SAMPLED, SHAPE, TOP_M, K, Target
 from vllm_ssd.table import make_stamp
 from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.confidence import MANY_ROWS
 from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
@@ -87,6 +88,19 @@ def no_more_drafts_than_are_wanted(folder, device):
     assert target.launch([(0, 3, 0)], most_drafts=2).tolist()[0][0] == 14
 
 
+def nothing_is_published_where_no_drafts_are_wanted(folder, device):
+    target = _with_a_hit(folder, device)
+    before = target.table.slots.tobytes()
+    assert target.launch([(0, 1)], most_drafts=0).tolist() == [[BONUS] * K]
+    assert target.table.slots.tobytes() == before
+    assert not target.client.confidence.both[:, 0].any()
+    assert target.counted("accepted") == [1, 0, 0, 0, 0] and target.counted("rounds") == 0
+    target.write(0, [9])
+    target.step([(0, 1)])  # the draft learns of both tokens
+    outcome = OutcomeReader(target.table).read(0, make_stamp(1, 0), 2)
+    assert outcome is not None and outcome.new_tokens == [BONUS, 9]
+
+
 def confidence_is_what_drafts_of_the_kind_were_worth(folder, device):
     target = _with_a_hit(folder, device)
     confidence = target.client.confidence
@@ -131,6 +145,7 @@ TRIMMED_CASES = [
     another_request_in_the_slot_gets_no_drafts_left_over,
     what_is_left_over_keeps_its_distributions,
     no_more_drafts_than_are_wanted,
+    nothing_is_published_where_no_drafts_are_wanted,
     confidence_is_what_drafts_of_the_kind_were_worth,
     few_rows_are_expected_to_have_drafts_next,
     a_row_without_an_outcome_is_worth_nothing,

@@ -24,7 +24,7 @@ from vllm_ssd.table.predictions import LookupResult, PredictionReader
 from vllm_ssd.worker.connection import Connection, draft_lives
 from vllm_ssd.worker.slots import SlotMap, SlotState
 from vllm_ssd.worker.wait_policy import WaitPlanner
-from vllm_ssd.worker.wait_tuner import MOST_DRAFTS, WaitPlan
+from vllm_ssd.worker.wait_tuner import MOST_DRAFTS, Limits, WaitPlan
 
 POLL_S = 50e-6  # seconds between two looks at the table
 UNSEEN = -1  # published as accepted length if the text also grew in rounds without this client
@@ -64,14 +64,13 @@ class RowState:
 
 
 class SpeculationClient:
-    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go. limits_drafts:
-    whether rows may have fewer drafts than there are where that yields more."""
+    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go."""
 
-    def __init__(self, connection: Connection, limits_drafts: bool = False):
+    def __init__(self, connection: Connection, limits: Limits = "nobody"):
         table = connection.table
         self._table = table
         self._max_wait_s = connection.policy.max_wait_s
-        self._planner = WaitPlanner(connection.policy, table, limits_drafts)
+        self._planner = WaitPlanner(connection.policy, table, limits)
         self._undrafted = 0  # tokens of steps without the draft
         self._max_len = connection.max_len
         self._outcomes = OutcomeWriter(table)

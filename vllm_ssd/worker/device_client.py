@@ -25,6 +25,7 @@ from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.wait_policy import WaitPlanner
+from vllm_ssd.worker.wait_tuner import Limits
 
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1
@@ -57,10 +58,11 @@ class DeviceClient:
         device: torch.device,
         texts: Callable[[], NDArray[np.int32]],
         look_ns: int,
+        limits: Limits = "nobody",
     ):
         table, policy = connection.table, connection.policy
         self._table = table
-        self._planner = WaitPlanner(policy, table)
+        self._planner = WaitPlanner(policy, table, limits)
         self._texts = texts
         self._device = device
         self.slots = SlotMap(connection.control)
@@ -153,7 +155,7 @@ class DeviceClient:
             self._look_limit if draft_lives(self._table) else 0,
             plan.branch,
             plan.fallback,
-            self._table.shape.k if most_drafts is None else most_drafts,
+            min(plan.drafts, self._table.shape.k if most_drafts is None else most_drafts),
             int(self._planner.waits_first),
             int(len(drafts) < MANY_ROWS),
             self._look_ns,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from vllm_ssd.worker.confidence import Confidence
     from vllm_ssd.worker.device_client import DeviceClient
+    from vllm_ssd.worker.wait_tuner import Limits
 
 logger = get_logger(__name__)
 
@@ -169,7 +170,8 @@ def make_draft_lookup(
             )
         else:
             look_ns = measure_look_ns(connection.table, device)
-            client = DeviceClient(connection, device, lambda: host_texts(states), look_ns)
+            limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
+            client = DeviceClient(connection, device, lambda: host_texts(states), look_ns, limits)
             return DeviceLookup(client, states)
     rows = vllm_config.scheduler_config.max_num_seqs
     return HostLookup(SpeculationClient(connection), states, rows, device)

@@ -75,7 +75,7 @@ def look_up_kernel(
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
-    most_drafts,  # drafts that a row may have, 0..k
+    most_drafts,  # drafts that a row may have, 0..k; 0: the draft is told nothing
     waits_first,  # 1: wait in a request's first round, too
     expects_drafts,  # 1: expect of a row without drafts that it will have all of them next
     look_ns,  # nanoseconds that a look takes
@@ -108,7 +108,11 @@ def look_up_kernel(
         last = waits + 1 - turn
         tl.atomic_add(counters + AT.counter_wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
         tl.store(last, 0)
-    if (generation != 0) & (sampled > 0) & (length > known):
+    if (generation != 0) & (sampled > 0) & (most_drafts == 0):
+        tl.atomic_add(
+            counters + AT.counter_accepted + tl.minimum(sampled - 1, AT.k), 1, sem="relaxed"
+        )
+    if (generation != 0) & (sampled > 0) & (length > known) & (most_drafts > 0):
         slot_base = AT.slots + slot * AT.slot_size
         parity = round_ & 1
         outcome = slot_base + AT.outcome + parity * AT.outcome_size

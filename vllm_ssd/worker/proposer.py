@@ -49,7 +49,7 @@ class SSDProposer:
             )
         if self._tp_group.is_first_rank:
             connection = connect(Path(config.run_dir), vllm_config)
-            self._client = SpeculationClient(connection, limits_drafts=True)
+            self._client = SpeculationClient(connection, limits="plans")
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from vllm_ssd.table import SpeculationTable
-from vllm_ssd.worker.wait_tuner import WaitPlan, WaitTuner
+from vllm_ssd.worker.wait_tuner import Limits, WaitPlan, WaitTuner
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,16 @@ class WaitPolicy:
 
 
 class WaitPlanner:
-    """Says before each step which drafts it waits for. limits_drafts: whether rows may have fewer
-    drafts than there are."""
+    """Says before each step which drafts it waits for, and how many there may be."""
 
-    def __init__(self, policy: WaitPolicy, table: SpeculationTable, limits_drafts: bool = False):
+    def __init__(self, policy: WaitPolicy, table: SpeculationTable, limits: Limits = "nobody"):
         k = table.shape.k
         # A first token is not to wait; under "wait" all rounds are alike.
         self.waits_first = policy.on_miss == "wait"
         self._fixed = {"wait": WaitPlan(k, k), "skip": WaitPlan(0, 0)}.get(policy.on_miss)
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
-        self._tuner = WaitTuner(k, limits_drafts)
+        self._tuner = WaitTuner(k, limits)
 
     def plan(self, batch: int, has_prompts: bool, undrafted: int = 0) -> WaitPlan:
         """For a step of ``batch`` requests, in which prompts are read if ``has_prompts``.

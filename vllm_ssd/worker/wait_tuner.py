@@ -1,7 +1,7 @@
 """``on_miss: auto``: which drafts the target waits for, by what each plan was measured to yield.
 
-Where vLLM lets every row have any number of drafts (Model Runner V1), plans also say how many: on a
-CPU a row may cost as much as a step, and then drafts make a full batch slower than none would.
+Some plans also say how many drafts a row may have, down to none: on a CPU a row may cost as much as
+a step, and on a GPU a full batch is as fast as its arithmetic.
 
 A plan is followed for a *stretch* of steps, and its goodput measured: tokens verified a second.
 Mostly the best plan is followed. At turns that get rarer the others have a stretch, those most like
@@ -15,13 +15,19 @@ every plan's goodput is stated for the share of such steps that is usual with al
 from __future__ import annotations
 
 from math import log2
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST_DRAFTS = 16  # of a row, whatever k is
 UNDRAFTED = "no drafts"  # a plan's name
+# What limits a step's drafts: nobody, so that each row verifies k tokens; the plans, row by row
+# (Model Runner V1); or vLLM, by what they are worth (adaptive verification). It would verify none
+# where that is best, but the draft would go on, and a batch be looked up in vain.
+Limits = Literal["nobody", "plans", "vLLM"]
+
+_HALF = "half of k"
 
 # Steps at the start of a stretch that still show what was done before it, and steps after a prompt
 # that may still take longer for it: vLLM schedules ahead.
@@ -49,6 +55,9 @@ _CHANGED, _BY_CHANCE, _NOISE, _NOISES = 1.12, 1.3, 0.06, 16
 # plans limit drafts: few rows are sure to have room for them.
 _FIRST_PLANS = ("both", "branches", "branches", "branches", "nothing")
 _FIRST_LIMITED_PLANS = ("both", "branches", UNDRAFTED)
+# log2 of the requests from which nothing is waited for, as a draft that works for all of them is
+# slower than their verification; and from which vLLM's limit may be none.
+_WITHOUT_WAITS, _WITHOUT_DRAFTS = 6, 4
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 
@@ -65,12 +74,13 @@ class WaitPlan(NamedTuple):
     drafts: int = MOST_DRAFTS
 
 
-def wait_plans(k: int, limits_drafts: bool = False) -> dict[str, WaitPlan]:
-    """The plans for ``k`` drafts a round, by name; each waits for more than the one before.
-    limits_drafts: whether some let rows have fewer drafts than there are."""
+def wait_plans(k: int, limits: Limits = "nobody") -> dict[str, WaitPlan]:
+    """The plans for ``k`` drafts a round, by name; each waits for more than the one before."""
     plans = {}
-    if limits_drafts:
-        plans = {UNDRAFTED: WaitPlan(0, 0, 0), "half of k": WaitPlan(0, 0, (k + 1) // 2)}
+    if limits != "nobody":
+        plans[UNDRAFTED] = WaitPlan(0, 0, 0)
+    if limits == "plans":
+        plans[_HALF] = WaitPlan(0, 0, (k + 1) // 2)
     plans |= {
         "nothing": WaitPlan(0, 0),
         "half of branches": WaitPlan(k // 2, 0),
@@ -93,7 +103,7 @@ class _SizeClass:
         self.size = size
         self._enough = max(_STEPS, _ROUNDS >> size)
         self._plans = plans
-        first = _FIRST_LIMITED_PLANS if UNDRAFTED in plans else _FIRST_PLANS
+        first = _FIRST_LIMITED_PLANS if _HALF in plans else _FIRST_PLANS
         self._best = self.current = first[min(size, len(first) - 1)]
         self._known: dict[str, _Measured] = {}  # of each plan, since the texts have changed
         self._usual, self._lately = _nothing(), _nothing()  # of all plans; of the best plan
@@ -193,8 +203,9 @@ class _SizeClass:
 class WaitTuner:
     """``plan`` once a step."""
 
-    def __init__(self, k: int, limits_drafts: bool = False):
-        self._plans = wait_plans(k, limits_drafts)
+    def __init__(self, k: int, limits: Limits = "nobody"):
+        self._plans = wait_plans(k, limits)
+        self._limits = limits
         self._classes: dict[int, _SizeClass] = {}  # by log2 of the requests
         self._class: _SizeClass | None = None  # of the last batch
         self._now = 0.0
@@ -213,7 +224,16 @@ class WaitTuner:
         else:
             nearest = round(size)
             if nearest not in self._classes:
-                self._classes[nearest] = _SizeClass(nearest, list(self._plans))
+                self._classes[nearest] = _SizeClass(nearest, self._names(nearest))
             self._class = self._classes[nearest]
             self._class.begin()
         return self._plans[self._class.current]
+
+    def _names(self, size: int) -> list[str]:
+        """The plans for batches of ``2**size`` requests."""
+        undrafted = self._limits == "plans" or size >= _WITHOUT_DRAFTS
+        return [
+            name
+            for name, plan in self._plans.items()
+            if (plan.drafts or undrafted) and (not plan.branch or size < _WITHOUT_WAITS)
+        ]

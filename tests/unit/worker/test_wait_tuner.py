@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from vllm_ssd.worker.wait_tuner import WaitTuner, wait_plans
+from vllm_ssd.worker.wait_tuner import WaitPlan, WaitTuner, wait_plans
 
 K = 7
 NAMES = {plan: name for name, plan in wait_plans(K).items()}
@@ -50,7 +50,7 @@ def test_plans_wait_for_more_and_more():
 
 def test_plans_with_fewer_drafts():
     """Only where rows may have any number: as many as there are, half of them, none."""
-    plans = list(wait_plans(K, limits_drafts=True).values())
+    plans = list(wait_plans(K, limits="plans").values())
     assert plans[0] == (0, 0, 0) and 0 < plans[1].drafts < K
     assert plans[2:] == list(wait_plans(K).values())
 
@@ -59,7 +59,7 @@ def test_plans_with_fewer_drafts():
 def test_rows_without_drafts_where_these_cost_more_than_they_yield(batch):
     """A step over all drafts takes four times as long as one without any: almost all steps are
     without, from early on, and those that try something else get rarer."""
-    tuner, now, tokens, followed = WaitTuner(K, limits_drafts=True), 1.0, 0, []
+    tuner, now, tokens, followed = WaitTuner(K, limits="plans"), 1.0, 0, []
     for _ in range(4000):
         plan = tuner.plan(batch, False, tokens, now)
         followed.append(plan.drafts)
@@ -70,8 +70,26 @@ def test_rows_without_drafts_where_these_cost_more_than_they_yield(batch):
     assert followed[2000:].count(0) > 0.95 * 2000
 
 
+def test_large_batches_wait_for_nothing():
+    tuner, now, plans = WaitTuner(K), 1.0, set()
+    for step in range(2000):
+        now += 0.01
+        plans.add(tuner.plan(100, False, 100 * step, now))
+    assert plans == {WaitPlan(0, 0)}
+
+
+@pytest.mark.parametrize(("batch", "tried"), [(1, False), (8, False), (16, True), (256, True)])
+def test_where_vllm_limits_drafts_the_draft_may_pause_for_large_batches(batch, tried):
+    tuner, now, plans = WaitTuner(K, limits="vLLM"), 1.0, set()
+    for step in range(2000):
+        now += 0.01
+        plans.add(tuner.plan(batch, False, batch * step, now))
+    assert (WaitPlan(0, 0, 0) in plans) is tried
+    assert all(plan.drafts in (0, 16) for plan in plans)
+
+
 def test_all_drafts_where_these_cost_nothing():
-    tuner, now, tokens, followed = WaitTuner(K, limits_drafts=True), 1.0, 0, []
+    tuner, now, tokens, followed = WaitTuner(K, limits="plans"), 1.0, 0, []
     for _ in range(4000):
         plan = tuner.plan(8, False, tokens, now)
         followed.append(min(plan.drafts, K))
