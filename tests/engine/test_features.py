@@ -115,3 +115,19 @@ def test_vllm_counts_what_ssd_counts(runs):
     own = [now - then for now, then in zip(counters(run_dir)["accepted"], before)]
     assert output.outputs[0].spec_decode_metrics.histogram[1:] == own[1:]
     assert total() - vllms == sum(drafts * times for drafts, times in enumerate(own)) > 0
+
+
+def test_a_request_can_turn_drafting_off(runs):
+    """Beside others that have drafts; every text is the same as without the method."""
+    run_dir, prompts = own_run_dir(), [SHORT, LONG, SHORT, LONG]
+
+    def texts_of(settings):
+        return [answers[0]["tokens"] for answers in generate(runs.llm, prompts, settings)]
+
+    on, off = greedy(24), greedy(24, extra_args={"ssd": 0})
+    expected = texts_of([on] * 4)
+    before = counters(run_dir)
+    assert texts_of([off] * 4) == expected
+    assert counters(run_dir)["rounds"] == before["rounds"]
+    assert texts_of([on, on, off, off]) == expected
+    assert counters(run_dir)["rounds"] > before["rounds"]

@@ -84,10 +84,12 @@ def abort_one(llm) -> list[object]:
 
 
 def test_same_tokens_with_and_without(target, draft, plain):
-    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; then
-    what the draft says is damaged all the time; then the draft is killed in the middle of a batch;
+    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; with
+    fewer drafts a row in batches than alone, which leaves some over for later rounds; then what the
+    draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
     speculation = {**SSD, "k": 3, "f": [2, 1, 0, 2], "model": draft, "max_restarts": 1000}
+    speculation["num_speculative_tokens_per_batch_size"] = [[1, 2, 3], [3, 64, 2]]
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         own = processes_of(run_dir)
@@ -99,6 +101,7 @@ def test_same_tokens_with_and_without(target, draft, plain):
         # hits is another matter: this draft is as slow as its target.)
         assert counted["hits"] + counted["misses"] > 0
         assert sum(counted["accepted"][1:]) > sum(counted["accepted"]) // 3
+        assert 0 < counted["verified"][2] < counted["verified"][1] // 2, "no row was trimmed"
 
         with damage(run_dir):
             damaged = texts(llm.generate(PROMPTS[:12], greedy(), use_tqdm=False))

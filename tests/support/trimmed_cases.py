@@ -1,6 +1,8 @@
 """Cases of the device lookup, as in ``lookup_cases.py``, where the target verifies fewer drafts
 than there are."""
 
+from unittest import mock
+
 import torch
 
 from tests.support.lookup_cases import SAMPLED, SHAPE, TOP_M, K, Target
@@ -132,6 +134,22 @@ def few_rows_are_expected_to_have_drafts_next(folder, device):
     assert SHAPE.slots < MANY_ROWS
 
 
+def what_is_left_over_says_nothing_of_the_next_supply(folder, device):
+    """Else a row of few drafts, because few were verified, would get room for few again."""
+    target = _with_a_hit(folder, device)
+    confidence = target.client.confidence
+    target.step([(0, 1)])
+    assert confidence.typical.tolist() == confidence.acceptance[FROM_BRANCH].tolist()
+    target.write(0, [11, 12])
+    with mock.patch("vllm_ssd.worker.device_client.MANY_ROWS", 1):
+        target.step([(0, 2, 0)])
+    assert confidence.current[0].count_nonzero() == 2
+    assert confidence.expected[0].count_nonzero() == K
+    target.write(0, [99])  # without drafts
+    target.step([(0, 1, 2)])
+    assert 0.4 < confidence.typical[0] / confidence.acceptance[FROM_BRANCH, 0] < 0.6
+
+
 def a_row_without_an_outcome_is_worth_nothing(folder, device):
     target = _with_a_hit(folder, device)
     target.client.confidence.both.fill_(1)
@@ -148,5 +166,6 @@ TRIMMED_CASES = [
     nothing_is_published_where_no_drafts_are_wanted,
     confidence_is_what_drafts_of_the_kind_were_worth,
     few_rows_are_expected_to_have_drafts_next,
+    what_is_left_over_says_nothing_of_the_next_supply,
     a_row_without_an_outcome_is_worth_nothing,
 ]

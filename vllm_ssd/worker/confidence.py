@@ -25,9 +25,10 @@ MANY_ROWS = 16
 
 
 class Confidence:
-    """On the device: ``acceptance`` float32 [KINDS, k]; of the drafts proposed last, ``current``
-    float32 [rows, k], in batch order, and ``expected``, the same for the number of drafts of the
-    step after the next one, which is chosen before that step's drafts are known.
+    """On the device: ``grades``, ``acceptance``, ``supply`` and ``typical`` as kernels have them.
+    Of the drafts proposed last, ``current`` float32 [rows, k], in batch order; and ``expected``,
+    the same for the number of drafts of the step after the next one, which is chosen before that
+    step's drafts are known.
 
     rows: of the largest batch.
     """
@@ -39,6 +40,8 @@ class Confidence:
         prior[GUESSED] = _GUESS_PRIOR
         self._prior = prior
         self.acceptance = prior.clone()
+        self.supply = torch.zeros(k + 1, dtype=torch.float32, device=device)
+        self.typical = torch.zeros(k, dtype=torch.float32, device=device)
         self.grades = torch.zeros(KINDS, k, 2, dtype=torch.float32, device=device)
 
     def calibrate(self) -> None:
@@ -48,8 +51,11 @@ class Confidence:
             self.grades,
             self._prior,
             self.acceptance,
+            self.supply,
+            self.typical,
             _FADE,
             _PRIOR_WEIGHT,
+            len(self.typical),
             cells,
             1 << (cells - 1).bit_length(),
             num_warps=1,

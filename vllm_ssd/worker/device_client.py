@@ -150,6 +150,8 @@ class DeviceClient:
             self._last_probs,
             self.confidence.grades,
             self.confidence.acceptance,
+            self.confidence.supply,
+            self.confidence.typical,
             self.confidence.current,
             self.confidence.expected,
             self._look_limit if draft_lives(self._table) else 0,

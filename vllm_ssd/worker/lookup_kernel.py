@@ -18,7 +18,7 @@ import triton.language as tl
 from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
-from vllm_ssd.worker.confidence_kernels import grade, survive
+from vllm_ssd.worker.confidence_kernels import count_supply, grade, survive
 from vllm_ssd.worker.guess_kernels import continuation
 from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_FALLBACK, GUESSED, LEFT_OVER
 
@@ -70,6 +70,8 @@ def look_up_kernel(
     last_probs,  # int64 [slots, k, top_m], what they were sampled from
     grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
     acceptance,  # float32 [KINDS, k]: chance of a draft whose predecessors are accepted
+    supply,  # float32 [k + 1], as ``count_supply`` counts it
+    typical,  # float32 [k]: chance of a row to have that draft, and of the draft
     confidences,  # float32 [rows, k], written: the same of these drafts
     expected,  # float32 [rows, k], written: the same, for the next step's number of drafts
     look_limit,  # looks at the table before a wait ends; 0: do not wait
@@ -209,6 +211,13 @@ def look_up_kernel(
         tl.store(confidences + confidence_at, chance, mask=lane < AT.k)
         hoped = survive(acceptance, _BRANCH, tl.minimum(AT.k, most_drafts), AT)
         chance = tl.where((expects_drafts != 0) & (kind == _GUESSED), hoped, chance)
+        # A row that uses up what was left over has few drafts because few were verified: to expect
+        # as few next time would keep it so.
+        usual = tl.load(typical + lane, mask=lane < tl.minimum(AT.k, most_drafts), other=0.0)
+        usual = tl.where(expects_drafts != 0, hoped, usual)
+        chance = tl.where(kind == _LEFT, usual, chance)
+        if kind != _LEFT:
+            count_supply(supply, depth, AT)
         tl.store(expected + confidence_at, chance, mask=lane < AT.k)
         tl.store(state + 1, round_ + 1)
         tl.store(state + 2, length)
