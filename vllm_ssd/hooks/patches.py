@@ -68,6 +68,12 @@ ASKING_FOR_SSD = Patch(
 )
 # Executors override it without calling super: it is replaced on the class of the one that is made.
 STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
+# vLLM counts as drafts what ssd's draft made and was verified.
+COUNTING = Patch(
+    _MADE,
+    "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
+    "scheduler.with_verified_drafts",
+)
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
@@ -75,6 +81,7 @@ PATCHES = (
     # The draft is started and stopped with the target.
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
     STOPPING,
+    COUNTING,
     # The V2 runner's speculator. The runner imports the function by name, perhaps before us.
     Patch(
         _ALL,

@@ -1,0 +1,61 @@
+"""vLLM's metrics of speculative decoding under Model Runner V2: the draft's tokens that were
+verified."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.hooks.scheduler import with_verified_drafts
+from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableShape
+
+K = 3
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(a scheduler as far as it is used, the worker's counters)"""
+    monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
+    table = SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
+    config = SSDConfig(k=K, run_dir=str(tmp_path))
+    scheduler = SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=config, use_v2_model_runner=True)
+    )
+    return scheduler, TargetCounters(table)
+
+
+@with_verified_drafts
+def make_stats(scheduler, stats, other=None):
+    return stats
+
+
+def test_what_was_verified_is_counted_once(made):
+    scheduler, counters = made
+    assert make_stats(scheduler, "k tokens of each row") is None
+    counters.verified(accepted=1, drafts=3)
+    counters.verified(accepted=2, drafts=2)
+    counters.verified(accepted=2, drafts=0)  # guesses
+    stats = make_stats(scheduler, "k tokens of each row", other=1)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (2, 5, 3)
+    assert stats.num_accepted_tokens_per_pos == [2, 1, 0]
+    assert make_stats(scheduler, "k tokens of each row") is None
+
+
+def test_an_engine_without_a_table_goes_on(made, monkeypatch):
+    scheduler, _ = made
+    monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir / "none")
+    assert [make_stats(scheduler, "its own") for _ in range(2)] == ["its own"] * 2
+
+
+def test_model_runner_v1_counts_by_itself(made):
+    scheduler, counters = made
+    scheduler.vllm_config.use_v2_model_runner = False
+    counters.verified(accepted=1, drafts=3)
+    assert make_stats(scheduler, "its own") == "its own"
+
+
+def test_other_methods_are_left_alone():
+    config = SimpleNamespace(speculative_config=None, use_v2_model_runner=True)
+    assert make_stats(SimpleNamespace(vllm_config=config), "its own") == "its own"
