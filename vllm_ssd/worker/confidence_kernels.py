@@ -8,6 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
+
+_BRANCH, _LEFT, _GUESSED = (tl.constexpr(kind) for kind in (FROM_BRANCH, LEFT_OVER, GUESSED))
+
 
 @triton.jit
 def grade(grades, counters, kind, verified, accepted, drafted, AT: tl.constexpr):
@@ -37,11 +41,25 @@ def count_supply(supply, depth, AT: tl.constexpr):
 
 
 @triton.jit
-def survive(acceptance, kind, count, AT: tl.constexpr):
-    """float32 [token_lanes]: the chance of each of ``count`` drafts of a kind to be accepted if
-    those before it are; 0 beyond. acceptance: float32 [KINDS, k]."""
+def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts, AT: tl.constexpr):
+    """What a row's drafts are worth, and what those of its next rounds may be: the chance of each
+    to be there and accepted if those before it are, float32 [token_lanes] both.
+
+    A row that uses up what was left over has few drafts because few were verified: to expect as few
+    next time would keep it so, and it is expected to have what rows usually have.
+    """
     lane = tl.arange(0, AT.token_lanes)
-    return tl.load(acceptance + kind * AT.k + lane, mask=lane < count, other=0.0)
+    there = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
+    current = tl.load(acceptance + kind * AT.k + lane, mask=lane < there, other=0.0)
+    if kind != _LEFT:
+        count_supply(supply, depth, AT)
+    # A branch of all k drafts, if every row is expected to have one; else what is usual.
+    most = lane < tl.minimum(AT.k, most_drafts)
+    all_drafts = tl.load(acceptance + _BRANCH * AT.k + lane, mask=most, other=0.0)
+    usual = tl.load(typical + lane, mask=most, other=0.0)
+    usual = tl.where(expects_drafts != 0, all_drafts, usual)
+    lacking = (kind == _LEFT) | ((kind == _GUESSED) & (expects_drafts != 0))
+    return current, tl.where(lacking, usual, current)
 
 
 @triton.jit

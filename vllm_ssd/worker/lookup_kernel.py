@@ -18,7 +18,7 @@ import triton.language as tl
 from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
-from vllm_ssd.worker.confidence_kernels import count_supply, grade, survive
+from vllm_ssd.worker.confidence_kernels import grade, weigh
 from vllm_ssd.worker.guess_kernels import continuation
 from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_FALLBACK, GUESSED, LEFT_OVER
 
@@ -131,16 +131,8 @@ def look_up_kernel(
             drafted = (last_kind != _GUESSED).to(tl.int64)
             grade(grades, counters, last_kind, verified, accepted, drafted, AT)
 
-        # The target may have verified fewer drafts than there were: if the bonus is the first one
-        # left out, those after it are drafts for this round already. (One that was rejected is
-        # never the bonus.)
-        rest_at = accepted + 1
-        left = tl.where((accepted >= 0) & (rest_at < last_count), last_count - rest_at, 0)
-        next_draft = tl.load(last_drafts + slot * AT.k + accepted, mask=left > 0, other=-1)
-        left = tl.where(next_draft == bonus, left, 0)
-        rest_drafts = tl.load(
-            last_drafts + slot * AT.k + rest_at + lane, mask=lane < left, other=0
-        ).to(tl.int32)
+        last_row = last_drafts + slot * AT.k
+        rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
         published, predicted, tokens, depth = find(
             words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
@@ -149,7 +141,7 @@ def look_up_kernel(
         found = tl.where(predicted & (depth >= AT.k), AT.counter_hits, found)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
-        left = tl.minimum(left.to(tl.int32), room)
+        left = tl.minimum(left, room)
         wanted = tl.where(published & (predicted == 0), fallback_depth, branch_depth)
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
@@ -187,38 +179,31 @@ def look_up_kernel(
         further = left > depth
         probs_row = last_probs + slot * AT.k * AT.top_m
         if AT.top_m > 0:
-            move_probs(draft_probs, probs_row + rest_at * AT.top_m, tl.where(further, left, 0), AT)
-        tokens = tl.where(further, rest_drafts, tokens)
+            count = tl.where(further, left, 0)
+            move_probs(draft_probs, probs_row + (accepted + 1) * AT.top_m, count, AT)
+        tokens = tl.where(further, rest, tokens)
         kind = tl.where(further, _LEFT, kind)
         depth = tl.where(further, left, depth)
         kind = tl.where(depth == 0, _GUESSED, kind)
-        rest = bonus + lane * 0
+        fill = bonus + lane * 0
         if depth == 0:
-            rest = continuation(text, length, AT)
-        store_certain(draft_probs, rest, depth, AT)  # an earlier look may have stored more
+            fill = continuation(text, length, AT)
+        store_certain(draft_probs, fill, depth, AT)  # an earlier look may have stored more
         if AT.top_m > 0:
             tl.debug_barrier()
             move_probs(probs_row, draft_probs, depth, AT)
-        tl.store(last_drafts + slot * AT.k + lane, tokens.to(tl.int64), mask=lane < depth)
+        tl.store(last_row + lane, tokens.to(tl.int64), mask=lane < depth)
         tl.store(state + 4, kind)
         tl.store(state + 5, depth.to(tl.int64))
 
         count = tl.minimum(depth, most_drafts)
         confirm(words, stamps, outcome, stamp, tokens, count, AT)
-        tl.store(out, tl.where(lane < depth, tokens, rest).to(tl.int64), mask=lane < AT.k)
-        worth = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
-        chance = survive(acceptance, kind, worth, AT)
-        tl.store(confidences + confidence_at, chance, mask=lane < AT.k)
-        hoped = survive(acceptance, _BRANCH, tl.minimum(AT.k, most_drafts), AT)
-        chance = tl.where((expects_drafts != 0) & (kind == _GUESSED), hoped, chance)
-        # A row that uses up what was left over has few drafts because few were verified: to expect
-        # as few next time would keep it so.
-        usual = tl.load(typical + lane, mask=lane < tl.minimum(AT.k, most_drafts), other=0.0)
-        usual = tl.where(expects_drafts != 0, hoped, usual)
-        chance = tl.where(kind == _LEFT, usual, chance)
-        if kind != _LEFT:
-            count_supply(supply, depth, AT)
-        tl.store(expected + confidence_at, chance, mask=lane < AT.k)
+        tl.store(out, tl.where(lane < depth, tokens, fill).to(tl.int64), mask=lane < AT.k)
+        current, next_ = weigh(
+            acceptance, typical, supply, kind, depth, most_drafts, expects_drafts, AT
+        )
+        tl.store(confidences + confidence_at, current, mask=lane < AT.k)
+        tl.store(expected + confidence_at, next_, mask=lane < AT.k)
         tl.store(state + 1, round_ + 1)
         tl.store(state + 2, length)
         tl.store(state + 3, overdue)
@@ -230,6 +215,19 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
+
+
+@triton.jit
+def left_over(last_drafts, count, accepted, bonus, AT: tl.constexpr):
+    """``SlotState.left_over`` of a row's last ``count`` drafts, int64 [k]: those drafts, int32
+    [token_lanes], and their number."""
+    lane = tl.arange(0, AT.token_lanes)
+    at = accepted + 1
+    left = tl.where((accepted >= 0) & (at < count), count - at, 0)
+    next_draft = tl.load(last_drafts + accepted, mask=left > 0, other=-1)
+    left = tl.where(next_draft == bonus, left, 0)
+    rest = tl.load(last_drafts + at + lane, mask=lane < left, other=0)
+    return rest.to(tl.int32), left.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["looks"])
