@@ -32,6 +32,7 @@ from benchmarks.serve.client import Figures, load
 from benchmarks.serve.table import markdown
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
+from vllm_ssd.service.cores import available_cores
 
 SIDES = ("plain", "draft_model", "ssd")
 # In a few minutes on two cores; the figures mean nothing.
@@ -70,7 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if measured and before:
             visible_gpus([used for _, used in before])
         of_side = engine if speculation is None else {**engine, "speculative_config": speculation}
-        server = Server(of_side, logs / f"side-{number}.log", {**added, **environment()})
+        of_processes = {**added, **environment()}
+        if not before and not name.startswith("ssd"):
+            # vLLM's own choice would leave a core to its other processes; ssd's draft uses it.
+            cores = ",".join(map(str, available_cores()))
+            chosen = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
+            of_processes["VLLM_CPU_OMP_THREADS_BIND"] = chosen
+        server = Server(of_side, logs / f"side-{number}.log", of_processes)
         try:
             server.wait_healthy(args.side_timeout)
             say(f"{name}: server is up")
