@@ -22,7 +22,6 @@ class TargetCounters:
 
     def __init__(self, table: SpeculationTable):
         self._counters = table.target[0]
-        self._k = table.shape.k
         self._counters["started_s"] = int(time.time())
         self._logged = snapshot(table)
         self._table = table
@@ -41,7 +40,7 @@ class TargetCounters:
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
-        if first.predicted and len(first.tokens) >= self._k:
+        if first.predicted and len(first.tokens) >= first.steps:
             counters["hits"] += 1
         elif first.published and not first.predicted:
             counters["misses"] += 1

@@ -15,7 +15,7 @@ def table(tmp_path):
 
 
 def found(published, predicted, tokens):
-    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
+    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64), 2)
 
 
 def test_rates_of_a_few_rounds(table):

@@ -1,17 +1,20 @@
-"""How many branches a round gets, and at which accepted lengths.
+"""How many branches a round gets, at which accepted lengths, and how many tokens each.
 
-More branches miss less often and take longer. With many requests a round gets fewer of them, down
-to what is done before the target has verified; both times are measured. Where they go follows the
-latest outcomes: at which accepted length they came, and at which rank of the draft's bonus tokens.
+More branches miss less often, and more tokens are accepted further; both take time. With many
+requests a round gets fewer of both, those that yield the most of what is done before the target has
+verified: all times are measured. Where branches go follows the latest outcomes: at which accepted
+length they came, and at which rank of the draft's bonus tokens.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from vllm_ssd.draft.fan_out import allocate, shrink
+from vllm_ssd.draft.fan_out import allocate, shrink, spread
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
@@ -20,6 +23,26 @@ from vllm_ssd.draft.spec import DraftPolicy
 _OUTCOME, _WINDOW = 0.005, 0.1
 # The part of a verification's duration that a round of the draft may take.
 _SHARE = 0.95
+# Drafts accepted of those whose predecessors were, before anything is known, and the number of
+# drafts that this is worth.
+_ACCEPTED, _PRIOR_WEIGHT = 0.7, 20.0
+# From this number of requests on, rounds may have fewer branches than there are outcomes' lengths:
+# all branches of short rounds, where many are too many.
+_SHORT_ROUNDS = 32
+
+
+class RoundCost(NamedTuple):
+    """Microseconds of a round: of its glue, and of one more token for all its branches."""
+
+    glue_us: float
+    step_us: float
+
+
+class RoundShape(NamedTuple):
+    """fan_out: branches for each accepted length 0..k; steps: tokens of each branch, 1..k."""
+
+    fan_out: tuple[int, ...]
+    steps: int
 
 
 class OutcomeProbs:
@@ -33,9 +56,19 @@ class OutcomeProbs:
         self._by_rank = 1 / ((rank + 1) * (rank + 2))
         self._probs = np.tile(self._by_rank / (k + 1), (k + 1, 1))
 
-    def fan_out(self, branches: int) -> tuple[int, ...]:
-        """The fan-out of ``branches`` branches that misses least."""
-        return allocate(branches, self._probs.tolist())
+    def fan_out(self, branches: int, drafts: int) -> tuple[int, ...]:
+        """The fan-out of ``branches`` branches that misses least where ``drafts`` are verified."""
+        counts = allocate(branches, self._of_drafts(drafts).tolist())
+        return counts + (0,) * (len(self._probs) - len(counts))
+
+    def hit(self, fan_out: Sequence[int], drafts: int) -> float:
+        """The probability that a round in which ``drafts`` drafts are verified is predicted."""
+        rows = zip(self._of_drafts(drafts), spread(fan_out, drafts))
+        return float(sum(row[:count].sum() for row, count in rows))
+
+    def _of_drafts(self, drafts: int) -> np.ndarray:
+        """The probabilities if all lengths beyond ``drafts`` end there."""
+        return np.vstack([self._probs[:drafts], self._probs[drafts:].sum(axis=0)])
 
     def count(self, predicted: Prediction, accepted: int, branch: int) -> None:
         """An outcome came. accepted: drafts; branch: the one that came true, -1 if none has."""
@@ -50,15 +83,16 @@ class OutcomeProbs:
 
 
 class BranchBudget:
-    """cost_us: microseconds that a whole round takes, by requests and branches a request; filled by
-    whoever has measured it. Without, rounds are as large as the policy allows."""
+    """cost_us: of rounds, by requests and branches a request; filled by whoever has measured it.
+    Without, rounds are as large as the policy allows."""
 
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
-        self.cost_us: dict[tuple[int, int], float] = {}
-        # Where the numbers are given, there is nothing to learn.
-        self._probs = OutcomeProbs(policy.k, policy.branches) if policy.adaptive else None
+        self.cost_us: dict[tuple[int, int], RoundCost] = {}
+        self._probs = OutcomeProbs(policy.k, policy.branches)
         self._window_us = 0.0
+        # Drafts whose predecessors were accepted, and of these the accepted ones, of the latest.
+        self._reached, self._accepted = _PRIOR_WEIGHT, _PRIOR_WEIGHT * _ACCEPTED
 
     def sizes(self, requests: int) -> list[int]:
         """Branches that each of ``requests`` requests may get, most first; one choice at least."""
@@ -68,25 +102,56 @@ class BranchBudget:
         sizes = {max(least, most * part // 3) for part in (1, 2, 3)}
         if not self._policy.adaptive:  # given numbers shrink in steps of several branches
             sizes = {sum(shrink(fan_out, size)) for size in sizes}
+        elif requests >= _SHORT_ROUNDS:
+            sizes.add(least // 2)
         return sorted(sizes, reverse=True)
 
-    def fan_out(self, requests: int) -> tuple[int, ...]:
-        """Branches for each accepted length 0..k in a round of ``requests`` requests."""
+    def shape(self, requests: int, batches: int = 1) -> RoundShape:
+        """Of a round of ``requests`` requests, where ``batches`` of them take turns."""
+        limit_us = self._window_us * _SHARE / batches
         sizes = self.sizes(requests)
-        limit = self._window_us * _SHARE
-        fitting = [s for s in sizes if self.cost_us.get((requests, s), 0.0) <= limit]
-        size = sizes[0] if not limit else max(fitting, default=sizes[-1])
-        if self._probs is not None:
-            return self._probs.fan_out(size)
-        return shrink(self._policy.fan_out, size)
+        if not limit_us:
+            return self._shape(sizes[0], self._policy.k)
+        steps = {size: self._steps(requests, size, limit_us) for size in sizes}
+        fitting = [self._shape(size, count) for size, count in steps.items() if count]
+        return max(fitting, key=self._tokens) if fitting else self._shape(sizes[-1], 1)
 
-    def outcome(self, request: DraftRequest, accepted: int, branch: int | None) -> None:
+    def _steps(self, requests: int, size: int, limit_us: float) -> int:
+        """Tokens that each of ``size`` branches can have in the time, k at most."""
+        if (requests, size) not in self.cost_us:
+            return self._policy.k
+        glue_us, step_us = self.cost_us[requests, size]
+        return min(max(int((limit_us - glue_us) / step_us), 0), self._policy.k)
+
+    def _shape(self, size: int, steps: int) -> RoundShape:
+        """A round with ``size`` branches a request."""
+        if not self._policy.adaptive:
+            return RoundShape(shrink(self._policy.fan_out, size), steps)
+        # As many drafts are verified next time, and each length needs a branch.
+        return RoundShape(self._probs.fan_out(size, min(steps, size - 1)), steps)
+
+    def _tokens(self, shape: RoundShape) -> float:
+        """Drafts of such a round that will be accepted."""
+        accepted = sum(self.acceptance**position for position in range(1, shape.steps + 1))
+        return self._probs.hit(shape.fan_out, shape.steps) * accepted
+
+    @property
+    def acceptance(self) -> float:
+        """The share of drafts that were accepted lately, of those whose predecessors were."""
+        return self._accepted / self._reached
+
+    def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """A request's verification is over, and the request has yet to take it in. accepted:
         drafts; branch: the one that came true, -1 if none has, None if that is not known."""
-        if len(request.drafts) < self._policy.k or not 0 <= accepted <= self._policy.k:
+        drafts = request.drafts
+        if not drafts or not 0 <= accepted <= len(drafts):
             return
-        if self._probs is not None and branch is not None and request.predicted is not None:
+        if branch is not None and request.predicted is not None:
             self._probs.count(request.predicted, accepted, branch)
+        # A draft that was not verified is the bonus itself, or the target would not have taken it.
+        right = accepted + (accepted < len(drafts) and drafts[accepted] == bonus)
+        self._reached += min(accepted + 1, len(drafts)) - _OUTCOME * self._reached
+        self._accepted += right - _OUTCOME * self._accepted
         took = (time.monotonic_ns() - request.decided_ns) / 1000
         if self._window_us:
             # A step that did more than verify (a prompt, a pause) says little about the next.

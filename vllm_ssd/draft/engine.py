@@ -122,14 +122,15 @@ class DraftEngine:
         fitting = self.requests.reserve(requests[:most], lambda request: request.unfed)
         if not fitting:
             return
-        fan_out = self._budget.fan_out(self._programs.batch(len(fitting)))
+        batches = -(-len(self.requests) // most)
+        shape = self._budget.shape(self._programs.batch(len(fitting)), batches)
         glues = []
         for request in fitting:
-            size = len(request.fed) + request.unfed + self.policy.k * sum(fan_out)
+            size = len(request.fed) + request.unfed + self.policy.k * sum(shape.fan_out)
             has_room = request.table.reserve(size)
-            glues.append(make_glue(request, fan_out, self.policy.k, has_room))
+            glues.append(make_glue(request, shape, self.policy.k, has_room))
             self.requests.await_outcome(request)
-        self._ahead.append(self._executor.glue(glues, fan_out))
+        self._ahead.append(self._executor.glue(glues, shape))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch
@@ -140,7 +141,7 @@ class DraftEngine:
     def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
         """The oldest of these batches that has a request in need of more tokens, or, if ``late``,
         one whose target may wait for them. Drops batches that are complete or empty."""
-        batches[:] = [b for b in batches if not b.empty and b.step < self.policy.k]
+        batches[:] = [b for b in batches if not b.empty and b.step < b.steps]
         for batch in batches:
             deciding = {r.phase is Phase.DECIDING for r in self.requests if r.grows_in(batch)}
             awaited = True in deciding and self.policy.fallbacks
@@ -168,7 +169,7 @@ class DraftEngine:
             branch = self._predictions.branch_of(
                 request.slot, stamp, outcome.accepted, outcome.bonus
             )
-            self._budget.outcome(request, outcome.accepted, branch)
+            self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             self.requests.check_size(request)
             taken += 1

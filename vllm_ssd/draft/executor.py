@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vllm_ssd.draft.budget import RoundShape
 from vllm_ssd.draft.glue import Glue
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.program_cache import ProgramCache
@@ -31,11 +32,11 @@ class Executor:
             program.load([chunk], [tokens])
             program.run()
 
-    def glue(self, glues: Sequence[Glue], fan_out: Sequence[int]) -> TreeBatch:
+    def glue(self, glues: Sequence[Glue], shape: RoundShape) -> TreeBatch:
         """Show the drafts being verified, predict their outcomes and plant a branch for each.
-        fan_out: branches for each accepted length, as in the glues."""
+        shape: of their round."""
         size = self._programs.batch(len(glues))
-        program = self._programs.glue(size, sum(fan_out))
+        program = self._programs.glue(size, sum(shape.fan_out))
         with self._in_flight.timed("glue"):
             program.load(
                 [glue.chunk for glue in glues],
@@ -54,6 +55,7 @@ class Executor:
             [glue.tree for glue in glues],
             slots,
             program.bonus[: len(glues) * program.branches].clone(),
+            shape.steps,
         )
         for glue, row in zip(glues, batch.rows()):
             glue.request.predicted, glue.request.ahead = glue.prediction, row
@@ -67,6 +69,7 @@ class Executor:
             [request.plant([len(request.fed)], self._k) for request in requests],
             slots,
             torch.tensor([request.tokens[-1] for request in requests]),
+            self._k,
         )
         for request, row in zip(requests, batch.rows()):
             request.fallback = row

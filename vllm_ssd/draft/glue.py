@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
+from vllm_ssd.draft.budget import RoundShape
 from vllm_ssd.draft.fan_out import spread
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.request import DraftRequest
@@ -24,13 +24,13 @@ class Glue:
     prediction: Prediction | None
 
 
-def make_glue(request: DraftRequest, fan_out: Sequence[int], k: int, has_room: bool) -> Glue:
-    """Show a request's unfed tokens, for which KV is reserved. fan_out: branches for each accepted
-    length 0..k. has_room: KV is reserved for the tree too; if not, there is none."""
+def make_glue(request: DraftRequest, shape: RoundShape, k: int, has_room: bool) -> Glue:
+    """Show a request's unfed tokens, for which KV is reserved. shape: of its round. k: steps that
+    its tree has room for. has_room: KV is reserved for the tree too; if not, there is none."""
     chunk, tokens = request.feed(request.unfed)
     if not has_room:
         return Glue(request, chunk, tokens, None, None)
-    counts = spread(fan_out, len(request.drafts))
+    counts = spread(shape.fan_out, len(request.drafts))
     accepted = [length for length, count in enumerate(counts) for _ in range(count)]
     tree = request.plant([len(request.tokens) + length for length in accepted], k)
     first = chunk.query_len - len(counts)  # the query of the newest token of the text
@@ -41,5 +41,6 @@ def make_glue(request: DraftRequest, fan_out: Sequence[int], k: int, has_room: b
         ranks=[rank for count in counts for rank in range(count)],
         accepted=accepted,
         ruled_out=[-1] * first + request.drafts + [-1],
+        steps=shape.steps,
     )
     return Glue(request, chunk, tokens, tree, prediction)

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.budget import BranchBudget, RoundCost
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.programs import Feed, Grow
 from vllm_ssd.draft.spec import DraftPolicy
@@ -105,7 +105,7 @@ class ProgramCache:
             grow = self.branches(batch, branches, self._sampled[-1])  # which takes longer
             glue_us = glue.run.measure_us(partial(glue.try_out, context))
             step_us = grow.run.measure_us(partial(grow.try_out, context))
-            self._budget.cost_us[batch, branches] = glue_us + self._policy.k * step_us
+            self._budget.cost_us[batch, branches] = RoundCost(glue_us, step_us)
 
     def _feed(self, batch: int, queries: int, branches: int) -> Feed:
         key = (batch, queries, branches)

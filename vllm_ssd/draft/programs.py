@@ -47,7 +47,7 @@ class Prediction:
     """What a row of a feed predicts. slot, stamp: where it is published, for which outcome. For
     each branch, rows: the query that its bonus follows; ranks: the bonus's rank there, 0 = the
     likeliest token; accepted: its accepted drafts. ruled_out: for each query, the draft that
-    follows it or -1."""
+    follows it or -1. steps: tokens that each branch will have."""
 
     slot: int
     stamp: int
@@ -55,6 +55,7 @@ class Prediction:
     ranks: Sequence[int]
     accepted: Sequence[int]
     ruled_out: Sequence[int]
+    steps: int
 
 
 class Feed:
@@ -79,6 +80,7 @@ class Feed:
                 "accepted": each,
                 "slot": (batch,),
                 "stamp": (batch,),
+                "steps": (batch,),
             },
         )
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
@@ -98,6 +100,7 @@ class Feed:
         for row, prediction in enumerate(predictions):
             if prediction is not None:
                 host["slot"][row], host["stamp"][row] = prediction.slot, prediction.stamp
+                host["steps"][row] = prediction.steps
                 host["source"][row] = prediction.rows
                 host["source"][row] += row * self.queries
                 host["rank"][row] = prediction.ranks
@@ -124,7 +127,7 @@ class Feed:
         self.bonus.copy_(choose(logits, inputs["ruled_out"].view(-1), source, rank))
         bonus = self.bonus.view(self.batch, -1)
         self._publisher.predict(
-            Outcomes(inputs["slot"], inputs["stamp"], inputs["accepted"], bonus)
+            Outcomes(inputs["slot"], inputs["stamp"], inputs["steps"], inputs["accepted"], bonus)
         )
 
 

@@ -11,8 +11,9 @@ from vllm_ssd.draft.programs import Grow, PublishSlot
 
 
 class TreeBatch:
-    """One tree per row, None where its request has left. step: steps started. slots: where each row
-    publishes. last_tokens: int64 [rows * branches], the newest token of every branch."""
+    """One tree per row, None where its request has left. step: steps started, of ``steps``. slots:
+    where each row publishes. last_tokens: int64 [rows * branches], the newest token of every
+    branch."""
 
     def __init__(
         self,
@@ -20,8 +21,9 @@ class TreeBatch:
         trees: list[Tree | None],
         slots: list[PublishSlot],
         last_tokens: torch.Tensor,
+        steps: int,
     ):
-        self.step = 0
+        self.step, self.steps = 0, steps
         self._program = program
         self._trees = trees
         self._slots = slots

@@ -111,28 +111,40 @@ PATCHES = (
         "self req_id prompt_len all_token_ids num_computed_tokens max_tokens",
     ),
     Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request", "self req_id"),
-    # Which drafts V2 verifies goes by ssd's confidences.
+    # Which drafts V2 verifies goes by ssd's confidences, and by what steps cost.
     Patch(
         _V2,
         f"{_ADAPTIVE}.record_confidences",
-        "runner_v2.with_two_confidences",
+        "verification.with_two_confidences",
         "self confidence_probs input_batch",
     ),
     Patch(
         _V2,
+        f"{_ADAPTIVE}.batches_to_profile",
+        "verification.with_kv_measured_apart",
+        "self capture_sizes",
+    ),
+    Patch(
+        _V2,
         f"{_ADAPTIVE}.set_initial_cost_curves",
-        "runner_v2.with_trimming_compiled",
+        "verification.with_costs_taken_in",
         "self samples",
     ),
     Patch(
         _V2,
+        f"{_ADAPTIVE}.get_num_tokens",
+        "verification.with_kv_counted",
+        "self num_tokens_per_req draft_tokens",
+    ),
+    Patch(
+        _V2,
         f"{_V2_WORKER}.model_runner:maybe_create_adaptive_verification_manager",
-        "runner_v2.with_refusal_heeded",
+        "verification.with_refusal_heeded",
     ),
     Patch(
         _V2,
         f"{_V2_WORKER}.model_runner:GPUModelRunner.initialize_kv_cache",
-        "runner_v2.with_fixed_verification",
+        "verification.with_fixed_verification",
     ),
     # What vLLM's rejection sampler gets wrong on CPUs.
     Patch(

@@ -24,7 +24,7 @@ class DevicePublisher:
 
     def predict(self, new: Outcomes) -> None:
         batch, branches = new.accepted.shape
-        outcomes = (new.slots, new.stamps, new.accepted, new.bonus)
+        outcomes = (new.slots, new.stamps, new.steps, new.accepted, new.bonus)
         predict_kernel[(batch,)](
             self._words, self._stamps, *outcomes, branches, self._layout, num_warps=1
         )

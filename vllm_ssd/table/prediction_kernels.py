@@ -29,10 +29,18 @@ _BRANCH_LANES = tl.constexpr(8)  # branches whose distributions an iteration cop
 
 @triton.jit
 def predict_kernel(
-    words, stamps, slots, stamp_of, accepted, bonus, BRANCHES: tl.constexpr, AT: tl.constexpr
+    words,
+    stamps,
+    slots,
+    stamp_of,
+    steps_of,
+    accepted,
+    bonus,
+    BRANCHES: tl.constexpr,
+    AT: tl.constexpr,
 ):
-    """``PredictionWriter.publish``. slots, stamp_of: int64 [rows], slot -1 publishes nothing;
-    accepted, bonus: int64 [rows, BRANCHES]."""
+    """``PredictionWriter.publish``. slots, stamp_of, steps_of: int64 [rows], slot -1 publishes
+    nothing; accepted, bonus: int64 [rows, BRANCHES]."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot >= 0:
@@ -45,6 +53,8 @@ def predict_kernel(
         tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         tl.debug_barrier()
         tl.store(words + record + AT.prediction_depth, 0)
+        steps = tl.load(steps_of + row)
+        tl.store(words + record + AT.prediction_steps, steps.to(tl.int32))
         tl.store(words + record + AT.prediction_count, BRANCHES)
         tl.store(words + record + AT.prediction_accepted + lane, lengths.to(tl.int32), mask=real)
         tl.store(words + record + AT.prediction_bonus + lane, tokens.to(tl.int32), mask=real)
@@ -162,7 +172,8 @@ def find(
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number.
+    """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number,
+    and the number that there will be in a branch.
     Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
 
     The second look at a stamp is masked by the drafts' validity, so that it cannot overtake them.
@@ -174,6 +185,7 @@ def find(
 
     count = read_where(words + prediction + AT.prediction_count, published)
     depth = read_where(words + prediction + AT.prediction_depth, published)
+    steps = read_where(words + prediction + AT.prediction_steps, published)
     other_depth = read_where(words + fallback + AT.fallback_depth, has_fallback)
     listed = branch < tl.where(published, AT.branches, 0)
     branch_at = words + prediction + branch
@@ -202,6 +214,7 @@ def find(
     again = read_where(stamps + prediction // 2, published & valid)
     published = published & ((again == stamp) | (valid == 0))
     predicted = predicted & published
+    steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
     depth = tl.where(predicted, depth, 0)
     again = read_where(stamps + fallback // 2, has_fallback & other_valid)
     has_fallback = has_fallback & ((again == stamp) | (other_valid == 0))
@@ -211,4 +224,4 @@ def find(
     depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
         store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
-    return published, predicted, tokens, depth
+    return published, predicted, tokens, depth, steps

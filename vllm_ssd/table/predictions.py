@@ -20,13 +20,19 @@ class PredictionWriter:
         self._fallback = table.slots["fallback"]
 
     def publish(
-        self, slot: int, stamp: np.uint64, accepted: Sequence[int], bonus: Sequence[int]
+        self,
+        slot: int,
+        stamp: np.uint64,
+        accepted: Sequence[int],
+        bonus: Sequence[int],
+        steps: int | None = None,
     ) -> None:
         """Predict outcomes of round ``stamp``, each an accepted length and a bonus; their branches
-        have no tokens yet."""
+        have no tokens yet. steps: tokens that they will have, k if None."""
         record = self._prediction[slot, int(stamp) & 1]
         record["stamp"] = 0
         record["depth"] = 0
+        record["steps"] = record["tokens"].shape[1] if steps is None else steps
         record["count"] = len(accepted)
         record["accepted"][: len(accepted)] = accepted
         record["bonus"][: len(bonus)] = bonus
@@ -91,13 +97,15 @@ class LookupResult:
 
     published: the draft has predicted outcomes of this very round. predicted: ours is one of them
     (if not, any tokens are the draft's fallback). tokens: drafts ready for it, 0..k.
-    draft_probs: int64 [len(tokens), top_m], what they were sampled from.
+    draft_probs: int64 [len(tokens), top_m], what they were sampled from. steps: tokens that the
+    branches will have, k where that is not published.
     """
 
     published: bool
     predicted: bool
     tokens: list[int]
     draft_probs: NDArray[np.int64]
+    steps: int
 
 
 class PredictionReader:
@@ -118,11 +126,13 @@ class PredictionReader:
         parity = int(stamp) & 1
         record = self._prediction[slot, parity]
         published = predicted = False
+        steps = self._k
         tokens, draft_probs = self._nothing
         if record["stamp"] == stamp:
             count = min(max(int(record["count"]), 0), self._branches)
             match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
             rows = np.flatnonzero(match)
+            steps = min(max(int(record["steps"]), 0), self._k)
             if len(rows):
                 depth = min(max(int(record["depth"]), 0), self._k)
                 tokens, draft_probs = self._drafts(record, depth, rows[0])
@@ -130,6 +140,7 @@ class PredictionReader:
                 published, predicted = True, len(rows) > 0
             else:
                 tokens, draft_probs = self._nothing
+                steps = self._k
         fallback = self._fallback[slot, parity]
         if fallback["stamp"] == stamp:
             depth = min(max(int(fallback["depth"]), 0), self._k)
@@ -140,7 +151,7 @@ class PredictionReader:
         known = all(0 <= token < self._vocab_size for token in tokens)
         if not known or not are_sound(tokens, draft_probs, self._vocab_size):
             tokens = []
-        return LookupResult(published, predicted, tokens, draft_probs[: len(tokens)])
+        return LookupResult(published, predicted, tokens, draft_probs[: len(tokens)], steps)
 
     def _drafts(
         self, record: np.void, depth: int, *branch: int

@@ -16,10 +16,12 @@ from vllm_ssd.table.predictions import PredictionWriter
 @dataclass(frozen=True)
 class Outcomes:
     """Predicted outcomes, whose branches have no tokens yet. slots: int64 [batch], -1 = publish
-    nothing for this row; stamps: int64 [batch]; accepted, bonus: int64 [batch, branches]."""
+    nothing for this row; stamps: int64 [batch]; steps: int64 [batch], tokens that each branch will
+    have; accepted, bonus: int64 [batch, branches]."""
 
     slots: torch.Tensor
     stamps: torch.Tensor
+    steps: torch.Tensor
     accepted: torch.Tensor
     bonus: torch.Tensor
 
@@ -58,7 +60,8 @@ class HostPublisher:
 
     def predict(self, new: Outcomes) -> None:
         for row, slot, stamp in _real(new):
-            self._writer.publish(slot, stamp, new.accepted[row].tolist(), new.bonus[row].tolist())
+            accepted, bonus = new.accepted[row].tolist(), new.bonus[row].tolist()
+            self._writer.publish(slot, stamp, accepted, bonus, int(new.steps[row]))
 
     def extend(self, new: BranchTokens) -> None:
         for row, slot, stamp in _real(new):

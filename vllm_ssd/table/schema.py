@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 8
+VERSION = 9
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -96,6 +96,7 @@ class TableShape:
                 ("stamp", "u8"),  # the round whose outcome is predicted
                 ("count", "i4"),
                 ("depth", "i4"),  # tokens ready in every branch
+                ("steps", "i4"),  # and tokens that it will have, k at most
                 ("accepted", "i4", (self.branches,)),
                 ("bonus", "i4", (self.branches,)),
                 ("tokens", "i4", (self.branches, self.k)),

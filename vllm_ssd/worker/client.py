@@ -196,7 +196,7 @@ class SpeculationClient:
     def _worth_waiting(self, state: RowState, plan: WaitPlan) -> bool:
         slot, found = state.slot, state.found
         missed = found.published and not found.predicted
-        enough = plan.fallback if missed else plan.branch
+        enough = plan.fallback if missed else min(plan.branch, found.steps)
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
         if state.left_over < len(slot.drafts):

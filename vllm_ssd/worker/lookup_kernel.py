@@ -134,15 +134,15 @@ def look_up_kernel(
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
-        published, predicted, tokens, depth = find(
+        published, predicted, tokens, depth, steps = find(
             words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
         found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
-        found = tl.where(predicted & (depth >= AT.k), AT.counter_hits, found)
+        found = tl.where(predicted & (depth >= steps), AT.counter_hits, found)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
-        wanted = tl.where(published & (predicted == 0), fallback_depth, branch_depth)
+        wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
@@ -156,7 +156,7 @@ def look_up_kernel(
             now = read_heads(stamps, prediction, fallback)
             hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
-                published, predicted, tokens, depth = find(
+                published, predicted, tokens, depth, steps = find(
                     words,
                     stamps,
                     prediction,
@@ -168,7 +168,7 @@ def look_up_kernel(
                     VOCAB,
                     AT,
                 )
-                wanted = tl.where(published & (predicted == 0), fallback_depth, branch_depth)
+                wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
             heads = now
             looks += 1
             waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
@@ -215,6 +215,13 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
+
+
+@triton.jit
+def wanted_depth(published, predicted, steps, branch_depth, fallback_depth):
+    """Drafts that are worth waiting for."""
+    missed = published & (predicted == 0)
+    return tl.where(missed, fallback_depth, tl.minimum(branch_depth, steps))
 
 
 @triton.jit

@@ -4,21 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.budget import BranchBudget, RoundCost
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.spec import DraftPolicy
 
 K = 3
-EVEN = Prediction(0, 0, [0] * 8, [0, 1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], [])
+EVEN = Prediction(0, 0, [0] * 8, [0, 1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], [], K)
+BONUS = 9  # no draft
 
 
 def policy(**changes):
     return DraftPolicy(**{"k": K, "fan_out": (2,) * 4, "fallbacks": True, "chunk": 64, **changes})
 
 
-def verified(budget, accepted, branch, decided_ns=0, drafts=K):
+def verified(budget, accepted, branch, decided_ns=0, drafts=K, bonus=BONUS):
     request = SimpleNamespace(drafts=[0] * drafts, predicted=EVEN, decided_ns=decided_ns)
-    budget.outcome(request, accepted, branch)
+    budget.outcome(request, accepted, bonus, branch)
 
 
 def has_verified_in(monkeypatch, budget, window_us):
@@ -29,11 +30,11 @@ def has_verified_in(monkeypatch, budget, window_us):
 
 def test_a_length_that_is_missed_gets_more_branches():
     budget = BranchBudget(policy(adaptive=True))
-    assert budget.fan_out(1) == (2, 2, 2, 2)
+    assert budget.shape(1).fan_out == (2, 2, 2, 2)
     for _ in range(300):
         verified(budget, 1, -1)
         verified(budget, 3, 6)  # always the likeliest token there
-    _, missed, _, sure = budget.fan_out(1)
+    _, missed, _, sure = budget.shape(1).fan_out
     assert missed >= 4 and sure == 1
 
 
@@ -41,38 +42,99 @@ def test_numbers_given_for_each_length_stay():
     budget = BranchBudget(policy(fan_out=(4, 2, 0, 1)))
     for _ in range(300):
         verified(budget, 3, -1)
-    assert budget.fan_out(1) == (4, 2, 0, 1)
+    assert budget.shape(1).fan_out == (4, 2, 0, 1)
 
 
-def test_rounds_without_all_drafts_or_unknown_say_nothing():
+def test_rounds_without_drafts_or_unknown_say_nothing():
     budget = BranchBudget(policy(adaptive=True))
     for _ in range(300):
-        verified(budget, 1, -1, drafts=K - 1)
+        verified(budget, 0, -1, drafts=0)
         verified(budget, -1, -1)
         verified(budget, 1, None)
-    assert budget.fan_out(1) == (2, 2, 2, 2)
+    assert budget.shape(1).fan_out == (2, 2, 2, 2)
 
 
-@pytest.mark.parametrize("window_us, branches", [(5000, 24), (3000, 16), (1000, 8), (10, 8)])
-def test_a_round_fits_its_window(monkeypatch, window_us, branches):
+@pytest.mark.parametrize(
+    "window_us, branches, steps",
+    [(5000, 24, 3), (3000, 16, 3), (1500, 8, 3), (1000, 8, 2), (10, 8, 1)],
+)
+def test_a_round_fits_its_window(monkeypatch, window_us, branches, steps):
     budget = BranchBudget(policy(fan_out=(6,) * 4))
     assert budget.sizes(1) == [24, 16, 8]
-    budget.cost_us = {(1, 24): 4000.0, (1, 16): 2500.0, (1, 8): 1500.0}
-    assert sum(budget.fan_out(1)) == 24, "nothing is known of the window yet"
+    budget.cost_us = {
+        (1, 24): RoundCost(700.0, 1000.0),
+        (1, 16): RoundCost(400.0, 600.0),
+        (1, 8): RoundCost(250.0, 350.0),
+    }
+    assert sum(budget.shape(1).fan_out) == 24, "nothing is known of the window yet"
     has_verified_in(monkeypatch, budget, window_us)
-    assert sum(budget.fan_out(1)) == branches
+    fan_out, found = budget.shape(1)
+    assert (sum(fan_out), found) == (branches, steps)
 
 
 @pytest.mark.parametrize("requests", [1, 2, 3, 5, 9, 26])
 @pytest.mark.parametrize("window_us", [1, 500, 1000, 1_000_000])
 def test_given_numbers_have_the_sizes_that_are_recorded(monkeypatch, requests, window_us):
     budget = BranchBudget(policy(fan_out=(5, 4, 3, 1), max_branches=26))
-    assert sum(budget.fan_out(requests)) in budget.sizes(requests)
-    budget.cost_us = {(requests, size): 100.0 * size for size in budget.sizes(requests)}
+    assert sum(budget.shape(requests).fan_out) in budget.sizes(requests)
+    budget.cost_us = {
+        (requests, size): RoundCost(20.0 * size, 20.0 * size) for size in budget.sizes(requests)
+    }
     has_verified_in(monkeypatch, budget, window_us)
-    assert sum(budget.fan_out(requests)) in budget.sizes(requests)
+    assert sum(budget.shape(requests).fan_out) in budget.sizes(requests)
 
 
 def test_many_requests_share_the_branches():
     budget = BranchBudget(policy(fan_out=(6,) * 4, max_branches=64))
-    assert [sum(budget.fan_out(n)) for n in (1, 2, 4, 8, 32)] == [24, 24, 16, 8, 4]
+    assert [sum(budget.shape(n).fan_out) for n in (1, 2, 4, 8, 32)] == [24, 24, 16, 8, 4]
+
+
+def test_batches_that_take_turns_share_the_time(monkeypatch):
+    budget = BranchBudget(policy(adaptive=True))
+    budget.cost_us = {(1, size): RoundCost(100.0, 300.0) for size in budget.sizes(1)}
+    has_verified_in(monkeypatch, budget, 1100)
+    assert [budget.shape(1, batches).steps for batches in (1, 2, 3)] == [3, 1, 1]
+
+
+def test_rounds_are_shorter_where_few_drafts_are_accepted(monkeypatch):
+    """Of two sizes the one with more branches has time for fewer tokens each."""
+    shapes = []
+    for right in (0, K):
+        budget = BranchBudget(policy(adaptive=True, fan_out=(3,) * 4))
+        budget.cost_us = {
+            (1, 12): RoundCost(0.0, 500.0),
+            (1, 8): RoundCost(0.0, 450.0),
+            (1, 4): RoundCost(0.0, 300.0),
+        }
+        has_verified_in(monkeypatch, budget, 1000)
+        for _ in range(2000):
+            verified(budget, right, None)
+        shapes.append(budget.shape(1))
+    unlucky, lucky = shapes
+    assert (sum(unlucky.fan_out), unlucky.steps) == (12, 1)
+    assert (sum(lucky.fan_out), lucky.steps) == (4, 3)
+
+
+def test_a_draft_that_was_left_out_counts_as_accepted_if_it_is_the_bonus():
+    """The target verified one of three drafts, and its own token is the next one."""
+    trimmed, refused = BranchBudget(policy(adaptive=True)), BranchBudget(policy(adaptive=True))
+    for budget, bonus in ((trimmed, 0), (refused, BONUS)):
+        budget.cost_us = {
+            (1, 8): RoundCost(0.0, 350.0),
+            (1, 5): RoundCost(0.0, 333.0),
+            (1, 4): RoundCost(0.0, 320.0),
+        }
+        for _ in range(2000):
+            verified(budget, 1, None, bonus=bonus)
+    assert trimmed.acceptance > 0.9 > 0.6 > refused.acceptance
+
+
+@pytest.mark.parametrize("requests, least", [(16, 4), (32, 2), (64, 2)])
+def test_short_rounds_may_have_fewer_branches_than_lengths(monkeypatch, requests, least):
+    budget = BranchBudget(policy(adaptive=True, max_branches=256))
+    sizes = budget.sizes(requests)
+    assert sizes[-1] == least
+    budget.cost_us = {(requests, size): RoundCost(0.0, 100.0 * size) for size in sizes}
+    has_verified_in(monkeypatch, budget, 230)
+    fan_out, steps = budget.shape(requests)
+    assert sum(fan_out) == least and len(fan_out) == K + 1 and steps == 1

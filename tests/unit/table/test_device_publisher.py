@@ -38,8 +38,9 @@ if interpreter.HERE:
             stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation])
             each = 3, branches
             accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
+            steps = torch.randint(1, 4, (3,))
             for publisher in publishers:
-                publisher.predict(Outcomes(slots, stamps, accepted, bonus))
+                publisher.predict(Outcomes(slots, stamps, steps, accepted, bonus))
             for step in range(shape.k):
                 at = torch.tensor([step])
                 tokens, fallbacks = torch.randint(0, 100, each), torch.randint(0, 100, (3, 1))

@@ -136,6 +136,22 @@ def test_skip_takes_what_is_there(table, clock):
     assert table.target[0]["late"] == 1
 
 
+def test_a_short_branch_is_complete(table, clock):
+    """Where the draft has no time for all k tokens, nobody waits for them."""
+    client, _ = make(table)
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    state = client.slots.states["a"]
+    predictions = PredictionWriter(table)
+    stamp = make_stamp(state.generation, 0)
+    predictions.publish(state.slot, stamp, [0], [5], steps=2)
+    predictions.extend(state.slot, stamp, [77])
+    predictions.extend(state.slot, stamp, [78])
+    assert client.exchange([row("a", 6)]) == [[77, 78]]
+    assert clock.slept == 0
+    assert table.target[0]["hits"] == 1
+
+
 @pytest.mark.parametrize("later, said", [(0, GIVEN_UP), (1, DRAFTING)])
 def test_a_request_the_draft_gave_up_or_forgot_is_not_waited_for(table, clock, later, said):
     client, _ = make(table)
