@@ -24,8 +24,8 @@ _OUTCOME, _WINDOW = 0.005, 0.1
 # The part of a verification's duration that a round of the draft may take.
 _SHARE = 0.95
 # Drafts accepted of those whose predecessors were, before anything is known, and the number of
-# drafts that this is worth.
-_ACCEPTED, _PRIOR_WEIGHT = 0.7, 20.0
+# drafts at each position that this is worth.
+_ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
 # From this number of requests on, rounds may have fewer branches than there are outcomes' lengths:
 # all branches of short rounds, where many are too many.
 _SHORT_ROUNDS = 32
@@ -91,8 +91,9 @@ class BranchBudget:
         self.cost_us: dict[tuple[int, int], RoundCost] = {}
         self._probs = OutcomeProbs(policy.k, policy.branches)
         self._window_us = 0.0
-        # Drafts whose predecessors were accepted, and of these the accepted ones, of the latest.
-        self._reached, self._accepted = _PRIOR_WEIGHT, _PRIOR_WEIGHT * _ACCEPTED
+        # By position: drafts whose predecessors were accepted, and of these the accepted ones.
+        self._reached = np.full(policy.k, _PRIOR_WEIGHT)
+        self._accepted = self._reached * _ACCEPTED
 
     def sizes(self, requests: int) -> list[int]:
         """Branches that each of ``requests`` requests may get, most first; one choice at least."""
@@ -132,12 +133,13 @@ class BranchBudget:
 
     def _tokens(self, shape: RoundShape) -> float:
         """Drafts of such a round that will be accepted."""
-        accepted = sum(self.acceptance**position for position in range(1, shape.steps + 1))
+        accepted = float(np.cumprod(self.acceptance)[: shape.steps].sum())
         return self._probs.hit(shape.fan_out, shape.steps) * accepted
 
     @property
-    def acceptance(self) -> float:
-        """The share of drafts that were accepted lately, of those whose predecessors were."""
+    def acceptance(self) -> np.ndarray:
+        """float64 [k]: by position, the share of drafts that were accepted lately, of those whose
+        predecessors were."""
         return self._accepted / self._reached
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
@@ -150,8 +152,10 @@ class BranchBudget:
             self._probs.count(request.predicted, accepted, branch)
         # A draft that was not verified is the bonus itself, or the target would not have taken it.
         right = accepted + (accepted < len(drafts) and drafts[accepted] == bonus)
-        self._reached += min(accepted + 1, len(drafts)) - _OUTCOME * self._reached
-        self._accepted += right - _OUTCOME * self._accepted
+        reached = min(accepted + 1, len(drafts))
+        self._reached[:reached] += 1 - _OUTCOME * self._reached[:reached]
+        self._accepted[:reached] -= _OUTCOME * self._accepted[:reached]
+        self._accepted[:right] += 1
         took = (time.monotonic_ns() - request.decided_ns) / 1000
         if self._window_us:
             # A step that did more than verify (a prompt, a pause) says little about the next.

@@ -11,7 +11,8 @@ pieces at most. Branches of a round that is over are not grown any more. In orde
     behind    a chunk of what is to be shown in the same way, where that is more
     glue      show the model the bonus and the drafts being verified; predict the outcomes
     branch    one more token for every branch of every predicted outcome
-    prefill   a chunk of a new text; after every glue one goes first, lest new texts never start
+    prefill   a chunk of a new text; after every glue one goes first, or several short texts, lest
+              new ones never start
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class DraftEngine:
         self._executor = Executor(self._programs, self._in_flight, policy.k)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
-        self._prefill_due = False
+        self._prefill_due = 0  # tokens of new texts that go before the next glue
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Build, tune and record all programs now instead of at their first use."""
@@ -91,13 +92,12 @@ class DraftEngine:
             self._executor.grow(batch, "branch")
         elif behind:
             self._feed(behind[0])
-        elif prefill and self._prefill_due:
-            self._prefill_due = False
-            self._feed(prefill[0])
+        elif prefill and self._prefill_due > 0:
+            self._prefill_due -= self._feed(prefill[0])
         elif glue and self._in_flight.idle_s() < SETTLE_S and any(r.awaited for r in live):
             pass  # their decision is about to come: one glue for all
         elif glue:
-            self._prefill_due = True
+            self._prefill_due = self.policy.chunk
             self._glue(glue)
         elif (batch := self._next(self._ahead)) is not None:
             self._executor.grow(batch, "branch")
@@ -107,8 +107,9 @@ class DraftEngine:
             return False
         return True
 
-    def _feed(self, request: DraftRequest) -> None:
-        """Show the model a chunk of a text, without the tokens a glue or a fallback begins with."""
+    def _feed(self, request: DraftRequest) -> int:
+        """Show the model a chunk of a text, without the tokens a glue or a fallback begins with;
+        returns the number of its tokens."""
         whole = request.phase is Phase.FEEDING and not self.policy.branches
         kept = 0 if whole else 1 + len(request.drafts)
         count = min(request.unfed - kept, self.policy.chunk)
@@ -116,6 +117,7 @@ class DraftEngine:
             self._executor.feed(request, count)
             if request.unfed == 0:
                 self.requests.await_outcome(request)
+        return count
 
     def _glue(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch

@@ -137,15 +137,15 @@ def read_heads(stamps, prediction, fallback):
 
 
 @triton.jit
-def is_hopeless(stamps, slot_base, generation, fallback_depth, AT: tl.constexpr):
+def is_hopeless(stamps, slot_base, generation, while_reading, AT: tl.constexpr):
     """Whether waiting is useless: the draft's state for this generation is GIVEN_UP or LOST, or is
-    for a later one already, or, if ``fallback_depth`` is 0, is not DRAFTING."""
+    for a later one already, or, unless ``while_reading``, is not DRAFTING."""
     state = read(stamps + (slot_base + AT.state) // 2)
     owner = (state >> 32) & 0xFFFFFFFF
     ours = owner == generation
     what = state & 0xFFFFFFFF
     gave_up = (ours & ((what == _GIVEN_UP) | (what == _LOST))) | (owner > generation)
-    return gave_up | ((fallback_depth == 0) & ((ours & (what == _DRAFTING)) == 0))
+    return gave_up | ((while_reading == 0) & ((ours & (what == _DRAFTING)) == 0))
 
 
 @triton.jit

@@ -205,9 +205,9 @@ class SpeculationClient:
             slot.overdue = None
         said = self._draft_states.get(slot.slot, slot.generation)
         hopeless = said in (GIVEN_UP, LOST)
-        if not plan.fallback:
+        if not plan.fallback or not self._planner.waits_for_texts:
             hopeless |= said != DRAFTING
-        if slot.round == 1 and not self._planner.waits_first:
+        if slot.round == 1 and not self._planner.waits_for_texts:
             return False  # its first token
         return slot.overdue is None and draft_lives(self._table) and not hopeless
 

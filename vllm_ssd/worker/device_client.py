@@ -158,7 +158,7 @@ class DeviceClient:
             plan.branch,
             plan.fallback,
             min(plan.drafts, self._table.shape.k if most_drafts is None else most_drafts),
-            int(self._planner.waits_first),
+            int(self._planner.waits_for_texts),
             int(len(drafts) < MANY_ROWS),
             self._look_ns,
             self._turn,

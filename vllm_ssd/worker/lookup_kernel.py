@@ -39,7 +39,7 @@ _BRANCH, _FALLBACK, _LEFT, _GUESSED = (
         "branch_depth",
         "fallback_depth",
         "most_drafts",
-        "waits_first",
+        "waits_for_texts",
         "expects_drafts",
         "look_ns",
         "turn",
@@ -78,7 +78,7 @@ def look_up_kernel(
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
     most_drafts,  # drafts that a row may have, 0..k; 0: the draft is told nothing
-    waits_first,  # 1: wait in a request's first round, too
+    waits_for_texts,  # 1: wait in a request's first round and while the draft reads its text, too
     expects_drafts,  # 1: expect of a row without drafts that it will have all of them next
     look_ns,  # nanoseconds that a look takes
     turn,  # 0 and 1 in alternate steps
@@ -146,15 +146,16 @@ def look_up_kernel(
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
-        may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_first != 0))
+        may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
         looks = 0
         heads = tl.zeros([4], tl.int64)  # the first look of a wait takes all it sees for new
-        hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
+        while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
+        hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
         waiting = short & may_wait & (hopeless == 0)
         while waiting & (looks < look_limit):
             now = read_heads(stamps, prediction, fallback)
-            hopeless = is_hopeless(stamps, slot_base, generation, fallback_depth, AT)
+            hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
                 published, predicted, tokens, depth, steps = find(
                     words,

@@ -26,8 +26,9 @@ class WaitPlanner:
 
     def __init__(self, policy: WaitPolicy, table: SpeculationTable, limits: Limits = "nobody"):
         k = table.shape.k
-        # A first token is not to wait; under "wait" all rounds are alike.
-        self.waits_first = policy.on_miss == "wait"
+        # Whether requests whose text the draft has yet to read wait for that, and first tokens for
+        # anything: only where all rounds are alike.
+        self.waits_for_texts = policy.on_miss == "wait"
         self._fixed = {"wait": WaitPlan(k, k), "skip": WaitPlan(0, 0)}.get(policy.on_miss)
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round

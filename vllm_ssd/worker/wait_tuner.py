@@ -40,6 +40,9 @@ _HOPELESS, _EARLY, _FEWEST = 0.85, 0.75, 4
 # Stretches of the best plan between two turns of the others, at first and at most; doubled each
 # time.
 _FIRST_TURN, _LAST_TURN = 8, 64
+# The same at most while vLLM limits drafts and the best plan has none: then a stretch with drafts
+# costs no more than looking them up.
+_LAST_UNDRAFTED_TURN = 8
 # In one of this number of turns, plans beyond a hopeless one are tried too.
 _ALL_PLANS = 4
 # By how much another plan must be better to replace the best one.
@@ -192,7 +195,9 @@ class _SizeClass:
         if self._known and not self._until_turn and not self._due:
             self._due = self._others()
             self._turns += 1
-            self._until_turn = min(_FIRST_TURN << self._turns >> 1, _LAST_TURN)
+            undrafted = self._best == UNDRAFTED and _HALF not in self._plans
+            last = _LAST_UNDRAFTED_TURN if undrafted else _LAST_TURN
+            self._until_turn = min(_FIRST_TURN << self._turns >> 1, last)
         if self._due:
             self.current = self._due.pop(0)
         else:
