@@ -35,7 +35,7 @@ ENDLESS_S = 3600.0  # for waits that end by themselves
 class Target:
     """A device client and what vLLM keeps for it: ``texts`` by slot, the newest tokens last."""
 
-    def __init__(self, path, device, on_miss="wait", max_wait_s=1e-3, shape=SHAPE):
+    def __init__(self, path, device, on_miss="wait", max_wait_s=1e-3, shape=SHAPE, limits="nobody"):
         self.table = SpeculationTable.create(path, shape)
         if device.type != "cpu":
             register(self.table, device)
@@ -45,7 +45,7 @@ class Target:
         self.lengths = [0] * SHAPE.slots
         policy = WaitPolicy(on_miss, max_wait_s)
         connection = Connection(self.table, self.sent, policy, VOCAB, MAX_LEN)
-        self.client = DeviceClient(connection, device, lambda: self.texts, LOOK_NS)
+        self.client = DeviceClient(connection, device, lambda: self.texts, LOOK_NS, limits)
 
     def add(self, name, slot, text):
         self.write(slot, text, start=0)

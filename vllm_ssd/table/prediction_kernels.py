@@ -173,7 +173,8 @@ def find(
     AT: tl.constexpr,
 ):
     """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number,
-    and the number that there will be in a branch.
+    and the number that there will be in a branch; then whether they are those of a sibling: without
+    anything else, the likeliest bonus's at the same accepted length.
     Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
 
     The second look at a stamp is masked by the drafts' validity, so that it cannot overtake them.
@@ -192,9 +193,11 @@ def find(
     lengths = read_where(branch_at + AT.prediction_accepted, listed)
     bonuses = read_where(branch_at + AT.prediction_bonus, listed)
     match = listed & (branch < count) & (lengths == accepted) & (bonuses == bonus)
-    chosen = tl.min(tl.where(match, branch, AT.branch_lanes))
-    predicted = chosen < AT.branch_lanes
-    depth = tl.where(predicted, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
+    own = tl.min(tl.where(match, branch, AT.branch_lanes))
+    predicted = own < AT.branch_lanes
+    siblings = listed & (branch < count) & (lengths == accepted)
+    chosen = tl.where(predicted, own, tl.min(tl.where(siblings, branch, AT.branch_lanes)))
+    depth = tl.where(chosen < AT.branch_lanes, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
     other_depth = tl.minimum(tl.maximum(other_depth, 0), AT.k)
 
     branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
@@ -215,13 +218,14 @@ def find(
     published = published & ((again == stamp) | (valid == 0))
     predicted = predicted & published
     steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
-    depth = tl.where(predicted, depth, 0)
+    depth = tl.where(published, depth, 0)
     again = read_where(stamps + fallback // 2, has_fallback & other_valid)
     has_fallback = has_fallback & ((again == stamp) | (other_valid == 0))
-    further = has_fallback & (other_depth > depth)
+    further = has_fallback & (other_depth > tl.where(predicted, depth, 0))
+    sibling = published & (predicted == 0) & (further == 0)
     tokens = tl.where(further, other, tokens)
     depth = tl.where(further, other_depth, depth)
     depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
         store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
-    return published, predicted, tokens, depth, steps
+    return published, predicted, tokens, depth, steps, sibling
