@@ -23,8 +23,8 @@ from vllm_ssd.draft.spec import DraftPolicy
 _OUTCOME, _WINDOW = 0.005, 0.1
 # The part of a verification's duration that a round of the draft may take.
 _SHARE = 0.95
-# Drafts accepted of those whose predecessors were, before anything is known, and the number of
-# drafts at each position that this is worth.
+# Drafts accepted of those whose predecessors were, before anything is known. As long as little is
+# known of a position it is taken for the one before it, which is worth this number of drafts.
 _ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
 # From this number of requests on, rounds may have fewer branches than there are outcomes' lengths:
 # all branches of short rounds, where many are too many.
@@ -92,8 +92,7 @@ class BranchBudget:
         self._probs = OutcomeProbs(policy.k, policy.branches)
         self._window_us = 0.0
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
-        self._reached = np.full(policy.k, _PRIOR_WEIGHT)
-        self._accepted = self._reached * _ACCEPTED
+        self._reached, self._accepted = np.zeros((2, policy.k))
 
     def sizes(self, requests: int) -> list[int]:
         """Branches that each of ``requests`` requests may get, most first; one choice at least."""
@@ -140,7 +139,11 @@ class BranchBudget:
     def acceptance(self) -> np.ndarray:
         """float64 [k]: by position, the share of drafts that were accepted lately, of those whose
         predecessors were."""
-        return self._accepted / self._reached
+        chances, chance = [], _ACCEPTED
+        for reached, accepted in zip(self._reached, self._accepted):
+            chance = (accepted + _PRIOR_WEIGHT * chance) / (reached + _PRIOR_WEIGHT)
+            chances.append(chance)
+        return np.array(chances)
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """A request's verification is over, and the request has yet to take it in. accepted:

@@ -115,7 +115,8 @@ def with_kv_counted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_trimming(manager: AdaptiveVerificationManager) -> None:
-    """For one row and for several, as torch compiles these apart, and for all budgets from 2 on."""
+    """For one row and for several, as torch compiles these apart, and for all budgets from 2 on. In
+    the manager's own memory: torch compiles anew for tensors made in inference mode."""
     import torch
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
@@ -125,7 +126,7 @@ def compile_trimming(manager: AdaptiveVerificationManager) -> None:
         if rows <= states.max_num_reqs:
             slots = torch.arange(rows, device=states.device)
             for budget in (1, 2, 3):
-                capacities = torch.full((rows,), k, dtype=torch.int32, device=states.device)
+                capacities = manager._batch_draft_capacity[:rows].fill_(k)
                 if budget < rows * k:
                     adaptive_verification._assign_draft_token_budget_compiled(
                         manager._confidence_probs, slots, capacities, budget, k

@@ -1,0 +1,139 @@
+"""What verify steps cost, and what of vLLM's adaptive verification is prepared at start-up."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.async_utils import StepTimingSample
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+
+from vllm_ssd.hooks import verification
+from vllm_ssd.hooks.runner_v2 import SPECULATOR
+from vllm_ssd.worker.step_costs import KV_STEPS, kv_batch, kv_token_ms
+
+ROWS, K = 64, 5
+KV_MS, STEP_MS, TOKEN_MS = 0.001, 20.0, 0.25
+
+
+class Manager(AdaptiveVerificationManager):
+    """vLLM's, without its streams and events, which need a GPU."""
+
+    def __init__(self, ours=True):
+        device = torch.device("cpu")
+        self.req_states = SimpleNamespace(
+            max_num_reqs=ROWS,
+            max_model_len=1000,
+            max_num_batched_tokens=512,
+            num_speculative_steps=K,
+            device=device,
+            req_id_to_index={f"r{slot}": slot for slot in range(ROWS)},
+            num_computed_tokens_np=np.zeros(ROWS, np.int32),
+            prefill_len=SimpleNamespace(np=np.zeros(ROWS, np.int32)),
+        )
+        if ours:
+            setattr(self.req_states, SPECULATOR, object())
+        self.num_speculative_steps, self.num_bonus_tokens = K, 1
+        self._max_total_logits = 10_000
+        self._batch_draft_capacity = torch.empty(ROWS, dtype=torch.int32)
+        self._confidence_probs = torch.rand(ROWS, K)
+        self._stale_confidences = [SimpleNamespace(np=np.full((ROWS, K), 0.7, np.float32))] * 2
+        self._stale_idx = 0
+        self._batch_budget = None
+
+    def set_cost_curves(self, draft_curve, verify_curve):
+        """Without vLLM's group of ranks."""
+        self.cost_tables = adaptive_verification.build_cost_tables_from_curves(
+            draft_curve, verify_curve, ROWS, 512, self._cudagraph_limit
+        )
+
+
+def measured(manager):
+    """What the profiled steps would take on a device with the costs above."""
+    samples = []
+    for batch in Manager.batches_to_profile(manager, [1, 8, 16, 64, 128]):
+        tokens = batch["num_tokens"]
+        requests = min(tokens, ROWS)
+        kv = requests * batch["context_len"]
+        ms = STEP_MS + TOKEN_MS * tokens + KV_MS * kv
+        samples.append(StepTimingSample(ms, 0.01, tokens, requests, True))
+    return samples
+
+
+@pytest.fixture
+def manager(monkeypatch):
+    """One that has taken in what was measured."""
+    for name in ("batches_to_profile", "set_initial_cost_curves", "get_num_tokens"):
+        wrapper = {
+            "batches_to_profile": verification.with_kv_measured_apart,
+            "set_initial_cost_curves": verification.with_costs_taken_in,
+            "get_num_tokens": verification.with_kv_counted,
+        }[name]
+        monkeypatch.setattr(Manager, name, wrapper(getattr(Manager, name)))
+    alone = SimpleNamespace(broadcast_object=lambda value, src: value)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: alone)
+    monkeypatch.setattr(verification, "compile_trimming", lambda manager: None)
+    manager = Manager()
+    manager.set_initial_cost_curves(measured(manager))
+    return manager
+
+
+def budget(manager, requests):
+    """The number of drafts that are to be verified, of K for each request."""
+    drafts = {f"r{slot}": [0] * K for slot in range(requests)}
+    return manager.get_num_tokens(dict.fromkeys(drafts, K + 1), drafts) - requests
+
+
+def test_tokens_are_measured_without_kv(manager):
+    costs = manager.cost_tables[1]
+    assert costs[8] == pytest.approx(STEP_MS + 8 * TOKEN_MS)
+    assert costs[128] == pytest.approx(STEP_MS + 128 * TOKEN_MS)
+
+
+def test_a_steps_kv_is_part_of_its_cost(manager):
+    """The longer a step takes anyway, the more drafts pay."""
+    few = budget(manager, 16)
+    assert manager.cost_tables[0][16] == 0.0
+    manager.req_states.num_computed_tokens_np[:16] = 5000
+    many = budget(manager, 16)
+    assert manager.cost_tables[0][16] == pytest.approx(16 * 5000 * KV_MS)
+    assert 0 < few < many <= 16 * K
+
+
+def test_other_speculation_is_measured_as_vllm_does(manager):
+    other = Manager(ours=False)
+    samples = measured(other)
+    assert len(samples) + KV_STEPS == len(measured(Manager()))
+    other.set_initial_cost_curves(samples)
+    assert other.cost_tables[1][8] > STEP_MS + 8 * TOKEN_MS + 1
+
+
+@pytest.mark.parametrize(
+    "sizes, size", [([1, 2, 4, 8, 64], 8), ([16, 32, 48], 32), ([100, 200], 100)]
+)
+def test_kv_is_measured_at_a_size_that_was_measured_without(sizes, size):
+    assert kv_batch(sizes, 1000, 8192) == {"num_tokens": size, "context_len": 500}
+    assert kv_batch(sizes, 100_000, 8192) == {"num_tokens": size, "context_len": 8192}
+
+
+def test_noise_costs_nothing():
+    samples = [StepTimingSample(ms, 0.0, 8, 8, True) for ms in (20.2, 20.1, *[20.0] * KV_STEPS)]
+    assert kv_token_ms(samples, 500) == 0.0
+
+
+def test_trimming_is_compiled_once(monkeypatch):
+    """Else the first answers that are trimmed have a gap of 0.3 seconds."""
+    compiled = torch.compile(
+        adaptive_verification._assign_draft_token_budget, dynamic=True, backend="aot_eager"
+    )
+    monkeypatch.setattr(adaptive_verification, "_assign_draft_token_budget_compiled", compiled)
+    manager = Manager()
+    with torch.inference_mode():
+        verification.compile_trimming(manager)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for rows, drafts in [(1, 1), (1, 4), (2, 1), (2, 7), (3, 3), (16, 40), (64, 64)]:
+                capacities = manager._batch_draft_capacity[:rows].fill_(K)
+                slots = torch.arange(rows)
+                compiled(manager._confidence_probs, slots, capacities, drafts, K)
+                assert capacities.sum() == drafts
