@@ -36,24 +36,30 @@ class KeeperSpec:
     max_restarts: int
 
 
+# Branches of all requests in a round, at most. On a GPU the draft measures what its rounds take and
+# chooses what fits; more than these are recorded for no size.
+_MAX_BRANCHES, _MAX_BRANCHES_ON_CPU = 2048, 512
+
+
 def make_keeper_spec(
     vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any
 ) -> KeeperSpec:
     """For an engine whose files are in ``run_dir``. platform: vLLM's."""
     config: Any = vllm_config.speculative_config
-    policy = _policy(vllm_config)
+    policy = _policy(vllm_config, platform)
     model = _model_spec(vllm_config, policy, device, platform)
     server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
     return KeeperSpec(server, config.start_timeout_s, config.max_restarts)
 
 
-def _policy(vllm_config: VllmConfig) -> DraftPolicy:
+def _policy(vllm_config: VllmConfig, platform: Any) -> DraftPolicy:
     config: Any = vllm_config.speculative_config
     return DraftPolicy(
         k=config.k,
         fan_out=config.fan_out,
         fallbacks=config.on_miss != "skip",
         chunk=config.draft_max_num_batched_tokens,
+        max_branches=_MAX_BRANCHES_ON_CPU if platform.is_cpu() else _MAX_BRANCHES,
         adaptive=isinstance(config.f, int) and config.f > 0,
         top_m=config.top_m,
         saguaro=config.saguaro,
