@@ -129,15 +129,13 @@ class _SizeClass:
         self._stretch[int(has_prompts)] += (1, seconds, tokens)
         without, with_prompts = self._stretch[:, 0]
         steps = max(without, (without + with_prompts) / 2)
-        # What drafts yield varies from round to round; without any there is nothing that does.
-        rounds = 0 if self.current == UNDRAFTED else _ROUNDS >> self.size
-        early = steps >= max(rounds * _EARLY, _FEWEST)
+        early = steps >= max((_ROUNDS >> self.size) * _EARLY, _FEWEST)
         another = early and self.current != self._best
-        # Where drafts do not pay without a wait, they hardly do with one.
-        least = 1.0 if self._best == UNDRAFTED else _HOPELESS
+        # Where drafts do not pay without a wait, they hardly do with one, and that is dear to try.
+        least, turn = (1.0, 0) if self._best == UNDRAFTED else (_HOPELESS, 2)
         hopeless = another and self._goodput(self._stretch) < least * self._best_goodput()
         if hopeless or steps >= self._enough:
-            if hopeless and self._turns % _ALL_PLANS != 2:
+            if hopeless and self._turns % _ALL_PLANS != turn:
                 self._skip_beyond()
             self._take()
             self._choose()

@@ -60,14 +60,14 @@ def test_rows_without_drafts_where_these_cost_more_than_they_yield(batch):
     """A step over all drafts takes four times as long as one without any: almost all steps are
     without, from early on, and those that try something else get rarer."""
     tuner, now, tokens, followed = WaitTuner(K, limits="plans"), 1.0, 0, []
-    for _ in range(4000):
+    for _ in range(8000):
         plan = tuner.plan(batch, False, tokens, now)
         followed.append(plan.drafts)
         drafts = min(plan.drafts, K)
         tokens += batch * (2 if drafts else 1)
         now += 0.01 * (1 + 3 * drafts / K)
     assert followed[:1000].count(0) > 500
-    assert followed[2000:].count(0) > 0.95 * 2000
+    assert followed[2000:].count(0) > 0.93 * 6000
 
 
 def test_large_batches_wait_for_nothing():
