@@ -32,8 +32,9 @@ _HALF = "half of k"
 # Steps at the start of a stretch that still show what was done before it, and steps after a prompt
 # that may still take longer for it: vLLM schedules ahead.
 _SETTLING, _AFTER_PROMPT = 4, 2
-# A stretch is measured for this number of rounds, but for this number of steps at least.
-_ROUNDS, _STEPS = 64, 12
+# A stretch is measured for this number of rounds, but for this number of steps at least; and for
+# this number of rounds where plans limit drafts: on CPUs, where a round takes 0.1 s and more.
+_ROUNDS, _STEPS, _SLOW_ROUNDS = 64, 12, 24
 # One with a goodput below this part of the best ends after this part of its rounds, and after this
 # number of steps at least.
 _HOPELESS, _EARLY, _FEWEST = 0.85, 0.75, 4
@@ -104,9 +105,11 @@ class _SizeClass:
 
     def __init__(self, size: int, plans: list[str]):
         self.size = size
-        self._enough = max(_STEPS, _ROUNDS >> size)
+        limited = _HALF in plans
+        self._rounds = (_SLOW_ROUNDS if limited else _ROUNDS) >> size
+        self._enough = max(_STEPS, self._rounds)
         self._plans = plans
-        first = _FIRST_LIMITED_PLANS if _HALF in plans else _FIRST_PLANS
+        first = _FIRST_LIMITED_PLANS if limited else _FIRST_PLANS
         self._best = self.current = first[min(size, len(first) - 1)]
         self._known: dict[str, _Measured] = {}  # of each plan, since the texts have changed
         self._usual, self._lately = _nothing(), _nothing()  # of all plans; of the best plan
@@ -129,7 +132,7 @@ class _SizeClass:
         self._stretch[int(has_prompts)] += (1, seconds, tokens)
         without, with_prompts = self._stretch[:, 0]
         steps = max(without, (without + with_prompts) / 2)
-        early = steps >= max((_ROUNDS >> self.size) * _EARLY, _FEWEST)
+        early = steps >= max(self._rounds * _EARLY, _FEWEST)
         another = early and self.current != self._best
         # Where drafts do not pay without a wait, they hardly do with one, and that is dear to try.
         least, turn = (1.0, 0) if self._best == UNDRAFTED else (_HOPELESS, 2)
