@@ -1,14 +1,18 @@
 """How many branches a round gets, at which accepted lengths, and how many tokens each.
 
 More branches miss less often, and more tokens are accepted further; both take time. With many
-requests a round gets fewer of both, those that yield the most of what is done before the target has
-verified: all times are measured. Where branches go follows the latest outcomes: at which accepted
-length they came, and at which rank of the draft's bonus tokens.
+requests a round gets fewer of both, those that yield the most of what is done in time: what rounds
+take is measured at start-up, and the time they have while the target verifies. That is more where
+the target waits for them, and less by what the draft does beside; so the part of it that a round
+may take follows from whether branches were complete when the target took them.
+Where branches go follows the latest outcomes: at which accepted length they came, and at which rank
+of the draft's bonus tokens.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,8 +25,9 @@ from vllm_ssd.draft.spec import DraftPolicy
 
 # Weights of the newest outcome, and of the newest duration of a verification.
 _OUTCOME, _WINDOW = 0.005, 0.1
-# The part of a verification's duration that a round of the draft may take.
-_SHARE = 0.95
+# The part of a verification's duration that a round of the draft may take: its bounds, and how it
+# changes with a round whose branches were complete, and with one whose were not.
+_LEAST_SHARE, _MOST_SHARE, _COMPLETE, _INCOMPLETE = 0.25, 2.0, 0.005, -0.045
 # Drafts accepted of those whose predecessors were, before anything is known. As long as little is
 # known of a position it is taken for the one before it, which is worth this number of drafts.
 _ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
@@ -91,6 +96,7 @@ class BranchBudget:
         self.cost_us: dict[tuple[int, int], RoundCost] = {}
         self._probs = OutcomeProbs(policy.k, policy.branches)
         self._window_us = 0.0
+        self._shares: defaultdict[int, float] = defaultdict(lambda: 1.0)  # by requests
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
         self._reached, self._accepted = np.zeros((2, policy.k))
 
@@ -108,7 +114,7 @@ class BranchBudget:
 
     def shape(self, requests: int, batches: int = 1) -> RoundShape:
         """Of a round of ``requests`` requests, where ``batches`` of them take turns."""
-        limit_us = self._window_us * _SHARE / batches
+        limit_us = self._window_us * self._shares[requests] / batches
         sizes = self.sizes(requests)
         if not limit_us:
             return self._shape(sizes[0], self._policy.k)
@@ -144,6 +150,12 @@ class BranchBudget:
             chance = (accepted + _PRIOR_WEIGHT * chance) / (reached + _PRIOR_WEIGHT)
             chances.append(chance)
         return np.array(chances)
+
+    def taken(self, requests: int, complete: bool) -> None:
+        """The target has taken the branch of one of ``requests`` requests. complete: with all its
+        tokens."""
+        share = self._shares[requests] + (_COMPLETE if complete else _INCOMPLETE) / requests
+        self._shares[requests] = min(max(share, _LEAST_SHARE), _MOST_SHARE)
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """A request's verification is over, and the request has yet to take it in. accepted:

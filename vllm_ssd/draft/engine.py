@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
 from vllm_ssd.draft.glue import make_glue
@@ -156,23 +158,22 @@ class DraftEngine:
     def _take_outcomes(self) -> int:
         """Take in new outcomes; returns their number."""
         taken = 0
-        newest = self._outcomes.newest_stamps()
-        for request in list(self.requests):  # some may be dropped
-            stamp = newest[request.slot]
-            generation, round_ = split_stamp(stamp)
-            if generation != request.generation or round_ <= request.round:
+        for slot, number in self._outcomes.unread():
+            stamp = np.uint64(number)
+            generation, round_ = split_stamp(number)
+            request = self.requests.get(slot)
+            if request is None or generation != request.generation or round_ <= request.round:
                 continue
-            outcome = self._outcomes.read(request.slot, stamp, len(request.tokens))
+            outcome = self._outcomes.read(slot, stamp, len(request.tokens))
             if outcome is None:
                 continue  # overtaken while reading; the next look finds the newer one
             if not outcome.new_tokens:  # too far behind: the target has to send the text again
-                self.requests.drop(request.slot, LOST)
+                self.requests.drop(slot, LOST)
                 continue
-            branch = self._predictions.branch_of(
-                request.slot, stamp, outcome.accepted, outcome.bonus
-            )
+            branch = self._predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
             self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
+            request.came_true = branch is not None and branch >= 0
             self.requests.check_size(request)
             taken += 1
         return taken
@@ -180,10 +181,13 @@ class DraftEngine:
     def _take_decisions(self) -> int:
         """Take in which drafts are verified next; returns the number of requests it is for."""
         taken = 0
+        size = self._programs.batch(min(len(self.requests), self._programs.max_batch))
         for request in self.requests:
             if request.phase is Phase.DECIDING:
                 drafts = self._outcomes.read_drafts(request.slot, request.stamp)
                 if drafts is not None:
+                    if request.came_true and request.predicted and not request.has_rest:
+                        self._budget.taken(size, len(drafts) >= request.predicted.steps)
                     request.decide(drafts, self.policy.branches > 0)
                     taken += 1
         return taken

@@ -30,9 +30,9 @@ class DraftRequest:
 
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
     that are being verified. round: of the last outcome taken in, -1 before any; accepted: its
-    accepted drafts. decided_ns: monotonic nanoseconds when the target's decision on its drafts was
-    seen. has_rest: the target verified fewer drafts than it had, and those after the bonus are its
-    drafts for the next round.
+    accepted drafts; came_true: it was one of those predicted. decided_ns: monotonic nanoseconds
+    when the target's decision on its drafts was seen. has_rest: the target verified fewer drafts
+    than it had, and those after the bonus are its drafts for the next round.
     temperature: of the target's sampling, 0 = greedy; rng: random numbers for the draft's own, None
     if it does not sample.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
@@ -48,6 +48,7 @@ class DraftRequest:
     rng: np.random.Generator | None = None
     round: int = -1
     accepted: int = 0
+    came_true: bool = False
     decided_ns: int = 0
     has_rest: bool = False
     phase: Phase = Phase.FEEDING
@@ -131,9 +132,10 @@ class DraftRequest:
         return Tree(self.table.blocks, len(self.fed), parents, num_steps)
 
     def publish_slot(self, stamp: np.uint64, branches: int, steps: int) -> PublishSlot:
-        """Where branches for the outcome ``stamp`` are published, with new random numbers."""
+        """Where branches for the outcome ``stamp`` are published, with new random numbers if their
+        drafts are sampled."""
         uniforms = None
-        if self.rng is not None:
+        if self.rng is not None and self.temperature:
             # 32 bits, so that in float64 a product with a sum of probabilities is below the sum
             numbers = self.rng.integers(2**32, size=(branches, steps))
             uniforms = numbers.astype(np.float64) * 2.0**-32

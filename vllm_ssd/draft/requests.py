@@ -36,6 +36,10 @@ class DraftRequests:
     def __iter__(self) -> Iterator[DraftRequest]:
         return iter(self._by_slot.values())
 
+    def get(self, slot: int) -> DraftRequest | None:
+        """The request that has this slot."""
+        return self._by_slot.get(slot)
+
     # They come and go
 
     def add(self, slot: int, generation: int, tokens: Sequence[int], temperature: float) -> None:

@@ -78,6 +78,13 @@ class OutcomeReader:
         self._outcome = table.slots["outcome"]
         self._stamps = table.slots["outcome"]["stamp"]
         self._tail = table.slots["tail"]
+        self._read = np.zeros(table.shape.slots, np.uint64)  # stamps, by slot
+
+    def unread(self) -> list[tuple[int, int]]:
+        """Slots whose newest outcome has not been read, and its stamp."""
+        newest = self.newest_stamps()
+        slots = np.flatnonzero(newest != self._read)
+        return list(zip(slots.tolist(), newest[slots].tolist()))
 
     def newest_stamps(self) -> NDArray[np.uint64]:
         """uint64 [slots]: the newest outcome of each slot, 0 where there is none."""
@@ -98,6 +105,7 @@ class OutcomeReader:
             new_tokens = self._tail[slot][positions].tolist()
         if self._stamps[slot].max() != stamp:
             return None
+        self._read[slot] = stamp
         return Outcome(length, accepted, bonus, new_tokens)
 
     def read_drafts(self, slot: int, stamp: np.uint64) -> list[int] | None:

@@ -102,7 +102,7 @@ def test_rounds_are_shorter_where_few_drafts_are_accepted(monkeypatch):
     for right in (1, K):
         budget = BranchBudget(policy(adaptive=True, fan_out=(3,) * 4))
         budget.cost_us = {
-            (1, 12): RoundCost(0.0, 500.0),
+            (1, 12): RoundCost(0.0, 520.0),
             (1, 8): RoundCost(0.0, 450.0),
             (1, 4): RoundCost(0.0, 300.0),
         }
@@ -139,3 +139,22 @@ def test_short_rounds_may_have_fewer_branches_than_lengths(monkeypatch, requests
     has_verified_in(monkeypatch, budget, 230)
     fan_out, steps = budget.shape(requests)
     assert sum(fan_out) == least and len(fan_out) == K + 1 and steps == 1
+
+
+def test_rounds_take_the_time_they_have(monkeypatch):
+    """Branches that are taken before they are complete get shorter; where the target waits until
+    they are, they get as long as they may be."""
+    budget = BranchBudget(policy(adaptive=True))
+    budget.cost_us = {(4, size): RoundCost(100.0, 450.0) for size in budget.sizes(4)}
+    has_verified_in(monkeypatch, budget, 1000)
+    assert budget.shape(4).steps == 2
+    for _ in range(4 * 100):
+        budget.taken(4, True)
+    assert budget.shape(4).steps == K
+    for _ in range(4 * 20):
+        budget.taken(4, False)
+    assert budget.shape(4).steps == 1
+    for _ in range(4 * 300):
+        budget.taken(8, False)
+        budget.taken(4, True)
+    assert budget.shape(4).steps == K, "each number of requests by itself"

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.draft.loop import MAX_LEN, PROMPT, SLOTS, VOCAB, Loop, Target
+from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import make_stamp
 from vllm_ssd.table.predictions import PredictionWriter
@@ -34,6 +35,28 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     counters = loop.counters()
     assert counters["hits"] == counters["rounds"] == 13
     assert counters["misses"] == counters["late"] == 0
+
+
+def test_the_budget_hears_which_branches_were_complete(
+    tmp_path, monkeypatch, draft_model, reference
+):
+    heard = []
+    monkeypatch.setattr(BranchBudget, "taken", lambda _, *said: heard.append(said))
+    k = 4
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (1,) * (k + 1), False, chunk=16))
+    target = Target("a", PROMPT, reference)
+    loop.client.add("a", PROMPT)
+    for time_for, told in [(None, True), (None, True), (3, False), (None, True)]:
+        loop.work(time_for)
+        target.round(loop.client)
+        loop.work(1)
+        assert heard.pop() == (1, told) and not heard
+    loop.work()
+    unlikely = (reference.continuation(target.text, 1)[0] + 1) % VOCAB
+    target.drafts, target.truth = [], [*target.text, unlikely]
+    target.round(loop.client)
+    loop.work()
+    assert not heard, "it was not predicted"
 
 
 def test_sync_mode_is_ordinary_speculation(tmp_path, draft_model, reference):
