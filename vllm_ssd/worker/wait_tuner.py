@@ -53,8 +53,9 @@ _CLEARLY = 1.03
 _KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
 # Texts have changed when the best plan's latest goodput differs from what it was by this factor,
 # and by this multiple of what two of its stretches differ by: by this share at first, as measured
-# over about this number of them later.
+# over about this number of them later. Shorter stretches differ by more.
 _CHANGED, _BY_CHANCE, _NOISE, _NOISES = 1.12, 1.3, 0.06, 16
+_SLOW_CHANGED = 1.4
 # The first plan, by log2 of the requests: with more of them, a wait for all is longer. And where
 # plans limit drafts: few rows are sure to have room for them.
 _FIRST_PLANS = ("both", "branches", "branches", "branches", "nothing")
@@ -107,6 +108,7 @@ class _SizeClass:
         self.size = size
         limited = _HALF in plans
         self._rounds = (_SLOW_ROUNDS if limited else _ROUNDS) >> size
+        self._changed = _SLOW_CHANGED if limited else _CHANGED
         self._enough = max(_STEPS, self._rounds)
         self._plans = plans
         first = _FIRST_LIMITED_PLANS if limited else _FIRST_PLANS
@@ -181,7 +183,7 @@ class _SizeClass:
             self._last = goodput
             self._lately = _KEPT_LATELY * self._lately + self._stretch
             goodputs = self._goodput(self._lately), self._best_goodput()
-            limit = max(_CHANGED, 1 + _BY_CHANCE * self._noise)
+            limit = max(self._changed, 1 + _BY_CHANCE * self._noise)
             if min(goodputs) and max(goodputs) > limit * min(goodputs):
                 # Of this stretch, too, a part may be of the texts before.
                 self._known.clear()
