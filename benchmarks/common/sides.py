@@ -22,6 +22,17 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0
 _TELL_RUN_DIR = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
 
+def engine_environment(on_gpus: bool, has_draft: bool, tensor_parallel: int) -> dict[str, str]:
+    """What an engine's processes get in addition. What the user has set stays, except that vLLM
+    must find the load format. has_draft: beside the target, as method ssd has it."""
+    defaults = dict(GPU_ENVIRONMENT if on_gpus else CPU_ENVIRONMENT)
+    if not on_gpus and not has_draft and tensor_parallel == 1:
+        # vLLM's own choice would leave a core to its other processes, and a draft gets that.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, available_cores()))
+    chosen = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return {**chosen, **environment()}
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to compare. engine: arguments of all engines. ssd: (k, f) of each; sd: k of each with
@@ -88,13 +99,5 @@ class Plan:
         gpus = self.tensor_parallel + has_draft if self.on_gpus else 0
         if speculative is not None:
             engine = {**engine, "speculative_config": speculative}
-        return Side(name, kind, k, gpus, engine, self._environment(has_draft), self.load)
-
-    def _environment(self, has_draft: bool) -> dict[str, str]:
-        """What the user has set stays, except that vLLM must find the load format."""
-        defaults = dict(GPU_ENVIRONMENT if self.on_gpus else CPU_ENVIRONMENT)
-        if not self.on_gpus and not has_draft and self.tensor_parallel == 1:
-            # vLLM's own choice would leave a core to its other processes, and a draft gets that.
-            defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, available_cores()))
-        chosen = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        return {**chosen, **environment(), **_TELL_RUN_DIR}
+        added = engine_environment(self.on_gpus, has_draft, self.tensor_parallel)
+        return Side(name, kind, k, gpus, engine, {**added, **_TELL_RUN_DIR}, self.load)

@@ -6,7 +6,6 @@ between two tokens, beside those of plain vLLM.
 """
 
 import argparse
-import os
 import signal
 import sys
 import tempfile
@@ -27,12 +26,10 @@ from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
 from benchmarks.common.prompts import make_prompts
 from benchmarks.common.server import Server
-from benchmarks.common.sides import CPU_ENGINE, CPU_ENVIRONMENT, GPU_ENVIRONMENT
+from benchmarks.common.sides import CPU_ENGINE, engine_environment
 from benchmarks.serve.client import Figures, load
 from benchmarks.serve.table import markdown
-from benchmarks.standin import environment
 from benchmarks.standin.folders import say
-from vllm_ssd.service.cores import available_cores
 
 SIDES = ("plain", "draft_model", "ssd")
 # In a few minutes on two cores; the figures mean nothing.
@@ -57,10 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = visible_gpus()
     engine = engine_arguments(args, target, draft, bool(before))
     engine["tensor_parallel_size"] = args.tp
-    defaults = GPU_ENVIRONMENT if before else CPU_ENVIRONMENT
     if not before:
         engine = {**CPU_ENGINE, **engine}
-    added = {name: os.environ.get(name, value) for name, value in defaults.items()}
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-serve-"))
     logs.mkdir(parents=True, exist_ok=True)
     sides = _sides(args, draft.path)
@@ -71,13 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if measured and before:
             visible_gpus([used for _, used in before])
         of_side = engine if speculation is None else {**engine, "speculative_config": speculation}
-        of_processes = {**added, **environment()}
-        if not before and not name.startswith("ssd"):
-            # vLLM's own choice would leave a core to its other processes; ssd's draft uses it.
-            cores = ",".join(map(str, available_cores()))
-            chosen = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
-            of_processes["VLLM_CPU_OMP_THREADS_BIND"] = chosen
-        server = Server(of_side, logs / f"side-{number}.log", of_processes)
+        added = engine_environment(bool(before), name.startswith("ssd"), args.tp)
+        server = Server(of_side, logs / f"side-{number}.log", added)
         try:
             server.wait_healthy(args.side_timeout)
             say(f"{name}: server is up")

@@ -120,7 +120,13 @@ class BranchBudget:
             return self._shape(sizes[0], self._policy.k)
         steps = {size: self._steps(requests, size, limit_us) for size in sizes}
         fitting = [self._shape(size, count) for size, count in steps.items() if count]
-        return max(fitting, key=self._tokens) if fitting else self._shape(sizes[-1], 1)
+        if not fitting:
+            return self._shape(sizes[-1], 1)
+        accepted = np.cumprod(self.acceptance).cumsum()  # by steps of a branch that came true
+        return max(
+            fitting,
+            key=lambda s: float(self._probs.hit(s.fan_out, s.steps) * accepted[s.steps - 1]),
+        )
 
     def _steps(self, requests: int, size: int, limit_us: float) -> int:
         """Tokens that each of ``size`` branches can have in the time, k at most."""
@@ -135,11 +141,6 @@ class BranchBudget:
             return RoundShape(shrink(self._policy.fan_out, size), steps)
         # As many drafts are verified next time, and each length needs a branch.
         return RoundShape(self._probs.fan_out(size, min(steps, size - 1)), steps)
-
-    def _tokens(self, shape: RoundShape) -> float:
-        """Drafts of such a round that will be accepted."""
-        accepted = float(np.cumprod(self.acceptance)[: shape.steps].sum())
-        return self._probs.hit(shape.fan_out, shape.steps) * accepted
 
     @property
     def acceptance(self) -> np.ndarray:

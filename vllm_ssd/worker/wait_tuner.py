@@ -106,7 +106,7 @@ class _SizeClass:
 
     def __init__(self, size: int, plans: list[str]):
         self.size = size
-        limited = _HALF in plans
+        self._limited = limited = _HALF in plans  # by plans, row by row
         self._rounds = (_SLOW_ROUNDS if limited else _ROUNDS) >> size
         self._changed = _SLOW_CHANGED if limited else _CHANGED
         self._enough = max(_STEPS, self._rounds)
@@ -202,7 +202,7 @@ class _SizeClass:
         if self._known and not self._until_turn and not self._due:
             self._due = self._others()
             self._turns += 1
-            undrafted = self._best == UNDRAFTED and _HALF not in self._plans
+            undrafted = self._best == UNDRAFTED and not self._limited
             last = _LAST_UNDRAFTED_TURN if undrafted else _LAST_TURN
             self._until_turn = min(_FIRST_TURN << self._turns >> 1, last)
         if self._due:

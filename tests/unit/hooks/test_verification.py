@@ -64,12 +64,12 @@ def measured(manager):
 @pytest.fixture
 def manager(monkeypatch):
     """One that has taken in what was measured."""
-    for name in ("batches_to_profile", "set_initial_cost_curves", "get_num_tokens"):
-        wrapper = {
-            "batches_to_profile": verification.with_kv_measured_apart,
-            "set_initial_cost_curves": verification.with_costs_taken_in,
-            "get_num_tokens": verification.with_kv_counted,
-        }[name]
+    wrappers = {
+        "batches_to_profile": verification.with_kv_measured_apart,
+        "set_initial_cost_curves": verification.with_costs_taken_in,
+        "get_num_tokens": verification.with_kv_counted,
+    }
+    for name, wrapper in wrappers.items():
         monkeypatch.setattr(Manager, name, wrapper(getattr(Manager, name)))
     alone = SimpleNamespace(broadcast_object=lambda value, src: value)
     monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: alone)

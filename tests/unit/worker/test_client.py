@@ -68,6 +68,15 @@ def beat(table, clock):
     table.draft["heartbeat"] = clock.monotonic_ns()
 
 
+def added(client, table, clock):
+    """A request with a live draft: its slot's state, the stamp of its first outcome, and a writer
+    of predictions."""
+    client.add("a", [0] * 5)
+    beat(table, clock)
+    state = client.slots.states["a"]
+    return state, make_stamp(state.generation, 0), PredictionWriter(table)
+
+
 def test_a_wait_ends_at_its_bound_and_is_not_repeated(table, clock):
     client, _ = make(table, max_wait_s=0.5)
     client.add("a", [0] * 5)
@@ -104,11 +113,7 @@ def test_the_wait_ends_when_enough_drafts_are_there(table, clock, monkeypatch, e
     if enough < K:  # the policy wants all
         monkeypatch.setattr(WaitPlanner, "plan", lambda *_: WaitPlan(enough, enough))
     client, _ = make(table)
-    client.add("a", [0] * 5)
-    beat(table, clock)
-    state = client.slots.states["a"]
-    predictions = PredictionWriter(table)
-    stamp = make_stamp(state.generation, 0)
+    state, stamp, predictions = added(client, table, clock)
     fallback: list[int] = []
 
     def publish_slowly():
@@ -123,11 +128,7 @@ def test_the_wait_ends_when_enough_drafts_are_there(table, clock, monkeypatch, e
 
 def test_skip_takes_what_is_there(table, clock):
     client, _ = make(table, on_miss="skip")
-    client.add("a", [0] * 5)
-    beat(table, clock)
-    state = client.slots.states["a"]
-    predictions = PredictionWriter(table)
-    stamp = make_stamp(state.generation, 0)
+    state, stamp, predictions = added(client, table, clock)
     predictions.publish(state.slot, stamp, [0], [5])
     predictions.extend(state.slot, stamp, [77])
     assert client.exchange([row("a", 6)]) == [[77]]
@@ -139,11 +140,7 @@ def test_skip_takes_what_is_there(table, clock):
 def test_a_short_branch_is_complete(table, clock):
     """Where the draft has no time for all k tokens, nobody waits for them."""
     client, _ = make(table)
-    client.add("a", [0] * 5)
-    beat(table, clock)
-    state = client.slots.states["a"]
-    predictions = PredictionWriter(table)
-    stamp = make_stamp(state.generation, 0)
+    state, stamp, predictions = added(client, table, clock)
     predictions.publish(state.slot, stamp, [0], [5], steps=2)
     predictions.extend(state.slot, stamp, [77])
     predictions.extend(state.slot, stamp, [78])
