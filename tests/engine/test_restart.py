@@ -45,9 +45,9 @@ COUNT = sum(1 + after for _, after in DEATHS)
 ROUNDS = 200  # in which hits are counted
 AS_BEFORE = 0.8  # of the usual share of hits
 SLACK = 8  # open files that may come or go
-# Of a process, about a leak of 2 MiB each time; of the target's worker more, as there vLLM keeps
+# Of a process, about a leak of 1 MiB each time; of the target's worker more, as there vLLM keeps
 # primitives of oneDNN, for every layer and up to 128 sizes of a batch.
-GROWTH_MIB, GROWTH_OF_WORKER_MIB = 20, 200
+GROWTH_MIB, GROWTH_OF_WORKER_MIB = 10, 200
 # A line of the server's own, not one of the draft's or of Ray's.
 OWN_LINE = re.compile(
     r"^\((?:APIServer|EngineCore|Worker)\S* pid=\d+\) (WARNING|ERROR) .*?\] "
