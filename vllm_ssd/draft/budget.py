@@ -37,9 +37,9 @@ _SHORT_ROUNDS = 32
 
 
 class RoundCost(NamedTuple):
-    """Microseconds of a round: of its glue, and of one more token for all its branches."""
+    """Microseconds of a round: of predicting outcomes, and of one more token for all branches."""
 
-    glue_us: float
+    predict_us: float
     step_us: float
 
 
@@ -112,13 +112,14 @@ class BranchBudget:
             sizes.add(least // 2)
         return sorted(sizes, reverse=True)
 
-    def shape(self, requests: int, batches: int = 1) -> RoundShape:
-        """Of a round of ``requests`` requests, where ``batches`` of them take turns."""
+    def shape(self, requests: int, feed_us: float = 0.0, batches: int = 1) -> RoundShape:
+        """Of a round of ``requests`` requests, where ``batches`` of them take turns. feed_us:
+        microseconds that it takes to show the model what it has not seen."""
         limit_us = self._window_us * self._shares[requests] / batches
         sizes = self.sizes(requests)
         if not limit_us:
             return self._shape(sizes[0], self._policy.k)
-        steps = {size: self._steps(requests, size, limit_us) for size in sizes}
+        steps = {size: self._steps(requests, size, limit_us - feed_us) for size in sizes}
         fitting = [self._shape(size, count) for size, count in steps.items() if count]
         if not fitting:
             return self._shape(sizes[-1], 1)
@@ -132,8 +133,8 @@ class BranchBudget:
         """Tokens that each of ``size`` branches can have in the time, k at most."""
         if (requests, size) not in self.cost_us:
             return self._policy.k
-        glue_us, step_us = self.cost_us[requests, size]
-        return min(max(int((limit_us - glue_us) / step_us), 0), self._policy.k)
+        predict_us, step_us = self.cost_us[requests, size]
+        return min(max(int((limit_us - predict_us) / step_us), 0), self._policy.k)
 
     def _shape(self, size: int, steps: int) -> RoundShape:
         """A round with ``size`` branches a request."""

@@ -9,10 +9,12 @@ pieces at most. Branches of a round that is over are not grown any more. In orde
     fallback  one more draft for requests whose outcome was not predicted (the target may wait)
     late      one more token for branches of which one has come true (the target may wait)
     behind    a chunk of what is to be shown in the same way, where that is more
-    glue      show the model the bonus and the drafts being verified; predict the outcomes
+    glue      show the model what it has not seen of the bonus and the drafts being verified, which
+              is nothing if it has grown them and had the time; predict the outcomes
     branch    one more token for every branch of every predicted outcome
     prefill   a chunk of a new text; after every glue one goes first, or several short texts, lest
               new ones never start
+    last      show the model the last tokens of all branches
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import numpy as np
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
 from vllm_ssd.draft.glue import make_glue
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.program_cache import ProgramCache
-from vllm_ssd.draft.request import DraftRequest, Phase
+from vllm_ssd.draft.request import DraftRequest, Phase, Seen
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
@@ -57,9 +60,11 @@ class DraftEngine:
         self._predictions = PredictionWriter(table)
         self._counters = table.draft[0]
         self._budget = BranchBudget(policy)
-        self._programs = ProgramCache(model, publisher, policy, self._budget, table.shape.slots)
+        slots = table.shape.slots
+        self._states = HiddenStates(model, policy, slots)
+        self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, slots)
         self._in_flight = InFlight(model.device, self._count)
-        self._executor = Executor(self._programs, self._in_flight, policy.k)
+        self._executor = Executor(self._programs, model.attention, self._in_flight, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
         self._prefill_due = 0  # tokens of new texts that go before the next glue
@@ -105,6 +110,8 @@ class DraftEngine:
             self._executor.grow(batch, "branch")
         elif prefill:
             self._feed(prefill[0])
+        elif (batch := self._last()) is not None:
+            self._executor.grow(batch, "branch")
         else:
             return False
         return True
@@ -126,30 +133,44 @@ class DraftEngine:
         fitting = self.requests.reserve(requests[:most], lambda request: request.unfed)
         if not fitting:
             return
+        feeds = self._programs.feeds([request.unfed for request in fitting])
+        size = self._programs.batch(len(fitting))
         batches = -(-len(self.requests) // most)
-        shape = self._budget.shape(self._programs.batch(len(fitting)), batches)
+        shape = self._budget.shape(size, self._programs.feeds_us(feeds), batches)
+        steps = self.policy.tree_steps
         glues = []
         for request in fitting:
-            size = len(request.fed) + request.unfed + self.policy.k * sum(shape.fan_out)
-            has_room = request.table.reserve(size)
-            glues.append(make_glue(request, shape, self.policy.k, has_room))
+            has_room = request.table.reserve(
+                len(request.fed) + request.unfed + steps * sum(shape.fan_out)
+            )
+            verified = self._states.verified(request.slot, 1 + len(request.drafts))
+            glues.append(make_glue(request, shape, verified, steps, has_room))
             self.requests.await_outcome(request)
-        self._ahead.append(self._executor.glue(glues, shape))
+        self._ahead.append(self._executor.glue(glues, feeds, shape))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch
-        fitting = self.requests.reserve(requests[:most], lambda _: self.policy.k)
+        fitting = self.requests.reserve(requests[:most], lambda _: self.policy.tree_steps)
         if fitting:
             self._fallbacks.append(self._executor.fallback(fitting))
 
     def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
         """The oldest of these batches that has a request in need of more tokens, or, if ``late``,
         one whose target may wait for them. Drops batches that are complete or empty."""
-        batches[:] = [b for b in batches if not b.empty and b.step < b.steps]
+        batches[:] = [b for b in batches if not b.empty and b.step <= b.steps]
         for batch in batches:
             deciding = {r.phase is Phase.DECIDING for r in self.requests if r.grows_in(batch)}
             awaited = True in deciding and self.policy.fallbacks
-            if awaited or (False in deciding and not late):
+            if batch.step < batch.steps and (awaited or (False in deciding and not late)):
+                return batch
+        return None
+
+    def _last(self) -> TreeBatch | None:
+        """The oldest batch whose branches are complete and whose last tokens the model has yet to
+        see, if any of its outcomes is still awaited."""
+        for batch in self._ahead:
+            growing = (r for r in self.requests if r.grows_in(batch))
+            if batch.step == batch.steps and any(r.phase is Phase.IDLE for r in growing):
                 return batch
         return None
 
@@ -181,16 +202,40 @@ class DraftEngine:
     def _take_decisions(self) -> int:
         """Take in which drafts are verified next; returns the number of requests it is for."""
         taken = 0
+        moves = []
         size = self._programs.batch(min(len(self.requests), self._programs.max_batch))
         for request in self.requests:
             if request.phase is Phase.DECIDING:
                 drafts = self._outcomes.read_drafts(request.slot, request.stamp)
                 if drafts is not None:
-                    if request.came_true and request.predicted and not request.has_rest:
+                    if request.came_true and request.predicted and not request.left_over:
                         self._budget.taken(size, len(drafts) >= request.predicted.steps)
-                    request.decide(drafts, self.policy.branches > 0)
+                    pairs = request.decide(drafts, self._seen(request))
+                    if pairs:
+                        moves.append((request, pairs))
+                    if not request.unfed and not self.policy.branches:
+                        self.requests.await_outcome(request)
                     taken += 1
+        if moves:
+            self._executor.move(moves)
         return taken
+
+    def _seen(self, request: DraftRequest) -> Seen | None:
+        """What the model has seen of the tokens after the request's text."""
+        slot, stamp, bonus = request.slot, request.stamp, request.tokens[-1]
+        if request.left_over is not None:
+            return request.left_over
+        if request.fallback is not None:
+            tokens = self._predictions.fallback_tokens(slot, stamp)
+            row, branch = request.fallback, 0
+        elif request.ahead is not None and request.came_true:
+            branch = self._predictions.branch_of(slot, stamp, request.accepted, bonus) or 0
+            tokens = self._predictions.branch_tokens(slot, stamp, branch)
+            row = request.ahead
+        else:
+            return None
+        entries = row.entries(branch)
+        return Seen([bonus, *tokens], entries, self._states.branch(slot, branch, len(entries)))
 
     def _is_missed(self, request: DraftRequest) -> bool:
         """Whether the target may wait for a fallback of this request that is not begun yet."""
@@ -204,7 +249,7 @@ class DraftEngine:
             if branch != -1:
                 return False  # its branch is there or on its way
             request.leave_ahead()
-        return not request.has_rest
+        return request.left_over is None
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         self._counters[work] += amount

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from vllm_ssd.draft.attention.base import PagedAttention
 from vllm_ssd.draft.budget import RoundShape
 from vllm_ssd.draft.glue import Glue
 from vllm_ssd.draft.in_flight import InFlight
-from vllm_ssd.draft.program_cache import ProgramCache
+from vllm_ssd.draft.inputs import on_device
+from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
 from vllm_ssd.draft.programs import PublishSlot, is_sampled
 from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
 
 
 class Executor:
     """Each method starts a piece of work and leaves the requests in their state after it, although
-    a GPU may still run it. k: tokens of a branch."""
+    a GPU may still run it."""
 
-    def __init__(self, programs: ProgramCache, in_flight: InFlight, k: int):
+    def __init__(
+        self,
+        programs: ProgramCache,
+        attention: PagedAttention,
+        in_flight: InFlight,
+        policy: DraftPolicy,
+    ):
         self._programs = programs
+        self._attention = attention
         self._in_flight = in_flight
-        self._k = k
+        self._policy = policy
+
+    def move(self, moves: Sequence[tuple[DraftRequest, list[tuple[int, int]]]]) -> None:
+        """Copy keys and values within requests, from KV indices to others."""
+        slots = [
+            self._attention.slots_of(request.table.blocks, np.array(entries, dtype=np.int64))
+            for request, pairs in moves
+            for entries in zip(*pairs)
+        ]
+        device = self._attention.shape.device
+        sources, targets = (on_device(np.concatenate(slots[way::2]), device) for way in (0, 1))
+        self._attention.move(sources, targets)
 
     def feed(self, request: DraftRequest, count: int) -> None:
         """Show the model the next ``count`` tokens of a request."""
@@ -32,20 +54,22 @@ class Executor:
             program.load([chunk], [tokens])
             program.run()
 
-    def glue(self, glues: Sequence[Glue], shape: RoundShape) -> TreeBatch:
-        """Show the drafts being verified, predict their outcomes and plant a branch for each.
-        shape: of their round."""
+    def glue(
+        self, glues: Sequence[Glue], feeds: Sequence[FeedPart], shape: RoundShape
+    ) -> TreeBatch:
+        """Show what the model has not seen of the drafts being verified, predict their outcomes and
+        plant a branch for each. feeds: what shows it. shape: of their round."""
         size = self._programs.batch(len(glues))
-        program = self._programs.glue(size, sum(shape.fan_out))
+        program = self._programs.predict(size, sum(shape.fan_out))
         with self._in_flight.timed("glue"):
-            program.load(
-                [glue.chunk for glue in glues],
-                [glue.tokens for glue in glues],
-                [glue.prediction for glue in glues],
-            )
+            for feed, rows in feeds:
+                part = [glues[row] for row in rows]
+                feed.load([g.chunk for g in part], [g.tokens for g in part], [g.kept for g in part])
+                feed.run()
+            program.load([glue.prediction for glue in glues])
             program.run()
         slots = [
-            glue.request.publish_slot(glue.request.next_stamp, program.branches, self._k)
+            glue.request.publish_slot(glue.request.next_stamp, program.branches, self._policy.k)
             if glue.prediction
             else PublishSlot()
             for glue in glues
@@ -63,19 +87,20 @@ class Executor:
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
         """Plant a one-branch tree at the bonus of each request, whose outcome was not predicted."""
-        slots = [request.publish_slot(request.stamp, 1, self._k) for request in requests]
+        k = self._policy.k
+        slots = [request.publish_slot(request.stamp, 1, k) for request in requests]
         batch = TreeBatch(
             self._programs.fallbacks(len(requests), is_sampled(slots)),
-            [request.plant([len(request.fed)], self._k) for request in requests],
+            [request.plant([len(request.fed)], self._policy.tree_steps) for request in requests],
             slots,
             torch.tensor([request.tokens[-1] for request in requests]),
-            self._k,
+            k,
         )
         for request, row in zip(requests, batch.rows()):
             request.fallback = row
         return batch
 
     def grow(self, batch: TreeBatch, kind: str) -> None:
-        """One more token for every branch of a batch; ``kind`` is what to count it as."""
+        """One more step of a batch; ``kind`` is what to count it as."""
         with self._in_flight.timed(kind):
             batch.grow()

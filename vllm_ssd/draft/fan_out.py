@@ -46,18 +46,23 @@ def allocate(budget: int, probs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def choose(
-    logits: torch.Tensor, ruled_out: torch.Tensor, source: torch.Tensor, rank: torch.Tensor
+    logits: torch.Tensor,
+    ruled_out: torch.Tensor,
+    source: torch.Tensor,
+    rank: torch.Tensor,
+    ranks: int,
 ) -> torch.Tensor:
     """Predicted bonus tokens, int64 [branches].
 
     logits: [rows, vocab], changed in place; ruled_out: int64 [rows], the draft that follows each
     row, or -1; source: int64 [branches], each branch's row; rank: int64 [branches], 0 = the row's
-    likeliest token. Ranks beyond the vocabulary count as its last.
+    likeliest token; ranks: a number that all of them are below. Ranks beyond the vocabulary count
+    as its last.
     """
     index = ruled_out.clamp(min=0).unsqueeze(1)
     drafted = logits.gather(1, index)
     hidden = drafted.masked_fill(ruled_out.unsqueeze(1) >= 0, float("-inf"))
     logits.scatter_(1, index, hidden)
-    widest = min(len(source), logits.shape[1])
+    widest = min(ranks, logits.shape[1])
     top = logits.topk(widest, dim=-1).indices
     return top[source, rank.clamp(max=widest - 1)]

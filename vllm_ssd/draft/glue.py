@@ -1,7 +1,8 @@
-"""What a glue shows the model of one request, and what it predicts from there."""
+"""What a glue shows the model of one request, and what it predicts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
@@ -13,34 +14,41 @@ from vllm_ssd.draft.request import DraftRequest
 
 @dataclass(frozen=True)
 class Glue:
-    """One request's part of a glue: ``tokens`` are shown as ``chunk``; ``tree`` is planted for the
-    outcomes of ``prediction``. Both None: nothing is drafted ahead, and the next outcome gets a
-    fallback when it comes."""
+    """One request's part of a glue: ``tokens`` are shown as ``chunk``; the hidden states after the
+    last of them are kept, in the rows ``kept``; ``tree`` is planted for the outcomes of
+    ``prediction``. Both None: nothing is drafted ahead, and the next outcome gets a fallback when
+    it comes."""
 
     request: DraftRequest
     chunk: Chunk
     tokens: list[int]
+    kept: Sequence[int]
     tree: Tree | None
     prediction: Prediction | None
 
 
-def make_glue(request: DraftRequest, shape: RoundShape, k: int, has_room: bool) -> Glue:
-    """Show a request's unfed tokens, for which KV is reserved. shape: of its round. k: steps that
-    its tree has room for. has_room: KV is reserved for the tree too; if not, there is none."""
+def make_glue(
+    request: DraftRequest, shape: RoundShape, verified: Sequence[int], steps: int, has_room: bool
+) -> Glue:
+    """Show a request's unfed tokens, for which KV is reserved. shape: of its round. verified: rows
+    for hidden states, of the text's end and of each draft. steps: that its tree has room for.
+    has_room: KV is reserved for the tree too; if not, there is none."""
     chunk, tokens = request.feed(request.unfed)
+    kept = verified[len(request.states) :]
+    states = [*request.states, *kept]
+    request.states = list(verified) if has_room else []  # where the prediction leaves them
     if not has_room:
-        return Glue(request, chunk, tokens, None, None)
+        return Glue(request, chunk, tokens, kept, None, None)
     counts = spread(shape.fan_out, len(request.drafts))
     accepted = [length for length, count in enumerate(counts) for _ in range(count)]
-    tree = request.plant([len(request.tokens) + length for length in accepted], k)
-    first = chunk.query_len - len(counts)  # the query of the newest token of the text
+    tree = request.plant([len(request.tokens) + length for length in accepted], steps)
     prediction = Prediction(
         request.slot,
         int(request.next_stamp),
-        rows=[first + length for length in accepted],
-        ranks=[rank for count in counts for rank in range(count)],
+        states=states,
         accepted=accepted,
-        ruled_out=[-1] * first + request.drafts + [-1],
+        ranks=[rank for count in counts for rank in range(count)],
+        drafts=request.drafts,
         steps=shape.steps,
     )
-    return Glue(request, chunk, tokens, tree, prediction)
+    return Glue(request, chunk, tokens, kept, tree, prediction)

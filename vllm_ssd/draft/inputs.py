@@ -46,3 +46,11 @@ class Inputs:
             return
         # A pinned copy of its own: torch keeps it until the transfer is over.
         self._sent.copy_(torch.from_numpy(self._flat).pin_memory(), non_blocking=True)
+
+
+def on_device(numbers: NDArray, device: torch.device) -> torch.Tensor:
+    """A copy on the device, there in stream order."""
+    on_host = torch.from_numpy(numbers)
+    if device.type == "cpu":
+        return on_host
+    return on_host.pin_memory().to(device, non_blocking=True)

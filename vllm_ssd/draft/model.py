@@ -60,6 +60,11 @@ class DraftModel:
             layer.forward = _LayerAttention(self.attention, index)
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers in a hidden state."""
+        return int(self._config.model_config.get_hidden_size())
+
+    @property
     def room(self) -> int:
         """Tokens of the longest text there is memory for."""
         return min(self.num_blocks * BLOCK_SIZE, self.max_len)

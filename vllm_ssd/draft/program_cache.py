@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from vllm_ssd.draft.budget import BranchBudget, RoundCost
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.model import DraftModel
-from vllm_ssd.draft.programs import Feed, Grow
+from vllm_ssd.draft.programs import Feed, Grow, Predict
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table.publisher import Publisher
 
@@ -17,22 +18,32 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
 _TRIAL_CONTEXT = 1000  # tokens; what a round costs is measured at this length
 
+FeedPart = tuple[Feed, list[int]]
+"""A feed, and which of several requests it is for, by their indices."""
+
 
 class ProgramCache:
-    """Programs by size. Recorded as graphs they have the sizes of ``BATCHES`` and ``CHUNKS``."""
+    """Programs by size. Recorded as graphs they have the sizes of ``BATCHES`` and ``CHUNKS``.
+
+    feed_us: microseconds of feeds, by requests and tokens of each; empty where they are not
+    measured.
+    """
 
     def __init__(
         self,
         model: DraftModel,
+        states: HiddenStates,
         publisher: Publisher,
         policy: DraftPolicy,
         budget: BranchBudget,
         max_requests: int,
     ):
         self._model, self._publisher, self._policy = model, publisher, policy
-        self._budget = budget
+        self._states, self._budget = states, budget
         self._recorded = model.attention.graphs
-        self._feeds: dict[tuple[int, int, int], Feed] = {}
+        self._feeds: dict[tuple[int, int], Feed] = {}
+        self.feed_us: dict[tuple[int, int], float] = {}
+        self._predicts: dict[tuple[int, int], Predict] = {}
         self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
         # Batches of greedy requests only have programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
@@ -51,14 +62,29 @@ class ProgramCache:
             return requests
         return next(b for b in self._batches if b >= requests)
 
-    def glue(self, batch: int, branches: int) -> Feed:
-        """Shows bonus and drafts, and predicts ``branches`` outcomes of each request."""
-        return self._feed(batch, self._policy.k + 1, branches)
+    def feeds(self, counts: Sequence[int]) -> list[FeedPart]:
+        """What shows each request its number of tokens, bonus and drafts, if that is not 0. Single
+        tokens get a feed of their own where that takes less time."""
+        single = [row for row, count in enumerate(counts) if count == 1]
+        several = [row for row, count in enumerate(counts) if count > 1]
+        together = self._parts([sorted(single + several)], counts)
+        return min(together, self._parts([single, several], counts), key=self.feeds_us)
+
+    def feeds_us(self, parts: Sequence[FeedPart]) -> float:
+        """Microseconds that these take, as far as that was measured."""
+        return sum(self.feed_us.get((feed.batch, feed.queries), 0.0) for feed, _ in parts)
 
     def chunk(self, tokens: int) -> Feed:
         """Shows ``tokens`` tokens of one request."""
         size = next(c for c in self._chunks if c >= tokens) if self._recorded else tokens
-        return self._feed(1, size, 0)
+        return self._feed(1, size)
+
+    def predict(self, batch: int, branches: int) -> Predict:
+        """Predicts ``branches`` outcomes of each request."""
+        key = (batch, branches)
+        if key not in self._predicts:
+            self._predicts[key] = Predict(self._model, self._states, self._publisher, *key)
+        return self._predicts[key]
 
     def branches(self, batch: int, branches: int, sampled: bool) -> Grow:
         """Grows ``branches`` branches of each request."""
@@ -89,34 +115,48 @@ class ProgramCache:
             self.chunk(size).try_out(1)
             self.chunk(size).run.record(pool)
 
-    def _rounds(self, batch: int) -> list[Feed | Grow]:
-        programs: list[Feed | Grow] = []
+    def _rounds(self, batch: int) -> list[Feed | Predict | Grow]:
+        programs: list[Feed | Predict | Grow] = []
         if self._policy.branches:
+            programs += [self._feed(batch, queries) for queries in (1, self._policy.k + 1)]
             for branches in self._budget.sizes(batch):
-                programs.append(self.glue(batch, branches))
+                programs.append(self.predict(batch, branches))
                 programs += [self.branches(batch, branches, s) for s in self._sampled]
         if self._policy.fallbacks:
             programs += [self._grow(batch, 1, True, sampled) for sampled in self._sampled]
         return programs
 
     def _measure(self, batch: int, context: int) -> None:
+        for queries in (1, self._policy.k + 1):
+            feed = self._feed(batch, queries)
+            self.feed_us[batch, queries] = feed.run.measure_us(partial(feed.try_out, context))
         for branches in self._budget.sizes(batch):
-            glue = self.glue(batch, branches)
+            predict = self.predict(batch, branches)
             grow = self.branches(batch, branches, self._sampled[-1])  # which takes longer
-            glue_us = glue.run.measure_us(partial(glue.try_out, context))
+            predict_us = predict.run.measure_us(partial(predict.try_out, context))
             step_us = grow.run.measure_us(partial(grow.try_out, context))
-            self._budget.cost_us[batch, branches] = RoundCost(glue_us, step_us)
+            self._budget.cost_us[batch, branches] = RoundCost(predict_us, step_us)
 
-    def _feed(self, batch: int, queries: int, branches: int) -> Feed:
-        key = (batch, queries, branches)
+    def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:
+        """A feed for each of these groups of requests that is not empty."""
+        parts = []
+        for rows in filter(None, groups):
+            queries = max(counts[row] for row in rows)
+            if self._recorded and queries > 1:
+                queries = self._policy.k + 1
+            parts.append((self._feed(self.batch(len(rows)), queries), rows))
+        return parts
+
+    def _feed(self, batch: int, queries: int) -> Feed:
+        key = (batch, queries)
         if key not in self._feeds:
-            self._feeds[key] = Feed(self._model, self._publisher, *key)
+            self._feeds[key] = Feed(self._model, self._states, *key)
         return self._feeds[key]
 
     def _grow(self, batch: int, branches: int, fallbacks: bool, sampled: bool) -> Grow:
         key = (batch, branches, fallbacks, sampled and bool(self._policy.top_m))
         if key not in self._grows:
             self._grows[key] = Grow(
-                self._model, self._publisher, batch, branches, self._policy, *key[2:]
+                self._model, self._states, self._publisher, batch, branches, self._policy, *key[2:]
             )
         return self._grows[key]

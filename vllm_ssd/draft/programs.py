@@ -1,9 +1,9 @@
-"""The draft's two computations, each for batches of one shape.
+"""The draft's three computations, each for batches of one shape.
 
-``Feed`` shows the model tokens; with branches it also predicts outcomes and publishes them.
-``Grow`` gives every branch one more token and publishes it. Both work on memory that stays where it
-is, so that they can be recorded as CUDA graphs: what changes from round to round is loaded, then
-``run``.
+``Feed`` shows the model tokens. ``Predict`` predicts outcomes from what the model said after tokens
+it has seen, and publishes them. ``Grow`` gives every branch one more token and publishes it. All
+work on memory that stays where it is, so that they can be recorded as CUDA graphs: what changes
+from round to round is loaded, then ``run``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.graphed_call import GraphedCall
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.sampling import Sampler, one_hot
@@ -44,73 +45,51 @@ def is_sampled(slots: Iterable[PublishSlot]) -> bool:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a row of a feed predicts. slot, stamp: where it is published, for which outcome. For
-    each branch, rows: the query that its bonus follows; ranks: the bonus's rank there, 0 = the
-    likeliest token; accepted: its accepted drafts. ruled_out: for each query, the draft that
-    follows it or -1. steps: tokens that each branch will have."""
+    """What is predicted for a request. slot, stamp: where it is published, for which outcome.
+    states: rows of ``HiddenStates``, the state after the text and the one after each draft. For
+    each branch, accepted: its accepted drafts; ranks: its bonus's rank there, 0 = the likeliest
+    token. drafts: those being verified. steps: tokens that each branch will have."""
 
     slot: int
     stamp: int
-    rows: Sequence[int]
-    ranks: Sequence[int]
+    states: Sequence[int]
     accepted: Sequence[int]
-    ruled_out: Sequence[int]
+    ranks: Sequence[int]
+    drafts: Sequence[int]
     steps: int
 
 
 class Feed:
-    """Up to ``batch`` chunks of up to ``queries`` tokens; ``branches`` outcomes predicted for each
-    row, 0 = none. bonus: int64 [batch * branches], the predicted bonus tokens of the last run."""
+    """Up to ``batch`` chunks of up to ``queries`` tokens; keeps hidden states."""
 
-    def __init__(
-        self, model: DraftModel, publisher: Publisher, batch: int, queries: int, branches: int
-    ):
+    def __init__(self, model: DraftModel, states: HiddenStates, batch: int, queries: int):
         self._model = model
-        self._publisher = publisher
-        self.batch, self.queries, self.branches = batch, queries, branches
+        self._states = states
+        self.batch, self.queries = batch, queries
         self._plan = model.attention.chunk_plan(batch, queries)
-        each = (batch, branches)
-        self._inputs = Inputs(
-            model.device,
-            {
-                "tokens": (batch, queries),
-                "ruled_out": (batch, queries),
-                "source": each,
-                "rank": each,
-                "accepted": each,
-                "slot": (batch,),
-                "stamp": (batch,),
-                "steps": (batch,),
-            },
-        )
-        self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
+        each = (batch, queries)
+        self._inputs = Inputs(model.device, {"tokens": each, "states": each})
         self.run = GraphedCall(self._compute)
 
     def load(
         self,
         chunks: Sequence[Chunk],
         tokens: Sequence[Sequence[int]],
-        predictions: Sequence[Prediction | None] = (),
+        states: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Take in what to show, and what to predict; rows without a prediction publish nothing."""
+        """Take in what to show. states: rows of ``HiddenStates`` for the last tokens of each chunk,
+        as many as are to be kept."""
         host = self._inputs.host
-        host["tokens"][:], host["ruled_out"][:], host["slot"][:] = 0, -1, -1
+        host["tokens"][:], host["states"][:] = 0, self._states.padding
         for row, part in enumerate(tokens):
             host["tokens"][row, : len(part)] = part
-        for row, prediction in enumerate(predictions):
-            if prediction is not None:
-                host["slot"][row], host["stamp"][row] = prediction.slot, prediction.stamp
-                host["steps"][row] = prediction.steps
-                host["source"][row] = prediction.rows
-                host["source"][row] += row * self.queries
-                host["rank"][row] = prediction.ranks
-                host["accepted"][row] = prediction.accepted
-                host["ruled_out"][row, : len(prediction.ruled_out)] = prediction.ruled_out
+        for row, (part, kept) in enumerate(zip(tokens, states)):
+            host["states"][row, len(part) - len(kept) : len(part)] = kept
         self._inputs.send()
         self._plan.load(chunks)
 
     def try_out(self, context: int) -> None:
-        """Load made-up requests with ``context`` tokens of KV, which publish nothing. A run then
+        """Load made-up requests with ``context`` tokens of KV, of which nothing is kept. A run then
         overwrites KV blocks: only before there are real requests."""
         blocks = range(self._model.num_blocks)
         chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
@@ -120,11 +99,74 @@ class Feed:
         inputs = self._inputs.device
         self._model.attention.plan = self._plan
         hidden = self._model.forward(inputs["tokens"].view(-1), self._plan.positions)
-        if not self.branches:
-            return
+        self._states.keep(inputs["states"].view(-1), hidden)
+
+
+class Predict:
+    """Predicts ``branches`` outcomes of each of up to ``batch`` requests from hidden states, and
+    publishes them. bonus: int64 [batch * branches], the predicted bonus tokens of the last run."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        states: HiddenStates,
+        publisher: Publisher,
+        batch: int,
+        branches: int,
+    ):
+        self._model = model
+        self._states = states
+        self._publisher = publisher
+        self.batch, self.branches = batch, branches
+        places, each = (batch, states.places), (batch, branches)
+        self._inputs = Inputs(
+            model.device,
+            {
+                "states": places,
+                "verified": places,
+                "ruled_out": places,
+                "accepted": each,
+                "rank": each,
+                "slot": (batch,),
+                "stamp": (batch,),
+                "steps": (batch,),
+            },
+        )
+        first = torch.arange(batch, device=model.device).unsqueeze(1) * states.places
+        self._first = first  # of each request's places
+        self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
+        self.run = GraphedCall(self._compute)
+
+    def load(self, predictions: Sequence[Prediction | None]) -> None:
+        """Take in what to predict; None: a row that publishes nothing."""
+        host = self._inputs.host
+        host["states"][:], host["verified"][:] = self._states.padding, self._states.padding
+        host["ruled_out"][:], host["slot"][:] = -1, -1
+        for row, new in enumerate(predictions):
+            if new is not None:
+                count = len(new.states)
+                host["states"][row, :count] = new.states
+                host["verified"][row, :count] = self._states.verified(new.slot, count)
+                host["ruled_out"][row, : count - 1] = new.drafts
+                host["accepted"][row], host["rank"][row] = new.accepted, new.ranks
+                host["slot"][row], host["stamp"][row] = new.slot, new.stamp
+                host["steps"][row] = new.steps
+        self._inputs.send()
+
+    def try_out(self, _: int) -> None:
+        """Load requests that publish nothing; what it takes does not depend on their context."""
+        self.load(())
+
+    def _compute(self) -> None:
+        inputs = self._inputs.device
+        hidden = self._states.memory[inputs["states"].view(-1)]
+        self._states.keep(inputs["verified"].view(-1), hidden)
         logits = self._model.logits(hidden)
-        source, rank = inputs["source"].view(-1), inputs["rank"].view(-1)
-        self.bonus.copy_(choose(logits, inputs["ruled_out"].view(-1), source, rank))
+        source = (self._first + inputs["accepted"]).view(-1)
+        chosen = choose(
+            logits, inputs["ruled_out"].view(-1), source, inputs["rank"].view(-1), self.branches
+        )
+        self.bonus.copy_(chosen)
         bonus = self.bonus.view(self.batch, -1)
         self._publisher.predict(
             Outcomes(inputs["slot"], inputs["stamp"], inputs["steps"], inputs["accepted"], bonus)
@@ -132,7 +174,8 @@ class Feed:
 
 
 class Grow:
-    """Up to ``batch`` trees of ``branches`` branches; a run adds a token to each branch, up to k.
+    """Up to ``batch`` trees of ``branches`` branches; a run shows the model the newest token of
+    each branch, keeps the hidden state after it, and adds a token, unless the branch has k.
 
     fallbacks: the one branch of each tree is for an outcome that was not predicted. sampled: tokens
     are drawn at the temperatures of their requests; if not, they are the likeliest, which takes a
@@ -143,6 +186,7 @@ class Grow:
     def __init__(
         self,
         model: DraftModel,
+        states: HiddenStates,
         publisher: Publisher,
         batch: int,
         branches: int,
@@ -151,14 +195,15 @@ class Grow:
         sampled: bool,
     ):
         self._model = model
+        self._states = states
         self._publish = publisher.fallback if fallbacks else publisher.extend
         self.batch, self.branches = batch, branches
-        self._plan = model.attention.tree_plan(batch, branches, policy.k)
+        self._plan = model.attention.tree_plan(batch, branches, policy.tree_steps)
         self._top_m = policy.top_m
         self._sampler = Sampler(policy, model.device) if sampled else None
         self._inputs = Inputs(
             model.device,
-            {"slot": (batch,), "stamp": (batch,), "step": (1,)},
+            {"slot": (batch,), "stamp": (batch,), "step": (1,), "states": (batch, branches)},
             {"temperature": (batch, 1), "uniforms": (batch, branches, policy.k)},
         )
         self.owner: object = None
@@ -175,9 +220,11 @@ class Grow:
         """Take in trees, where each publishes, how many steps they have grown, and their newest
         tokens: int64 [len(trees) * branches], any device."""
         host = self._inputs.host
-        host["slot"][:], host["step"][:] = -1, step
+        host["slot"][:], host["step"][:], host["states"][:] = -1, step, self._states.padding
         for row, publish_slot in enumerate(slots):
             host["slot"][row], host["stamp"][row] = publish_slot.slot, publish_slot.stamp
+            if publish_slot.slot >= 0:
+                host["states"][row] = self._states.branches(publish_slot.slot, self.branches)
             host["temperature"][row] = publish_slot.temperature
             if publish_slot.uniforms is not None:
                 host["uniforms"][row] = publish_slot.uniforms
@@ -198,6 +245,7 @@ class Grow:
         self._plan.prepare(step)
         self._model.attention.plan = self._plan
         hidden = self._model.forward(self.last_tokens, self._plan.positions)
+        self._states.keep(inputs["states"].view(-1) + step, hidden)
         logits = self._model.logits(hidden)
         tokens = self.last_tokens.view(self.batch, self.branches)
         if self._sampler is None:

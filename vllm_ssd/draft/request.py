@@ -16,6 +16,25 @@ from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 from vllm_ssd.table import make_stamp
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Tokens that may come next and that the model has seen in their place: a bonus and drafts.
+    entries: KV indices of their keys and values; states: rows of ``HiddenStates`` after each."""
+
+    tokens: Sequence[int]
+    entries: Sequence[int]
+    states: Sequence[int]
+
+    def matching(self, tokens: Sequence[int]) -> int:
+        """How many of the first of these tokens it has seen, and kept the states of."""
+        count = 0
+        for token, seen, _ in zip(tokens, self.tokens, self.states):
+            if token != seen:
+                break
+            count += 1
+        return count
+
+
 class Phase(Enum):
     """What the request waits for."""
 
@@ -29,10 +48,12 @@ class DraftRequest:
     """``tokens``: the text, the last one being the newest bonus (or the prompt's end).
 
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
-    that are being verified. round: of the last outcome taken in, -1 before any; accepted: its
-    accepted drafts; came_true: it was one of those predicted. decided_ns: monotonic nanoseconds
-    when the target's decision on its drafts was seen. has_rest: the target verified fewer drafts
-    than it had, and those after the bonus are its drafts for the next round.
+    that are being verified. states: rows of ``HiddenStates`` after the text's end and after each
+    draft, as far as they are fed and kept. round: of the last outcome taken in, -1 before any;
+    accepted: its accepted drafts; came_true: it was one of those predicted. decided_ns: monotonic
+    nanoseconds when the target's decision on its drafts was seen. left_over: where the target
+    verified fewer drafts than it had, and the bonus is the first of the others: these, which are
+    its drafts for the next round.
     temperature: of the target's sampling, 0 = greedy; rng: random numbers for the draft's own, None
     if it does not sample.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
@@ -50,10 +71,11 @@ class DraftRequest:
     accepted: int = 0
     came_true: bool = False
     decided_ns: int = 0
-    has_rest: bool = False
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    left_over: Seen | None = None
     ahead: TreeRow | None = None
     predicted: Prediction | None = None
     fallback: TreeRow | None = None
@@ -91,31 +113,41 @@ class DraftRequest:
         self.leave_fallback()
         if self.phase is not Phase.IDLE or round_ != self.round + 1:
             self.leave_ahead()  # grown for another outcome
-        rest = self.drafts[accepted:] if accepted >= 0 else []
-        self.has_rest = len(rest) > 1 and rest[0] == new_tokens[-1]
         before = len(self.tokens)
         self.tokens += new_tokens
+        self.left_over = None
+        rest = self.drafts[accepted:]
+        if len(new_tokens) == accepted + 1 and len(rest) > 1 and rest[0] == new_tokens[-1]:
+            entries = range(len(self.tokens) - 1, len(self.tokens) - 1 + len(rest))
+            self.left_over = Seen(rest, entries, self.states[accepted + 1 :])
         keep = min(before, len(self.fed))
         while keep < min(len(self.fed), len(self.tokens)) and self.fed[keep] == self.tokens[keep]:
             keep += 1
         del self.fed[min(keep, len(self.tokens) - 1) :]
-        self.drafts = []
+        self.drafts, self.states = [], []
         self.round, self.accepted = round_, accepted
         self.phase = Phase.DECIDING
 
-    def decide(self, drafts: Sequence[int], predict_ahead: bool) -> None:
-        """Take in what the target verifies next. To predict outcomes the model must see bonus and
-        drafts again in one forward, for its logits at each of their positions. Otherwise the KV
-        that the fallback's steps have written is kept, and only the last draft is unfed."""
-        grown = 0 if self.fallback is None else self.fallback.batch.step
+    def decide(self, drafts: Sequence[int], seen: Seen | None) -> list[tuple[int, int]]:
+        """Take in what the target verifies next, of which the model has ``seen`` some, if it is
+        this. Returns pairs of KV indices: from where to where keys and values are to be copied
+        before the model is shown more."""
         self.leave_ahead()
         self.leave_fallback()
         self.drafts = list(drafts)
         self.decided_ns = time.monotonic_ns()
         self.phase = Phase.FEEDING
-        shown = grown >= len(drafts) > 0 and len(self.fed) == len(self.tokens) - 1
-        if shown and not predict_ahead:
-            self.fed += [self.tokens[-1], *drafts[:-1]]
+        begin = len(self.tokens) - 1
+        if seen is None or len(self.fed) != begin:
+            return []
+        sequence = [self.tokens[-1], *drafts]
+        count = seen.matching(sequence)
+        if seen is self.left_over and count < len(sequence):
+            return []  # states of further tokens would be kept where these are
+        self.fed += sequence[:count]
+        self.states = list(seen.states[:count])
+        places = range(begin, begin + count)
+        return [(old, new) for old, new in zip(seen.entries, places) if old != new]
 
     def feed(self, count: int) -> tuple[Chunk, list[int]]:
         """The next ``count`` unfed tokens, for which KV is reserved."""
@@ -158,4 +190,4 @@ class DraftRequest:
         self.leave_ahead()
         self.leave_fallback()
         self.table.trim(0)
-        self.fed = []
+        self.fed, self.states, self.left_over = [], [], None

@@ -50,6 +50,11 @@ class DraftPolicy:
         return sum(self.fan_out)
 
     @property
+    def tree_steps(self) -> int:
+        """Steps a tree has room for: one for each draft, and one that shows the model the last."""
+        return self.k + 1
+
+    @property
     def scratch(self) -> int:
         """KV entries a request needs beyond its text: drafts, and every branch in full."""
-        return self.k + 1 + self.k * self.branches
+        return self.k + 1 + self.tree_steps * self.branches

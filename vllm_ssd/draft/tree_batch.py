@@ -11,9 +11,9 @@ from vllm_ssd.draft.programs import Grow, PublishSlot
 
 
 class TreeBatch:
-    """One tree per row, None where its request has left. step: steps started, of ``steps``. slots:
-    where each row publishes. last_tokens: int64 [rows * branches], the newest token of every
-    branch."""
+    """One tree per row, None where its request has left. step: steps started; ``steps`` of them
+    give each branch a token, and one more shows the model the last of these. slots: where each row
+    publishes. last_tokens: int64 [rows * branches], the newest token of every branch."""
 
     def __init__(
         self,
@@ -37,6 +37,14 @@ class TreeBatch:
     def rows(self) -> list[TreeRow | None]:
         """One for each request, None where it has no tree."""
         return [TreeRow(self, i) if tree else None for i, tree in enumerate(self._trees)]
+
+    def entries(self, index: int, branch: int) -> range:
+        """KV indices of the tokens of a row's branch that the model has been shown: its bonus and
+        the drafts after it."""
+        tree = self._trees[index]
+        assert tree is not None, "a row that has left has no KV"
+        first, branches = tree.linear_len + branch, tree.query_len
+        return range(first, first + self.step * branches, branches)
 
     def leave(self, index: int) -> None:
         """A row becomes padding: its KV blocks may go to another request, its slot too."""
@@ -69,6 +77,10 @@ class TreeRow:
 
     batch: TreeBatch
     index: int
+
+    def entries(self, branch: int) -> range:
+        """KV indices of a branch's tokens, as far as the model has been shown them."""
+        return self.batch.entries(self.index, branch)
 
     def leave(self) -> None:
         """Stop growing it."""

@@ -45,11 +45,13 @@ class PredictionWriter:
         tokens: Sequence[int],
         draft_probs: NDArray[np.int64] | None = None,
     ) -> None:
-        """Add one token to every branch of the prediction, in the order of its outcomes.
-        draft_probs: int64 [branches, top_m], what they were sampled from."""
+        """Add one token to every branch of the prediction, in the order of its outcomes, unless
+        they have all k. draft_probs: int64 [branches, top_m], what they were sampled from."""
         record = self._prediction[slot, int(stamp) & 1]
         assert record["stamp"] == stamp, "a prediction is extended by its publisher alone"
         depth = int(record["depth"])
+        if depth == record["tokens"].shape[1]:
+            return  # the draft has only shown its model the last tokens
         record["tokens"][: len(tokens), depth] = tokens
         if draft_probs is not None:
             record["draft_probs"][: len(tokens), depth] = draft_probs
@@ -84,6 +86,19 @@ class PredictionWriter:
         count = int(record["count"])
         match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
         return int(match.argmax()) if match.any() else -1
+
+    def branch_tokens(self, slot: int, stamp: np.uint64, branch: int) -> list[int]:
+        """The tokens published for a branch of round ``stamp``, none for another round."""
+        return self._tokens(self._prediction[slot, int(stamp) & 1], stamp, branch)
+
+    def fallback_tokens(self, slot: int, stamp: np.uint64) -> list[int]:
+        """The tokens published for the outcome ``stamp``, which was not predicted."""
+        return self._tokens(self._fallback[slot, int(stamp) & 1], stamp)
+
+    def _tokens(self, record: np.void, stamp: np.uint64, *branch: int) -> list[int]:
+        depth = int(record["depth"]) if record["stamp"] == stamp else 0
+        tokens: list[int] = record["tokens"][(*branch, slice(depth))].tolist()
+        return tokens
 
     def clear(self, slot: int) -> None:
         """Withdraw everything the draft published for a slot."""

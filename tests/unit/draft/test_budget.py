@@ -9,7 +9,7 @@ from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.spec import DraftPolicy
 
 K = 3
-EVEN = Prediction(0, 0, [0] * 8, [0, 1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], [], K)
+EVEN = Prediction(0, 0, [], [0, 0, 1, 1, 2, 2, 3, 3], [0, 1] * 4, [], K)
 BONUS = 9  # no draft
 
 
@@ -89,11 +89,18 @@ def test_many_requests_share_the_branches():
     assert [sum(budget.shape(n).fan_out) for n in (1, 2, 4, 8, 32)] == [24, 24, 16, 8, 4]
 
 
+def test_what_the_model_has_to_be_shown_takes_of_the_time(monkeypatch):
+    budget = BranchBudget(policy(adaptive=True))
+    budget.cost_us = {(1, size): RoundCost(100.0, 300.0) for size in budget.sizes(1)}
+    has_verified_in(monkeypatch, budget, 1100)
+    assert [budget.shape(1, feed_us).steps for feed_us in (0, 100, 500)] == [3, 3, 1]
+
+
 def test_batches_that_take_turns_share_the_time(monkeypatch):
     budget = BranchBudget(policy(adaptive=True))
     budget.cost_us = {(1, size): RoundCost(100.0, 300.0) for size in budget.sizes(1)}
     has_verified_in(monkeypatch, budget, 1100)
-    assert [budget.shape(1, batches).steps for batches in (1, 2, 3)] == [3, 1, 1]
+    assert [budget.shape(1, batches=count).steps for count in (1, 2, 3)] == [3, 1, 1]
 
 
 def test_rounds_are_shorter_where_few_drafts_are_accepted(monkeypatch):

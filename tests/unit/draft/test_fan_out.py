@@ -54,6 +54,7 @@ def test_outcomes_are_the_top_tokens_that_can_follow(drafts, seed, data):
         ruled_out,
         torch.tensor(source, dtype=torch.int64),
         torch.tensor(rank, dtype=torch.int64),
+        5,
     ).tolist()
     for accepted, count in enumerate(counts):
         chosen = [token for row, token in zip(source, bonus) if row == accepted]
@@ -69,5 +70,6 @@ def test_more_branches_than_tokens_repeat_the_last():
         torch.tensor([-1]),
         torch.zeros(4, dtype=int),
         torch.arange(4),
+        4,
     )
     assert bonus.tolist() == [1, 2, 0, 0]

@@ -52,9 +52,9 @@ class PagedAttention(ABC):
         self.max_len = max_len
         self.padding_block = num_blocks
         size = (num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim)
-        layers = range(shape.num_layers)
-        self.keys = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in layers]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self._kv = torch.zeros(shape.num_layers, 2, *size, dtype=shape.dtype, device=shape.device)
+        self.keys = [layer[0] for layer in self._kv]
+        self.values = [layer[1] for layer in self._kv]
         self._one = torch.ones(1, dtype=torch.float32, device=shape.device)
         self.plan: Plan  # the one that the layers follow
 
@@ -78,6 +78,11 @@ class PagedAttention(ABC):
         else:
             keys.view(-1, *key.shape[1:]).index_copy_(0, slots, key)
             values.view(-1, *value.shape[1:]).index_copy_(0, slots, value)
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy the keys and values of all layers from int64 [n] slots to others."""
+        kv = self._kv.view(2 * self.shape.num_layers, -1, *self._kv.shape[-2:])
+        kv.index_copy_(1, targets, kv.index_select(1, sources))
 
     def slots_of(self, blocks: Sequence[int], index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots, int64 [n], of a request's ascending KV indices, int64 [n], in its blocks."""

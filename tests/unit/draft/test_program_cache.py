@@ -1,0 +1,36 @@
+"""Which programs do a piece of work."""
+
+import pytest
+
+from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.hidden_states import HiddenStates
+from vllm_ssd.draft.program_cache import ProgramCache
+from vllm_ssd.draft.spec import DraftPolicy
+
+K = 4
+
+
+@pytest.fixture
+def cache(draft_model):
+    policy = DraftPolicy(K, (2,) * (K + 1), True, chunk=16)
+    states = HiddenStates(draft_model, policy, 8)
+    return ProgramCache(draft_model, states, None, policy, BranchBudget(policy), 8)
+
+
+def shown(parts):
+    return [(feed.batch, feed.queries, rows) for feed, rows in parts]
+
+
+def test_one_feed_for_all_who_need_one(cache):
+    assert shown(cache.feeds([0, 0])) == []
+    assert shown(cache.feeds([0, 1, 0, 1])) == [(2, 1, [1, 3])]
+    assert shown(cache.feeds([1, 3, 0, 5])) == [(3, 5, [0, 1, 3])]
+
+
+@pytest.mark.parametrize("single_us, apart", [(400.0, True), (600.0, False)])
+def test_single_tokens_apart_where_that_is_faster(cache, single_us, apart):
+    cache.feed_us = {(4, K + 1): 1500.0, (1, K + 1): 1000.0, (3, 1): single_us}
+    parts = cache.feeds([1, 1, K + 1, 1])
+    together = [(4, K + 1, [0, 1, 2, 3])]
+    assert shown(parts) == ([(3, 1, [0, 1, 3]), (1, K + 1, [2])] if apart else together)
+    assert cache.feeds_us(parts) == (1400.0 if apart else 1500.0)

@@ -1,0 +1,47 @@
+"""What the model said after each token that may be verified: its last hidden states.
+
+The logits after a token follow from its hidden state. It is kept when the model is shown the token,
+in a branch or by a feed, so that the outcomes of a round can be predicted without showing the model
+drafts that it has grown itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_ssd.draft.model import DraftModel
+from vllm_ssd.draft.spec import DraftPolicy
+
+
+class HiddenStates:
+    """memory: [rows, hidden]. For each slot of the table there are ``places`` rows for the text's
+    end and the drafts being verified, and as many for each branch; at the end, from ``padding`` on,
+    as many for what nobody needs."""
+
+    def __init__(self, model: DraftModel, policy: DraftPolicy, slots: int):
+        self.places = policy.k + 1
+        self._slot_size = (1 + max(policy.branches, 1)) * self.places
+        self.padding = slots * self._slot_size
+        rows = self.padding + self.places
+        self.memory = torch.empty(
+            rows, model.hidden_size, dtype=model.attention.shape.dtype, device=model.device
+        )
+
+    def keep(self, rows: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Put hidden states, [n, hidden], into int64 [n] rows."""
+        self.memory.index_copy_(0, rows, hidden)
+
+    def verified(self, slot: int, count: int) -> range:
+        """Rows of a text's end and the drafts after it: the first ``count``."""
+        return range(slot * self._slot_size, slot * self._slot_size + count)
+
+    def branch(self, slot: int, branch: int, count: int) -> range:
+        """Rows of a branch: its bonus and the drafts after it, the first ``count``."""
+        first = slot * self._slot_size + (1 + branch) * self.places
+        return range(first, first + count)
+
+    def branches(self, slot: int, count: int) -> NDArray[np.int64]:
+        """The first row of each of a slot's first ``count`` branches, int64 [count]."""
+        return (slot * self._slot_size) + (1 + np.arange(count)) * self.places
