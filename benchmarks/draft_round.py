@@ -7,6 +7,7 @@ fallbacks, in none. Times on the GPU (glue, step, fallback step) are the draft's
 others are seen from the target, and all begin when an outcome is published: hits_first ends when
 the next outcomes are predicted, ready when their branches are complete, fallback when the outcome
 has its k drafts. The draft then does what else there is to do: the target takes longer than it.
+floor is what a step takes if it only reads the weights and each request's KV, once, at --bandwidth.
 """
 
 import argparse
@@ -155,6 +156,7 @@ def measure(
 ) -> None:
     """Print a row for every batch size and context."""
     names = "batch context hits_first_us ready_ms fallback_ms glue_us step_us fallback_step_us"
+    names += " floor_us step/floor"
     print("| " + " | ".join(names.split()) + " |")
     print("|---" * len(names.split()) + "|")
     for batch in arguments.batch_sizes:
@@ -170,11 +172,16 @@ def measure(
             each = [
                 spent[f"{work}_us"] / max(spent[work], 1) for work in ("glue", "branch", "fallback")
             ]
+            kv_bytes = batch * context * engine.model.attention.shape.bytes_per_token()
+            # A terabyte a second is a megabyte a microsecond.
+            floor_us = (engine.model.weight_bytes + kv_bytes) / 1e6 / arguments.bandwidth
             cells = [
                 median(t.predicted for t in hits) * 1000,
                 median(t.ready for t in hits),
                 median(t.drafted for t in misses),
                 *each,
+                floor_us,
+                each[1] / floor_us,
             ]
             print(f"| {batch} | {context} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
 
@@ -208,6 +215,9 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--kv-cache-gib", type=float, default=16)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument(
+        "--bandwidth", type=float, default=4.8, help="of the GPU's memory, TB/s (H200: 4.8)"
+    )
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins

@@ -1,6 +1,15 @@
-"""The draft's own paged KV memory: which blocks belong to which request."""
+"""The draft's own paged KV memory: which blocks belong to which request, and what is in them.
+
+A full block of text gets a name, the digest of this text and of all before it. Another request
+that begins alike uses the same block. What is in a block that nobody uses stays until it is needed.
+"""
 
 from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
 
 
 class BlockPool:
@@ -9,7 +18,10 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int):
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._users = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next first
+        self._named: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
@@ -24,15 +36,38 @@ class BlockPool:
         return BlockTable(self)
 
     def take(self, count: int) -> list[int]:
-        """``count`` blocks, at most ``num_free``."""
+        """``count`` blocks, at most ``num_free``, whatever is in them."""
         assert count <= len(self._free)
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            self._users[block] = 1
+            name = self._name_of.pop(block, None)
+            if name is not None:
+                del self._named[name]
         return taken
 
-    def give(self, blocks: list[int]) -> None:
-        """Take blocks back."""
-        self._free.extend(blocks)
+    def give(self, blocks: Sequence[int]) -> None:
+        """Take blocks back. Those in which there is nothing of use are the next to be taken, the
+        others the last, a text's end before its beginning."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if not self._users[block]:
+                self._free[block] = None
+                if block not in self._name_of:
+                    self._free.move_to_end(block, last=False)
+
+    def name(self, block: int, name: bytes) -> None:
+        """Say what is in a block, unless another block with the same is known."""
+        if name not in self._named:
+            self._named[name], self._name_of[block] = block, name
+
+    def share(self, name: bytes) -> int | None:
+        """The block of this name, with one more user; None if there is none."""
+        block = self._named.get(name)
+        if block is not None:
+            self._users[block] += 1
+            self._free.pop(block, None)
+        return block
 
 
 class BlockTable:
@@ -41,6 +76,26 @@ class BlockTable:
     def __init__(self, pool: BlockPool):
         self._pool = pool
         self.blocks: list[int] = []
+        self._names: list[bytes] = []  # of the first blocks, as far as they are known
+
+    def adopt(self, tokens: Sequence[int]) -> int:
+        """Begin an empty table with the blocks there are of this text; returns the number of tokens
+        that are in them."""
+        assert not self.blocks
+        for index in range(len(tokens) // self._pool.block_size):
+            name = self._name(tokens, index)
+            block = self._pool.share(name)
+            if block is None:
+                break
+            self.blocks.append(block)
+            self._names.append(name)
+        return len(self.blocks) * self._pool.block_size
+
+    def name(self, tokens: Sequence[int], count: int) -> None:
+        """The first ``count`` of these tokens are in the blocks, and will not change."""
+        for index in range(len(self._names), count // self._pool.block_size):
+            self._names.append(self._name(tokens, index))
+            self._pool.name(self.blocks[index], self._names[index])
 
     def reserve(self, num_tokens: int) -> bool:
         """Own blocks for at least ``num_tokens``; False, without a change, if too few are free."""
@@ -51,8 +106,14 @@ class BlockTable:
             self.blocks += self._pool.take(missing)
         return True
 
-    def trim(self, num_tokens: int) -> None:
-        """Give back the blocks that lie wholly beyond ``num_tokens``."""
-        keep = self._pool.blocks_for(num_tokens)
-        self._pool.give(self.blocks[keep:])
-        del self.blocks[keep:]
+    def clear(self) -> None:
+        """Give all blocks back."""
+        self._pool.give(self.blocks)
+        self.blocks, self._names = [], []
+
+    def _name(self, tokens: Sequence[int], index: int) -> bytes:
+        """Of the block with this index: a digest of its text and of the name before."""
+        size = self._pool.block_size
+        text = array("q", tokens[index * size : (index + 1) * size]).tobytes()
+        before = self._names[index - 1] if index else b""
+        return blake2b(before + text, digest_size=16).digest()

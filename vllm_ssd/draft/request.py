@@ -156,6 +156,7 @@ class DraftRequest:
         begin = max(start - len(self.tokens), 0)
         tokens = text + self.drafts[begin : begin + count - len(text)]
         self.fed += tokens
+        self.table.name(self.tokens, min(len(self.fed), len(self.tokens)))
         return Chunk(self.table.blocks, start, len(tokens)), tokens
 
     def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
@@ -185,9 +186,14 @@ class DraftRequest:
             self.fallback.leave()
             self.fallback = None
 
+    def adopt_kv(self) -> None:
+        """Begin with the KV there is of the text, without its last token: what the model says after
+        that has to be computed."""
+        self.fed = self.tokens[: self.table.adopt(self.tokens[:-1])]
+
     def forget_kv(self) -> None:
         """Give all KV memory back; the text has to be fed again."""
         self.leave_ahead()
         self.leave_fallback()
-        self.table.trim(0)
+        self.table.clear()
         self.fed, self.states, self.left_over = [], [], None

@@ -1,31 +1,44 @@
-"""KV blocks: never shared, never lost."""
+"""KV blocks: shared only by texts that begin alike, never lost."""
+
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_ssd.draft.kv_blocks import BlockPool
 
-actions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=60)
+SIZE = 4
+texts = st.lists(st.integers(0, 1), max_size=24)
+actions = st.lists(st.tuples(st.integers(0, 3), texts), max_size=60)
 
 
 @given(actions)
-def test_blocks_are_owned_once_and_all_accounted_for(actions):
-    pool = BlockPool(num_blocks=10, block_size=4)
+def test_blocks_hold_what_their_users_wrote(actions):
+    """Requests whose texts often begin alike come, write what they did not find, and go."""
+    pool = BlockPool(num_blocks=10, block_size=SIZE)
     tables = [pool.table() for _ in range(4)]
-    for which, tokens in actions:
+    texts = [[], [], [], []]
+    written = {}  # by block: the text up to its end
+    for which, text in actions:
         table = tables[which]
-        before = list(table.blocks)
-        if tokens % 2:
-            table.trim(tokens)
-            assert table.blocks == before[: -(-tokens // 4)]
-        elif table.reserve(tokens):
-            assert len(table.blocks) * 4 >= tokens
-            assert table.blocks[: len(before)] == before
-        else:
-            assert table.blocks == before
-        owned = [block for t in tables for block in t.blocks]
-        assert len(set(owned)) == len(owned)
-        assert len(owned) + pool.num_free == 10
+        if table.blocks:
+            table.clear()
+            texts[which] = []
+        elif pool.blocks_for(len(text)) <= pool.num_free:
+            found = table.adopt(text)
+            assert table.reserve(len(text))
+            assert found <= len(text) <= len(table.blocks) * SIZE
+            for index, block in enumerate(table.blocks):
+                if index * SIZE >= found:
+                    written[block] = text[: (index + 1) * SIZE]
+            table.name(text, len(text))
+            texts[which] = text
+        users = Counter(block for t in tables for block in t.blocks)
+        assert len(users) + pool.num_free == 10
+        for table, text in zip(tables, texts):
+            for index, block in enumerate(table.blocks):
+                assert written[block] == text[: (index + 1) * SIZE]
+                assert users[block] == 1 or (index + 1) * SIZE <= len(text), "not full, yet shared"
 
 
 def test_a_refused_request_takes_nothing():
@@ -35,5 +48,19 @@ def test_a_refused_request_takes_nothing():
     assert pool.num_free == 0
     assert not table.reserve(33)
     assert len(table.blocks) == 2
-    table.trim(0)
+    table.clear()
     assert pool.num_free == 2
+
+
+def test_a_text_stays_as_long_as_there_is_room():
+    """Its beginning longest."""
+    pool = BlockPool(num_blocks=4, block_size=SIZE)
+    text = list(range(3 * SIZE))
+    first, second = pool.table(), pool.table()
+    assert first.adopt(text) == 0 and first.reserve(len(text))
+    first.name(text, len(text))
+    first.clear()
+    assert second.reserve(2 * SIZE)  # the unused block, and the last one of the text
+    assert first.adopt([*text[:SIZE], 99, *text[SIZE + 1 :]]) == SIZE
+    first.clear()
+    assert first.adopt(text) == 2 * SIZE

@@ -1,8 +1,35 @@
 """Texts that are too long for the draft, or for the memory there is at the moment."""
 
+import pytest
+
 from tests.unit.draft.loop import MAX_LEN, PROMPT, Loop, Target
+from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, make_stamp
+
+
+@pytest.mark.parametrize("end", [[], [5], list(range(40))])
+def test_a_text_that_begins_like_another_is_read_from_there(tmp_path, draft_model, reference, end):
+    """The next turn of a chat, or the same text again: what is known is not computed twice."""
+    k = 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=16))
+    first = Target("a", list(range(60, 100)), reference)
+    loop.client.add("a", first.text)
+    for _ in range(6):
+        loop.work()
+        first.round(loop.client)
+    loop.work()
+    history = first.text[:]
+    loop.client.remove("a")
+    read = loop.table.draft["prefill"][0]
+    turn = Target("b", [*history, *end], reference)
+    loop.client.add("b", turn.text)
+    loop.work()
+    assert loop.table.draft["prefill"][0] - read <= BLOCK_SIZE + len(end)
+    for _ in range(4):
+        turn.round(loop.client)
+        assert turn.drafts == reference.continuation(turn.text, k)
+        loop.work()
 
 
 def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):
