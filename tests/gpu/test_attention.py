@@ -38,6 +38,12 @@ def test_a_graph_replayed_over_grown_contexts(backend, group):
     print(f"{backend.__name__} group {group} replayed: error {worst:.1e}")
 
 
+@pytest.mark.parametrize("window, sinks", [(3, False), (100, False), (0, True), (100, True)])
+def test_windows_and_sinks(window, sinks):
+    odd = {"window": window, "sinks": sinks}
+    prompts_and_trees(Pair(TritonAttention, 4, 64, [1, 1000, 17], 24, torch.bfloat16, GPU, **odd))
+
+
 def test_full_precision():
     pair = Pair(TritonAttention, 3, 64, [1, 700, 17], 7, torch.float32, GPU)
     prompts_and_trees(pair)

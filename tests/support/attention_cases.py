@@ -16,7 +16,8 @@ BLOCK = 16
 
 class Pair:
     """A backend and the reference, with one layer each, over the same pages. group: query heads
-    for each KV head; steps: of the trees."""
+    for each KV head; steps: of the trees; window: the last positions that are seen, 0 = all; sinks:
+    whether heads have a logit that no value belongs to."""
 
     def __init__(
         self,
@@ -29,6 +30,8 @@ class Pair:
         device: torch.device,
         kv_heads: int = 4,
         steps: int = 7,
+        window: int = 0,
+        sinks: bool = False,
     ):
         self.steps = steps
         self.rng = random.Random(len(contexts) * group * head_dim)
@@ -37,8 +40,17 @@ class Pair:
         self.rng.shuffle(order)
         self.tables = [[order.pop() for _ in range(count)] for count in per_request]
         self.contexts, self.branches = contexts, branches
+        heads = kv_heads * group
         self.shape = AttentionShape(
-            1, kv_heads * group, kv_heads, head_dim, head_dim**-0.5, dtype, device
+            1,
+            heads,
+            kv_heads,
+            head_dim,
+            head_dim**-0.5,
+            dtype,
+            device,
+            windows=(window,),
+            sinks=(torch.randn(heads, dtype=dtype, device=device),) if sinks else (),
         )
         longest = max(contexts) + 8 + steps * branches
         self.both = [

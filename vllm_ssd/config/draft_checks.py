@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _OTHER_DRAFT = 'name another with "model" in --speculative-config'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
+_LAYERS = {"full_attention", "attention", "sliding_attention"}
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
 _OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM would load their decoder
 
@@ -52,10 +53,11 @@ def check_draft_source(draft: str, revision: str | None) -> None:
 
 
 def check_draft(draft: ModelConfig) -> None:
-    """Raise ``ValueError`` unless the draft is a text decoder with full attention in each layer."""
+    """Raise ``ValueError`` unless the draft is a text decoder with attention in each layer, to all
+    of the text or to a window of it."""
     kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
     config = draft.hf_text_config
-    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
+    layers = set(getattr(config, "layer_types", None) or ()) - _LAYERS
     for present, what in (
         (_SPECULATOR_HEAD.search(" ".join(kinds)), "a head for another speculative method"),
         (draft.is_encoder_decoder, "an encoder-decoder"),
@@ -64,7 +66,6 @@ def check_draft(draft: ModelConfig) -> None:
         (draft.is_hybrid or draft.has_inner_state, "a hybrid with state-space or linear layers"),
         (draft.is_attention_free, "a model without attention"),
         (draft.use_mla, "a model with multi-head latent attention (MLA)"),
-        (draft.get_sliding_window() is not None, "a model with sliding window attention"),
         (layers, f"a model with layers of the type {', '.join(sorted(map(str, layers)))}"),
         (draft.uses_alibi, "a model with ALiBi"),
         (getattr(config, "attn_logit_softcapping", None), "a model with soft-capped attention"),
@@ -72,7 +73,7 @@ def check_draft(draft: ModelConfig) -> None:
         if present:
             raise ValueError(
                 f"the draft {draft.model!r} is {what}, and ssd needs a text generation model with "
-                f"full attention in every layer: {_OTHER_DRAFT}"
+                f"attention to the text in every layer: {_OTHER_DRAFT}"
             )
 
 

@@ -203,13 +203,13 @@ class DraftEngine:
         """Take in which drafts are verified next; returns the number of requests it is for."""
         taken = 0
         moves = []
-        size = self._programs.batch(min(len(self.requests), self._programs.max_batch))
         for request in self.requests:
             if request.phase is Phase.DECIDING:
                 drafts = self._outcomes.read_drafts(request.slot, request.stamp)
                 if drafts is not None:
-                    if request.came_true and request.predicted and not request.left_over:
-                        self._budget.taken(size, len(drafts) >= request.predicted.steps)
+                    row, predicted = request.ahead, request.predicted
+                    if request.came_true and row and predicted and not request.left_over:
+                        self._budget.taken(row.batch.size, len(drafts) >= predicted.steps)
                     pairs = request.decide(drafts, self._seen(request))
                     if pairs:
                         moves.append((request, pairs))

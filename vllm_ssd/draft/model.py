@@ -163,7 +163,9 @@ def _attention_layers(config: VllmConfig) -> list[Any]:
 def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
     """The one shape of all layers; ``ValueError`` where the tree attention cannot serve one."""
     first = layers[0]
-    shapes = {(la.num_heads, la.num_kv_heads, la.head_size, la.head_size_v) for la in layers}
+    shapes = {
+        (la.num_heads, la.num_kv_heads, la.head_size, la.head_size_v, la.has_sink) for la in layers
+    }
     if len(shapes) > 1 or first.head_size != first.head_size_v:
         raise ValueError(
             f"the draft's attention layers differ in shape ({shapes}): name a draft whose layers "
@@ -174,8 +176,6 @@ def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
         odd = [
             name
             for name, present in (
-                ("a sliding window", layer.sliding_window is not None),
-                ("attention sinks", layer.has_sink),
                 ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
                 ("a logits soft cap", bool(getattr(impl, "logits_soft_cap", None))),
                 ("shared KV caches", layer.kv_sharing_target_layer_name is not None),
@@ -185,7 +185,7 @@ def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
         if odd:
             raise ValueError(
                 f"the draft uses {' and '.join(odd)}, which drafting ahead cannot do: name a "
-                "draft with plain full attention"
+                "draft with plain attention"
             )
     return AttentionShape(
         num_layers=len(layers),
@@ -195,4 +195,6 @@ def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
         scale=float(first.impl.scale),
         dtype=config.model_config.dtype,
         device=torch.device(config.device_config.device_type),
+        windows=tuple(layer.sliding_window or 0 for layer in layers),
+        sinks=tuple(layer.impl.sinks for layer in layers if layer.has_sink),
     )

@@ -31,6 +31,11 @@ class TreeBatch:
         self._loaded = False
 
     @property
+    def size(self) -> int:
+        """Requests that its program is made for."""
+        return self._program.batch
+
+    @property
     def empty(self) -> bool:
         return all(tree is None for tree in self._trees)
 

@@ -44,7 +44,6 @@ def test_architecture_vllm_does_not_have(refusal, tmp_path):
 @pytest.mark.parametrize(
     "name, config, what",
     [
-        ("window", {"sliding_window": 32}, "sliding window attention"),
         ("mixed", {"layer_types": ["chunked_attention"]}, "layers of the type chunked_attention"),
         ("capped", {"attn_logit_softcapping": 30.0}, "soft-capped attention"),
         ("EAGLE-LLaMA3", {}, "a head for another speculative method"),
@@ -75,8 +74,7 @@ def test_drafts_from_what_vllm_says(differs, what):
         "model": "some/draft",
         "architectures": ["LlamaForCausalLM"],
         "hf_config": SimpleNamespace(model_type="llama"),
-        "hf_text_config": SimpleNamespace(layer_types=["full_attention"]),
-        "get_sliding_window": lambda: None,
+        "hf_text_config": SimpleNamespace(layer_types=["full_attention", "sliding_attention"]),
     }
     flags = "is_encoder_decoder is_multimodal_model is_hybrid has_inner_state is_attention_free "
     plain |= dict.fromkeys((flags + "use_mla uses_alibi").split(), False)

@@ -18,22 +18,33 @@ def trees(draw):
     return Tree([], linear, parents, draw(st.integers(1, 4)))
 
 
-@given(trees(), st.data())
-def test_a_branch_sees_its_text_and_itself_only(tree, data):
+windows = st.one_of(st.just(0), st.integers(1, 50))
+
+
+def last(positions, position, window):
+    """Those of the positions, the newest of which is ``position``, that a window holds."""
+    return [p for p in positions if not window or p > position - window]
+
+
+@given(trees(), windows, st.data())
+def test_a_branch_sees_its_text_and_itself_only(tree, window, data):
     step = data.draw(st.integers(0, tree.num_steps - 1))
     width = tree.kv_len + data.draw(st.integers(0, 5))
     linear, parents = torch.tensor([tree.linear_len]), torch.tensor([tree.parent_lens])
-    (mask,) = tree_mask(linear, parents, torch.tensor([step]), width)
+    (mask,) = tree_mask(linear, parents, torch.tensor([step]), width, window)
     for branch, parent in enumerate(tree.parent_lens):
-        own = {tree.linear_len + s * tree.query_len + branch for s in range(step + 1)}
-        assert set(mask[branch].nonzero().view(-1).tolist()) == set(range(parent)) | own
+        text = set(last(range(parent), parent + step, window))
+        steps = last(range(parent, parent + step + 1), parent + step, window)
+        own = {tree.linear_len + (p - parent) * tree.query_len + branch for p in steps}
+        assert set(mask[branch].nonzero().view(-1).tolist()) == text | own
 
 
-@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 5))
-def test_a_chunk_is_causal(context, length, extra):
-    (mask,) = causal_mask(torch.tensor([context]), length, context + length + extra)
+@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 5), windows)
+def test_a_chunk_is_causal(context, length, extra, window):
+    (mask,) = causal_mask(torch.tensor([context]), length, context + length + extra, window)
     for row in range(length):
-        assert mask[row].nonzero().view(-1).tolist() == list(range(context + row + 1))
+        seen = last(range(context + row + 1), context + row, window)
+        assert mask[row].nonzero().view(-1).tolist() == seen
 
 
 def dense(query, keys, values, scale):

@@ -20,12 +20,20 @@ if interpreter.HERE:
     from vllm_ssd.table.predictions import PredictionWriter
     from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
 
-    @pytest.mark.parametrize("group, contexts", [(1, [33]), (3, [1, 70])])
-    def test_tree_attention(group, contexts, monkeypatch):
+    @pytest.mark.parametrize(
+        "group, contexts, odd",
+        [
+            (1, [33], {}),
+            (3, [1, 70], {}),
+            (1, [5, 150], {"window": 40}),  # whole blocks of KV are out of sight
+            (3, [33], {"window": 2, "sinks": True}),  # and a part of the branch
+        ],
+    )
+    def test_tree_attention(group, contexts, odd, monkeypatch):
         monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)  # each takes long here
         cpu, small = torch.device("cpu"), {"kv_heads": 2, "steps": 4}
         prompts_and_trees(
-            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, cpu, **small)
+            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, cpu, **small, **odd)
         )
 
     @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])

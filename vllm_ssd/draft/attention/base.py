@@ -23,7 +23,9 @@ from vllm_ssd.draft.inputs import Inputs
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One model's attention: the same in all layers."""
+    """One model's attention. windows: for each layer the last positions it sees, 0 = all of them;
+    empty where all layers see all. sinks: for each layer [num_heads], the logit of each head that
+    no value belongs to; empty where there are none. The rest is the same in all layers."""
 
     num_layers: int
     num_heads: int
@@ -32,6 +34,12 @@ class AttentionShape:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    windows: tuple[int, ...] = ()
+    sinks: tuple[torch.Tensor, ...] = ()
+
+    def window(self, layer: int) -> int:
+        """The last positions that a layer sees, 0 = all."""
+        return self.windows[layer] if self.windows else 0
 
     def bytes_per_token(self) -> int:
         """Bytes of KV memory of one token over all layers."""

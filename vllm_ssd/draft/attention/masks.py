@@ -52,18 +52,22 @@ class Tree:
         return self.linear_len + self.num_steps * len(self.parent_lens)
 
 
-def causal_mask(contexts: torch.Tensor, queries: int, width: int) -> torch.Tensor:
-    """int64 [batch] -> bool [batch, queries, width]: query i sees entries 0..context + i."""
+def causal_mask(contexts: torch.Tensor, queries: int, width: int, window: int = 0) -> torch.Tensor:
+    """int64 [batch] -> bool [batch, queries, width]: query i sees entries 0..context + i, with a
+    window the last ``window`` of these."""
     columns = torch.arange(width, device=contexts.device)
     rows = torch.arange(queries, device=contexts.device).unsqueeze(1)
-    return columns <= contexts.view(-1, 1, 1) + rows
+    own = contexts.view(-1, 1, 1) + rows
+    seen = columns <= own
+    return seen & (columns > own - window) if window else seen
 
 
 def tree_mask(
-    linear: torch.Tensor, parents: torch.Tensor, step: torch.Tensor, width: int
+    linear: torch.Tensor, parents: torch.Tensor, step: torch.Tensor, width: int, window: int = 0
 ) -> torch.Tensor:
     """Linear lengths int64 [batch], parents int64 [batch, branches], step int64 [1] -> bool
-    [batch, branches, width]: the parent's text, then the branch's own entries.
+    [batch, branches, width]: the parent's text, then the branch's own entries; with a window, of
+    the last ``window`` positions.
 
     Entries of steps that have not run yet are hidden, whatever memory they hold.
     """
@@ -71,5 +75,11 @@ def tree_mask(
     columns = torch.arange(width, device=parents.device)
     own = torch.arange(branches, device=parents.device).unsqueeze(1)
     offset = columns - linear.view(-1, 1, 1)
-    in_tree = (offset >= 0) & (offset < (step + 1) * branches)
-    return (columns < parents.unsqueeze(2)) | (in_tree & (offset % branches == own))
+    own_step = offset.div(branches, rounding_mode="floor")
+    of_branch = (offset >= 0) & (own_step <= step) & (offset % branches == own)
+    ends = parents.unsqueeze(2)
+    text = columns < ends
+    if window:
+        text = text & (columns > ends + step - window)
+        of_branch = of_branch & (own_step > step - window)
+    return text | of_branch

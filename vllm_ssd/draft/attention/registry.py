@@ -24,7 +24,8 @@ Backend = Literal["triton", "flashinfer", "sdpa"]
 class BackendInfo:
     """path: module and class, imported when it is chosen, as each needs a package that the others
     do without. package: that one. dtypes, head_dims: the draft's, as names and numbers; empty =
-    any. power_of_2: whether heads must have such a size."""
+    any. power_of_2: whether heads must have such a size. windows: whether layers may have sliding
+    windows."""
 
     path: str
     package: str = "torch"
@@ -32,6 +33,7 @@ class BackendInfo:
     dtypes: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     power_of_2: bool = False
+    windows: bool = True
 
     def obstacle(self, draft: ModelConfig | None, platform: Platform) -> str | None:
         """Why this cannot be the draft's attention, as the end of a sentence; None if it can.
@@ -47,6 +49,8 @@ class BackendInfo:
             return f"needs heads of a power of two and the draft's have {head}"
         if self.dtypes and dtype not in self.dtypes:
             return f"needs a 16-bit draft and this one is {dtype}"
+        if not self.windows and draft.get_sliding_window() is not None:
+            return "cannot do sliding windows, which the draft has"
         if self.head_dims and head not in self.head_dims:
             *most, last = map(str, self.head_dims)
             return f"needs heads of {', '.join(most)} or {last} and the draft's have {head}"
@@ -62,6 +66,7 @@ BACKENDS: dict[Backend, BackendInfo] = {
         needs_gpu=True,
         dtypes=("bfloat16", "float16"),
         head_dims=(64, 128, 256),
+        windows=False,
     ),
     "sdpa": BackendInfo("sdpa.SDPAAttention"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ class SDPAAttention(PagedAttention):
 
 
 class _Gathered(Plan):
-    """kv_slots: int64 [batch * width], of every entry a request may see; mask: float
+    """kv_slots: int64 [batch * width], of every entry a request may see; masks: by window, float
     [batch, 1, queries, width], since a bool mask would keep torch off its fused CPU kernel."""
 
     kv_slots: torch.Tensor
-    mask: torch.Tensor
+    masks: dict[int, torch.Tensor]
 
     def gather(self, items: Sequence[Chunk | Tree | None], width: int) -> None:
         attention = self.attention
@@ -37,9 +37,14 @@ class _Gathered(Plan):
                 row[: item.kv_len] = attention.slots_of(item.blocks, np.arange(item.kv_len))
         self.kv_slots = torch.from_numpy(slots).view(-1).to(attention.shape.device)
 
-    def set_mask(self, seen: torch.Tensor) -> None:
-        hidden = torch.zeros(seen.shape, dtype=self.attention.shape.dtype, device=seen.device)
-        self.mask = hidden.masked_fill_(~seen, float("-inf")).unsqueeze(1)
+    def set_masks(self, seen_in: Callable[[int], torch.Tensor]) -> None:
+        """seen_in: window -> bool [batch, queries, width]."""
+        shape = self.attention.shape
+        self.masks = {}
+        for window in set(shape.windows or (0,)):
+            seen = seen_in(window)
+            hidden = torch.zeros(seen.shape, dtype=shape.dtype, device=seen.device)
+            self.masks[window] = hidden.masked_fill_(~seen, float("-inf")).unsqueeze(1)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -51,11 +56,19 @@ class _Gathered(Plan):
             memory[layer].view(heads).index_select(0, self.kv_slots).view(self.batch, *heads)
             for memory in (attention.keys, attention.values)
         )
+        mask = self.masks[shape.window(layer)]
+        if shape.sinks:  # one more entry, whose key and value are 0
+            sink = shape.sinks[layer].to(shape.dtype).view(1, -1, 1, 1)
+            column = sink.expand(self.batch, -1, self.queries, 1)
+            mask = torch.cat([mask.expand(-1, shape.num_heads, -1, -1), column], dim=-1)
+            keys, values = (
+                torch.nn.functional.pad(kv, (0, 0, 0, 0, 0, 1)) for kv in (keys, values)
+            )
         out = scaled_dot_product_attention(
             query.view(self.batch, self.queries, *query.shape[1:]).transpose(1, 2),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=self.mask,
+            attn_mask=mask,
             scale=shape.scale,
             enable_gqa=shape.num_heads != shape.num_kv_heads,
         )
@@ -67,7 +80,8 @@ class _SDPAChunks(_Gathered, ChunkPlan):
         super().load(chunks)
         width = max((chunk.kv_len for chunk in chunks), default=1)
         self.gather(chunks, width)
-        self.set_mask(causal_mask(self.inputs.device["contexts"], self.queries, width))
+        contexts = self.inputs.device["contexts"]
+        self.set_masks(lambda window: causal_mask(contexts, self.queries, width, window))
 
 
 class _SDPATrees(_Gathered, TreePlan):
@@ -78,5 +92,5 @@ class _SDPATrees(_Gathered, TreePlan):
 
     def prepare(self, step: torch.Tensor) -> None:
         super().prepare(step)
-        inputs = self.inputs.device
-        self.set_mask(tree_mask(inputs["linear"], inputs["parents"], step, self._width))
+        linear, parents = self.inputs.device["linear"], self.inputs.device["parents"]
+        self.set_masks(lambda window: tree_mask(linear, parents, step, self._width, window))

@@ -20,6 +20,7 @@ import triton.language as tl
 from vllm_ssd.draft.attention.base import ChunkPlan, PagedAttention, Plan, TreePlan
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _KV_BLOCK = 64
 _MOST_SPLITS = 16
 # Programs that fill a GPU: more splits would only be more to merge.
@@ -51,6 +52,7 @@ def _attend(
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     D: tl.constexpr,
+    WINDOW: tl.constexpr,  # the last positions that are seen, 0 = all
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -76,16 +78,23 @@ def _attend(
     start_of_tree = 0
     if TREE:
         start_of_tree = tl.load(linear + request).to(tl.int32)
-        end = start_of_tree + (tl.load(step).to(tl.int32) + 1) * queries
+        own_step = tl.load(step).to(tl.int32)
+        end = start_of_tree + (own_step + 1) * queries
     else:
+        own_step = -1
         limit += 1
         end = tl.max(limit)
+    position = limit + own_step
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(tl.min(tl.where(real, position, end)) - WINDOW + 1, 0) // COLUMNS
     blocks = (end + COLUMNS - 1) // COLUMNS
-    share = (blocks + splits - 1) // splits
+    share = (blocks - begin + splits - 1) // splits
     highest = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, D], tl.float32)
-    for block in range(split * share, tl.minimum((split + 1) * share, blocks)):
+    first = begin + split * share
+    for block in range(first, tl.minimum(first + share, blocks)):
         column = block * COLUMNS + tl.arange(0, COLUMNS)
         there = column < end
         page = tl.load(pages + request * page_stride + column // PAGE, mask=there, other=0)
@@ -93,9 +102,14 @@ def _attend(
         k = tl.load(keys + entry[None, :] * D + lane[:, None], mask=there[None, :], other=0)
         logits = tl.dot(q, k, input_precision=PRECISION) * scale
         seen = column[None, :] < limit[:, None]
+        if WINDOW > 0:
+            seen = seen & (column[None, :] > position[:, None] - WINDOW)
         if TREE:
             offset = column - start_of_tree
-            seen = seen | ((offset >= 0)[None, :] & (offset[None, :] % queries == branch[:, None]))
+            of_tree = offset >= 0
+            if WINDOW > 0:
+                of_tree = of_tree & (offset // queries > own_step - WINDOW)
+            seen = seen | (of_tree[None, :] & (offset[None, :] % queries == branch[:, None]))
         logits = tl.where(seen & there[None, :], logits, -1e30)
         top = tl.maximum(highest, tl.max(logits, axis=1))
         shrink = tl.exp2(highest - top)
@@ -117,17 +131,33 @@ def _attend(
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["weight"])
-def _merge(partial, weight, out, splits, D: tl.constexpr, MOST_SPLITS: tl.constexpr):
+def _merge(
+    partial,
+    weight,
+    sinks,  # [heads]: a logit that no value belongs to
+    out,
+    splits,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
     """Merge the splits of one head of one token, each weighted by its sum."""
     at = tl.program_id(0)
     count = tl.num_programs(0)
     split = tl.arange(0, MOST_SPLITS)
     lane = tl.arange(0, D)
     weights = tl.load(weight + split * count + at, mask=split < splits, other=-1e30)
-    weights = tl.exp2(weights - tl.max(weights))
+    highest = tl.max(weights)
+    rest = 0.0
+    if HAS_SINKS:
+        sink = tl.load(sinks + at % HEADS).to(tl.float32) * _LOG2_E
+        highest = tl.maximum(highest, sink)
+        rest = tl.exp2(sink - highest)
+    weights = tl.exp2(weights - highest)
     place = (split[:, None].to(tl.int64) * count + at) * D + lane[None, :]
     parts = tl.load(partial + place, mask=(split < splits)[:, None], other=0)
-    merged = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights)
+    merged = tl.sum(parts * weights[:, None], axis=0) / (tl.sum(weights) + rest)
     tl.store(out + at.to(tl.int64) * D + lane, merged.to(out.dtype.element_ty))
 
 
@@ -199,7 +229,7 @@ class _Paged(Plan):
             self.seen_to,
             self.linear,
             self.step,
-            shape.scale * 1.4426950408889634,
+            shape.scale * _LOG2_E.value,
             query.stride(0),
             self._pages.stride(0),
             self.queries,
@@ -208,6 +238,7 @@ class _Paged(Plan):
             GROUP=self._group,
             HEADS=shape.num_heads,
             D=shape.head_dim,
+            WINDOW=shape.window(layer),
             PAGE=attention.block_size,
             ROWS=self._rows,
             COLUMNS=_KV_BLOCK,
@@ -219,10 +250,13 @@ class _Paged(Plan):
         _merge[(self._weight.shape[1],)](
             self._partial,
             self._weight,
+            shape.sinks[layer] if shape.sinks else self._weight,
             out,
             self._splits,
+            HEADS=shape.num_heads,
             D=shape.head_dim,
             MOST_SPLITS=_MOST_SPLITS,
+            HAS_SINKS=bool(shape.sinks),
             num_warps=1,
         )
         return out
