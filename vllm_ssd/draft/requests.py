@@ -104,10 +104,11 @@ class DraftRequests:
         """The requests that have KV memory, after giving it to those whose text and branches now
         fit the free blocks."""
         for request in self._by_slot.values():
-            size = len(request.tokens) + self._policy.scratch
-            if not request.admitted and self.pool.blocks_for(size) <= self.pool.num_free:
-                request.adopt_kv()
-                request.admitted = request.table.reserve(size)
+            if not request.admitted:
+                size = len(request.tokens) + self._policy.scratch
+                if self.pool.blocks_for(size) <= self.pool.num_free:
+                    request.adopt_kv()
+                    request.admitted = request.table.reserve(size)
         return [request for request in self._by_slot.values() if request.admitted]
 
     def reserve(
