@@ -41,7 +41,8 @@ def test_pages_are_the_gpus_as_long_as_there_is_a_table(shared_memory):
     table = SpeculationTable.create(shared_memory / "t", SHAPE)
     register(table, GPU)
     assert memory_of(table, np.int64).is_pinned()
-    with pytest.raises(OSError, match="cudaHostRegister"):
-        register(table, GPU)  # twice
+    if not torch.version.hip:  # which takes the same pages twice
+        with pytest.raises(OSError, match="cudaHostRegister"):
+            register(table, GPU)
     assert torch.ones(3, device=GPU).sum().item() == 3, "a refusal leaves nothing behind"
     assert measure_look_ns(table, GPU) > 0

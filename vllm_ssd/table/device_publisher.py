@@ -13,12 +13,18 @@ from vllm_ssd.table.speculation_table import SpeculationTable
 
 
 class DevicePublisher:
-    """Registers the table with the GPU; ``OSError`` if the driver cannot. device: None in Triton's
+    """Registers the table with the GPU; ``OSError`` if that fails. device: None in Triton's
     interpreter, which needs no GPU."""
 
     def __init__(self, table: SpeculationTable, device: torch.device | None):
         if device is not None:
-            register(table, device)
+            try:
+                register(table, device)
+            except OSError as error:
+                raise OSError(
+                    f"the draft's GPU cannot reach the speculation table ({error}): repair that, "
+                    'or write "tree_backend":"sdpa", with which the draft publishes from the host'
+                ) from error
         self._words, self._stamps = memory_of(table, np.int32), memory_of(table, np.int64)
         self._layout = KernelLayout.of(table.shape)
 
