@@ -145,7 +145,7 @@ def make_engine(
         "max_num_seqs": slots,
     }
     memory = int(arguments.kv_cache_gib * 2**30)
-    spec = DraftModelSpec(engine_args, arguments.backend, VOCAB, memory, slots, policy.scratch)
+    spec = DraftModelSpec(engine_args, (arguments.backend,), VOCAB, memory, slots, policy.scratch)
     draft = DraftModel(spec, scratch)
     table = SpeculationTable.create(scratch / "table", TableShape(slots, policy.k, policy.branches))
     return DraftEngine(draft, table, policy, DevicePublisher(table, draft.device)), table

@@ -25,7 +25,7 @@ from vllm_ssd.draft.attention.registry import (
     Backend,
     TreeBackend,
     default_tree_backend,
-    resolve_tree_backend,
+    resolve_tree_backends,
 )
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class SSDConfig(SpeculativeConfig):
             self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
-        self.resolve_tree_backend(current_platform)  # refuses one that will not do
+        self.resolve_tree_backends(current_platform)  # refuses one that will not do
 
     def __repr__(self) -> str:
         draft = self.draft_model or self.model
@@ -201,9 +201,10 @@ class SSDConfig(SpeculativeConfig):
             return 0
         return min(self.draft_top_m or DEFAULT_TOP_M, self.target_model_config.get_vocab_size())
 
-    def resolve_tree_backend(self, platform: Platform) -> Backend:
-        """The attention that ``tree_backend`` means on this platform; ``ValueError`` if none."""
-        return resolve_tree_backend(self.tree_backend, self.draft_model_config, platform)
+    def resolve_tree_backends(self, platform: Platform) -> tuple[Backend, ...]:
+        """The kinds of attention that ``tree_backend`` allows on this platform, the preferred one
+        first; ``ValueError`` if there is none."""
+        return resolve_tree_backends(self.tree_backend, self.draft_model_config, platform)
 
     def draft_shares_target_positions(self) -> bool:
         """True: a draft with a shorter context does not shorten the target's.

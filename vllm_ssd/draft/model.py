@@ -9,6 +9,7 @@ import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
 from vllm_ssd.draft.attention.registry import load_backend
+from vllm_ssd.draft.attention.self_test import first_sound
 from vllm_ssd.draft.spec import DraftModelSpec
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class DraftModel:
                     f"the draft's KV cache of {memory / 2**30:.2f} GiB holds no block "
                     f"of {per_block / 2**20:.1f} MiB: raise draft_kv_cache_gib"
                 )
-            backend = load_backend(spec.tree_backend)
-            self.attention = backend(
+            self.tree_backend = first_sound(spec.tree_backends, shape, BLOCK_SIZE)
+            self.attention = load_backend(self.tree_backend)(
                 shape, self.num_blocks, BLOCK_SIZE, self.max_len + spec.scratch
             )
         for index, layer in enumerate(layers):

@@ -12,13 +12,14 @@ from vllm_ssd.draft.attention.registry import Backend
 class DraftModelSpec:
     """What to load, in terms of vLLM's engine arguments.
 
-    vocab_size: the target's; tokens beyond it are never proposed. kv_cache_bytes: the most memory
-    for the draft's KV cache, None = most of the device's; less if ``max_requests`` requests, each
-    of the draft's longest text and ``scratch`` entries beyond it, cannot use it all.
+    tree_backends: of its attention, the first that is right on this machine is used. vocab_size:
+    the target's; tokens beyond it are never proposed. kv_cache_bytes: the most memory for the
+    draft's KV cache, None = most of the device's; less if ``max_requests`` requests, each of the
+    draft's longest text and ``scratch`` entries beyond it, cannot use it all.
     """
 
     engine_args: dict[str, Any]
-    tree_backend: Backend
+    tree_backends: tuple[Backend, ...]
     vocab_size: int
     kv_cache_bytes: int | None
     max_requests: int

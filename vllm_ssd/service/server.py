@@ -83,7 +83,7 @@ class DraftServer:
         return (
             f"draft {self._spec.model.engine_args['model']} ({model.device.type}"
             f"{', cores ' + str(self._spec.cores) if self._spec.cores else ''}, "
-            f"{self._spec.model.tree_backend} attention, {model.num_blocks * BLOCK_SIZE} tokens of "
+            f"{model.tree_backend} attention, {model.num_blocks * BLOCK_SIZE} tokens of "
             f"KV cache) loaded in {time.monotonic() - started:.1f} s"
         )
 

@@ -95,7 +95,7 @@ def _model_spec(
         memory_gib = SHARED_KV_CACHE_GIB
     return DraftModelSpec(
         engine_args=engine_args,
-        tree_backend=config.resolve_tree_backend(platform),
+        tree_backends=config.resolve_tree_backends(platform),
         vocab_size=vllm_config.model_config.get_vocab_size(),
         kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
         max_requests=max_requests,

@@ -3,14 +3,15 @@
 import copy
 import importlib.util
 import pickle
-from types import SimpleNamespace
 
 import cloudpickle
 import pytest
 import torch
 from vllm.config import ParallelConfig
 from vllm.config.utils import replace
+from vllm.platforms import current_platform
 
+from tests.support.gpu_hosts import gpus
 from vllm_ssd.config.options import make_ssd_config
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
@@ -23,7 +24,7 @@ def test_defaults(make, draft):
     assert config.max_branches == 24
     assert config.model == config.draft_model == draft
     assert (config.on_miss, config.max_wait_ms) == ("auto", 2000.0)
-    assert config.resolve_tree_backend(SimpleNamespace(is_cpu=lambda: True)) == "sdpa"
+    assert config.resolve_tree_backends(current_platform) == ("sdpa",)
 
 
 def test_a_number_for_each_accepted_length(make):
@@ -41,18 +42,18 @@ def test_attention_from_the_environment(make, monkeypatch):
 def test_the_attention_is_chosen_for_this_draft(make, monkeypatch):
     """On GPUs, by the draft's data type and its heads."""
     config = make(draft_dtype="bfloat16")
-    gpu = SimpleNamespace(is_cpu=lambda: False)
+    gpu = gpus(1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert config.draft_model_config is not None
     monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda: 80)
-    assert config.resolve_tree_backend(gpu) == "sdpa"
+    assert config.resolve_tree_backends(gpu) == ("sdpa",)
     monkeypatch.setattr(config.draft_model_config, "get_head_size", lambda: 64)
-    assert config.resolve_tree_backend(gpu) == "triton"
+    assert config.resolve_tree_backends(gpu) == ("triton", "flashinfer", "sdpa")
     config.tree_backend = "flashinfer"
-    assert config.resolve_tree_backend(gpu) == "flashinfer"
+    assert config.resolve_tree_backends(gpu) == ("flashinfer",)
     monkeypatch.setattr(config.draft_model_config, "dtype", torch.float32)
     with pytest.raises(ValueError, match="needs a 16-bit draft"):
-        config.resolve_tree_backend(gpu)
+        config.resolve_tree_backends(gpu)
 
 
 @pytest.mark.parametrize("f", [0, [0, 0, 0, 0]])

@@ -26,7 +26,7 @@ def draft_model(checkpoint, tmp_path_factory):
         "max_model_len": MAX_LEN,
         "enforce_eager": True,
     }
-    spec = DraftModelSpec(engine_args, "sdpa", VOCAB, 2**24, SLOTS, scratch=128)
+    spec = DraftModelSpec(engine_args, ("sdpa",), VOCAB, 2**24, SLOTS, scratch=128)
     return DraftModel(spec, tmp_path_factory.mktemp("scratch"))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from vllm.config import ModelConfig
 
+from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from vllm_ssd.draft.attention.base import PagedAttention
@@ -15,10 +16,11 @@ from vllm_ssd.draft.attention.registry import (
     TREE_BACKEND_VARIABLE,
     default_tree_backend,
     load_backend,
-    resolve_tree_backend,
+    resolve_tree_backends,
 )
 
-CPU, GPU = SimpleNamespace(is_cpu=lambda: True), SimpleNamespace(is_cpu=lambda: False)
+CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
+GPU, AMD = gpus(1), gpus(1, rocm=True)
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def draft(tmp_path) -> ModelConfig:
 
 def refusal(backend, draft, platform) -> str:
     with pytest.raises(ValueError) as error:
-        resolve_tree_backend(backend, draft, platform)
+        resolve_tree_backends(backend, draft, platform)
     return one_sentence(error)
 
 
@@ -48,7 +50,7 @@ def test_the_environment(monkeypatch):
 @pytest.mark.parametrize("known", [True, False])
 def test_attention_on_cpus(draft, known):
     of = draft if known else None
-    assert resolve_tree_backend("auto", of, CPU) == "sdpa"
+    assert resolve_tree_backends("auto", of, CPU) == ("sdpa",)
     for backend in ("flashinfer", "triton"):
         assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(backend, of, CPU)
 
@@ -59,11 +61,12 @@ BOTH = {"triton", "flashinfer"}
 @pytest.mark.parametrize(
     "installed, dtype, head, auto, problems",
     [
-        (set(), "bfloat16", 128, "sdpa", dict.fromkeys(BOTH, "is not installed")),
-        (BOTH, "float32", 128, "triton", {"flashinfer": "needs a 16-bit draft"}),
-        (BOTH, "bfloat16", 32, "triton", {"flashinfer": "needs heads of 64, 128 or 256"}),
-        (BOTH, "bfloat16", 80, "sdpa", {"triton": "needs heads of a power of two"}),
-        ({"flashinfer"}, "bfloat16", 128, "flashinfer", {"triton": "is not installed"}),
+        (BOTH, "bfloat16", 128, ["triton", "flashinfer"], {}),
+        (set(), "bfloat16", 128, [], dict.fromkeys(BOTH, "is not installed")),
+        (BOTH, "float32", 128, ["triton"], {"flashinfer": "needs a 16-bit draft"}),
+        (BOTH, "bfloat16", 32, ["triton"], {"flashinfer": "needs heads of 64, 128 or 256"}),
+        (BOTH, "bfloat16", 80, [], {"triton": "needs heads of a power of two"}),
+        ({"flashinfer"}, "bfloat16", 128, ["flashinfer"], {"triton": "is not installed"}),
     ],
 )
 def test_attention_on_gpus(monkeypatch, draft, installed, dtype, head, auto, problems):
@@ -71,9 +74,33 @@ def test_attention_on_gpus(monkeypatch, draft, installed, dtype, head, auto, pro
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in there or None)
     monkeypatch.setattr(draft, "get_head_size", lambda: head)
     draft.dtype = getattr(torch, dtype)
-    assert resolve_tree_backend("auto", draft, GPU) == auto
+    assert resolve_tree_backends("auto", draft, GPU) == (*auto, "sdpa")
+    assert resolve_tree_backends("auto", draft, AMD) == (*sorted(auto), "sdpa")
+    for backend in auto:
+        assert resolve_tree_backends(backend, draft, GPU) == (backend,)
     for backend, problem in problems.items():
         assert problem in refusal(backend, draft, GPU)
+
+
+@pytest.mark.parametrize(
+    "installed, right",
+    [("0.5.3+amd.1", False), ("0.5.3+amd.2", True), ("0.5.3+amd.3", True), ("0.6.18", True)],
+)
+def test_a_release_of_flashinfer_whose_masks_are_wrong(monkeypatch, tmp_path, installed, right):
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").write_text("raise ImportError('touches the GPU')\n")
+    about = tmp_path / f"amd_flashinfer-{installed}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: amd-flashinfer\nVersion: {installed}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ("flashinfer" in resolve_tree_backends("auto", None, AMD)) == right
+    if right:
+        assert resolve_tree_backends("flashinfer", None, AMD) == ("flashinfer",)
+    else:
+        said = refusal("flashinfer", None, AMD)
+        assert "needs amd-flashinfer 0.5.3+amd.2 or later and this is 0.5.3+amd.1" in said
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -58,7 +58,7 @@ def test_the_draft_says_what_the_model_says(tmp_path, name):
     k = 4
     policy = DraftPolicy(k, (2,) * (k + 1), False, chunk=16)
     draft = DraftModel(
-        DraftModelSpec(engine_args, "sdpa", VOCAB, 2**24, SLOTS, policy.scratch), tmp_path
+        DraftModelSpec(engine_args, ("sdpa",), VOCAB, 2**24, SLOTS, policy.scratch), tmp_path
     )
     reference = Reference(model)
     loop = Loop(draft, tmp_path / "t", policy)

@@ -63,7 +63,7 @@ def keep(tmp_path, monkeypatch):
     def run(*happens, max_restarts=3, start_timeout_s=60.0):
         ours, theirs = socket.socketpair()
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        model = DraftModelSpec({}, "sdpa", 64, None, 2, 8)
+        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         run_dir = tmp_path / "run"
         run_dir.mkdir()
         server = ServerSpec(str(run_dir), model, policy, [], {})

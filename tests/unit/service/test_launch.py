@@ -20,7 +20,7 @@ def spec(monkeypatch):
     """Of a draft that is never loaded: a real one's needs its model's config."""
 
     def make(vllm_config, run_dir, device, platform) -> KeeperSpec:
-        model = DraftModelSpec({}, "sdpa", 64, 2**20, 2, 8)
+        model = DraftModelSpec({}, ("sdpa",), 64, 2**20, 2, 8)
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
         server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
         return KeeperSpec(server, start_timeout_s=60.0, max_restarts=3)

@@ -14,7 +14,7 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service.draft_device import DraftDevice
 from vllm_ssd.service.server_spec import KeeperSpec, make_keeper_spec
 
-CPU = SimpleNamespace(is_cpu=lambda: True)
+CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_what_a_server_is_told(make):
     assert (policy.fallbacks, policy.chunk, policy.top_m) == (True, 64, 32)
     assert policy.seed == 2**32 - 3
     model = server.model
-    assert (model.tree_backend, model.vocab_size, model.max_requests) == ("sdpa", 64, 5)
+    assert (model.tree_backends, model.vocab_size, model.max_requests) == (("sdpa",), 64, 5)
     assert model.scratch == policy.scratch
     expected = {"dtype": "float32", "max_model_len": 99, "load_format": "dummy", "max_num_seqs": 5}
     assert expected.items() <= model.engine_args.items()

@@ -12,8 +12,10 @@ if interpreter.HERE:
 
     from tests.support.attention_cases import Pair, prompts_and_trees
     from vllm_ssd.draft.attention import triton as triton_attention
+    from vllm_ssd.draft.attention.base import AttentionShape
     from vllm_ssd.draft.attention.kernels import pack_tree_masks
     from vllm_ssd.draft.attention.masks import tree_mask
+    from vllm_ssd.draft.attention.self_test import largest_error
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.table import SpeculationTable, TableShape
     from vllm_ssd.table.device_publisher import DevicePublisher
@@ -35,6 +37,11 @@ if interpreter.HERE:
         prompts_and_trees(
             Pair(TritonAttention, group, 16, contexts, 5, torch.float32, cpu, **small, **odd)
         )
+
+    def test_what_a_draft_tries_at_its_start(monkeypatch):
+        monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)
+        shape = AttentionShape(2, 6, 2, 16, 0.25, torch.float32, torch.device("cpu"))
+        assert largest_error(TritonAttention, shape, block_size=16) < 1e-5
 
     @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])
     def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):

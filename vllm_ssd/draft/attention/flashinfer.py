@@ -7,7 +7,7 @@ ever had a mask keeps using one, so every plan has a wrapper of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,15 @@ class FlashInferAttention(PagedAttention):
 
     def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
         return _FlashInferTrees(self, batch, branches, steps)
+
+
+def plan_hints(queries: int, known: Container[str]) -> dict[str, Any]:
+    """Arguments of a wrapper's ``plan`` that only some builds have. known: all of this build's."""
+    hints: dict[str, Any] = {"uniform_q_len": queries}  # for exact tile sizes
+    if not torch.version.hip:  # some of AMD's builds list it, and raise where it is True
+        # Where queries alone fill the GPU, splitting KV only adds parts to merge.
+        hints["disable_split_kv"] = queries >= _NO_SPLIT
+    return {name: value for name, value in hints.items() if name in known}
 
 
 class _Wrapper:
@@ -72,10 +81,7 @@ class _Wrapper:
             attention.workspace, "NHD", use_cuda_graph=True, backend="fa2", **buffers
         )
         self._queries = torch.arange(batch + 1, dtype=torch.int32) * queries
-        known = inspect.signature(self._wrapper.plan).parameters
-        # Not on ROCm: exact tile sizes, and no splitting of KV where queries alone fill the GPU.
-        hints = {"uniform_q_len": queries, "disable_split_kv": queries >= _NO_SPLIT}
-        self._hints = {name: value for name, value in hints.items() if name in known}
+        self._hints = plan_hints(queries, inspect.signature(self._wrapper.plan).parameters)
         self._planned = torch.cuda.Event()
 
     def plan(self, rows: Sequence[tuple[Sequence[int], int]]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
+
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -25,7 +28,8 @@ class BackendInfo:
     """path: module and class, imported when it is chosen, as each needs a package that the others
     do without. package: that one. dtypes, head_dims: the draft's, as names and numbers; empty =
     any. power_of_2: whether heads must have such a size. windows: whether layers may have sliding
-    windows."""
+    windows. least: a distribution that may bring the package, and the first version of it whose
+    tree masks are right."""
 
     path: str
     package: str = "torch"
@@ -34,6 +38,7 @@ class BackendInfo:
     head_dims: tuple[int, ...] = ()
     power_of_2: bool = False
     windows: bool = True
+    least: tuple[str, str] | None = None
 
     def obstacle(self, draft: ModelConfig | None, platform: Platform) -> str | None:
         """Why this cannot be the draft's attention, as the end of a sentence; None if it can.
@@ -42,6 +47,8 @@ class BackendInfo:
             return "needs a GPU"
         if importlib.util.find_spec(self.package) is None:
             return "is not installed"
+        if (outdated := self._outdated()) is not None:
+            return outdated
         if draft is None:
             return None
         head, dtype = draft.get_head_size(), str(draft.dtype).removeprefix("torch.")
@@ -56,8 +63,19 @@ class BackendInfo:
             return f"needs heads of {', '.join(most)} or {last} and the draft's have {head}"
         return None
 
+    def _outdated(self) -> str | None:
+        if self.least is None:
+            return None
+        distribution, least = self.least
+        try:
+            found = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        if Version(found) >= Version(least):
+            return None
+        return f"needs {distribution} {least} or later and this is {found}, whose masks are wrong"
 
-# In the order in which "auto" tries them.
+
 BACKENDS: dict[Backend, BackendInfo] = {
     "triton": BackendInfo("triton.TritonAttention", "triton", needs_gpu=True, power_of_2=True),
     "flashinfer": BackendInfo(
@@ -67,9 +85,15 @@ BACKENDS: dict[Backend, BackendInfo] = {
         dtypes=("bfloat16", "float16"),
         head_dims=(64, 128, 256),
         windows=False,
+        # With grouped queries, 0.5.3+amd.1 reads the mask of another query for three of four.
+        least=("amd-flashinfer", "0.5.3+amd.2"),
     ),
     "sdpa": BackendInfo("sdpa.SDPAAttention"),
 }
+
+# In which "auto" tries them. On ROCm FlashInfer's kernels are AMD's own, and Triton's untimed.
+_ORDER: tuple[Backend, ...] = ("triton", "flashinfer", "sdpa")
+_ORDER_ON_ROCM: tuple[Backend, ...] = ("flashinfer", "triton", "sdpa")
 
 
 def default_tree_backend() -> TreeBackend:
@@ -84,20 +108,26 @@ def default_tree_backend() -> TreeBackend:
     )
 
 
-def resolve_tree_backend(
+def resolve_tree_backends(
     chosen: TreeBackend, draft: ModelConfig | None, platform: Platform
-) -> Backend:
-    """The backend for a draft on a platform; ``ValueError`` if the chosen one cannot be used.
-    draft: None if it is not known yet."""
+) -> tuple[Backend, ...]:
+    """The backends for a draft on a platform, the preferred one first; ``ValueError`` if the chosen
+    one cannot be used. draft: None if it is not known yet."""
     if chosen == "auto":
-        return next(b for b, info in BACKENDS.items() if info.obstacle(draft, platform) is None)
+        order = _ORDER_ON_ROCM if platform.is_rocm() else _ORDER
+        return tuple(b for b in order if BACKENDS[b].obstacle(draft, platform) is None)
     obstacle = BACKENDS[chosen].obstacle(draft, platform)
     if obstacle is not None:
-        raise ValueError(
-            f"tree_backend {chosen!r} (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
-            "write 'auto' or 'sdpa'"
-        )
-    return chosen
+        raise refusal(chosen, obstacle)
+    return (chosen,)
+
+
+def refusal(chosen: Backend, obstacle: str) -> ValueError:
+    """What is raised where the chosen backend cannot be used."""
+    return ValueError(
+        f"tree_backend {chosen!r} (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
+        "write 'auto' or 'sdpa'"
+    )
 
 
 def load_backend(backend: Backend) -> type[PagedAttention]:

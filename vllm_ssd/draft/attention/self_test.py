@@ -1,0 +1,95 @@
+"""Whether a backend is right on this machine, tried on a small tree before the draft serves.
+
+FlashInfer and Triton compile their kernels where they run, and some releases have been wrong. No
+error would say so: drafts would only be accepted less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
+from vllm_ssd.draft.attention.masks import Tree
+from vllm_ssd.draft.attention.registry import Backend, load_backend, refusal
+from vllm_ssd.draft.attention.sdpa import SDPAAttention
+from vllm_ssd.log import get_logger
+
+logger = get_logger(__name__)
+
+# Outputs are averages of values around 1: rounding to 16 bits changes some of them by 0.01, and one
+# entry too many in one mask by 0.5.
+TOLERANCE = 0.05
+
+_STEPS = 3
+# Two texts, and how much of its text each branch continues. Neighbours differ, so that the mask of
+# another branch shows, and masks are no whole number of bytes.
+_BRANCHES = 5
+_PARENTS = {21: (21, 20, 13, 21, 17), 10: (6, 10, 9, 3, 10)}
+
+
+def first_sound(backends: Sequence[Backend], shape: AttentionShape, block_size: int) -> Backend:
+    """The first of ``backends`` that is right for a draft of this shape; each before it is one line
+    in the log. ``ValueError`` if there is none."""
+    backend, *others = backends
+    if backend == "sdpa":  # what others are compared with
+        return backend
+    fault = _fault(backend, shape, block_size)
+    if fault is None:
+        return backend
+    if not others:
+        raise refusal(backend, fault)
+    logger.warning("SSD: attention %r of the draft %s: trying %r", backend, fault, others[0])
+    return first_sound(others, shape, block_size)
+
+
+def _fault(backend: Backend, shape: AttentionShape, block_size: int) -> str | None:
+    """What is wrong with a backend, as the end of a sentence; None if it is right."""
+    try:
+        worst = largest_error(load_backend(backend), shape, block_size)
+    except Exception as error:  # those of compilers and drivers are of many kinds
+        logger.debug("SSD: attention %r failed", backend, exc_info=True)
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"does not run on this GPU ({first_line})"
+    if worst <= TOLERANCE:
+        return None
+    return f"is wrong on this GPU (by {worst:.2g}, where rounding explains {TOLERANCE:g})"
+
+
+def largest_error(backend: type[PagedAttention], shape: AttentionShape, block_size: int) -> float:
+    """The largest difference between a backend and the reference, which computes in float32, over
+    all steps of two trees with the draft's own heads; nan if that is what comes out."""
+    device, dtype = shape.device, shape.dtype
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(device, dtype)
+
+    lengths = [linear + _STEPS * _BRANCHES for linear in _PARENTS]
+    count = len(lengths) * -(-max(lengths) // block_size)
+    # Every second block, backwards: no KV is where it would be without a page table.
+    tables = [range(count - 1 - row, -1, -len(lengths)) for row in range(len(lengths))]
+    trees = [Tree(table, *text, _STEPS) for table, text in zip(tables, _PARENTS.items())]
+    one_layer, size = replace(shape, num_layers=1), (count, block_size, max(lengths))
+    exact = SDPAAttention(replace(one_layer, dtype=torch.float32), *size)
+    # Entries that nobody may see hold numbers like the others.
+    keys, values = random(*exact.keys[0].shape), random(*exact.values[0].shape)
+    plans = []
+    for attention in (backend(one_layer, *size), exact):
+        attention.keys[0].copy_(keys)
+        attention.values[0].copy_(values)
+        plan = attention.tree_plan(len(trees), _BRANCHES, _STEPS)
+        plan.load(trees)
+        plans.append(plan)
+    heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    errors = []
+    for step in range(_STEPS):
+        # As a model has them: parts of one wide tensor.
+        tokens = random(len(trees) * _BRANCHES, sum(heads), shape.head_dim).split(heads, dim=1)
+        for plan in plans:
+            plan.prepare(torch.tensor([step], device=device))
+        reference = plans[1].attend(0, *(part.float() for part in tokens))
+        errors.append((plans[0].attend(0, *tokens).float() - reference).abs().max())
+    return torch.stack(errors).max().item()
