@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Adds vllm-ssd to a Python that has vLLM for ROCm, with its tests and benchmarks: what
+# docker/Dockerfile.rocm runs, and the same on a bare ROCm machine. From any folder:
+#
+#   docker/setup_rocm.sh
+#
+# PYTHON: that Python, python3 by default. AMD_FLASHINFER: which FlashInfer the draft's attention
+# gets, "" for none; AMD_INDEX: where pip finds it. docs/rocm.md says which variables to set before.
+#
+# Not run by its author on an AMD GPU: none was at hand.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python="${PYTHON:-python3}"
+# The first release whose masks are right with grouped queries. It takes ROCm up to 7.3.
+flashinfer="${AMD_FLASHINFER-amd-flashinfer==0.5.3+amd.2}"
+index="${AMD_INDEX:-https://pypi.amd.com/simple/}"
+
+# Before pip changes anything.
+"$python" - <<'END'
+import sys
+
+try:
+    import torch
+    import vllm
+except ImportError as error:
+    sys.exit(f"setup_rocm.sh: no vLLM here ({error}): install vLLM for ROCm, or name its Python in PYTHON")
+if torch.version.hip is None:
+    sys.exit("setup_rocm.sh: this torch is not for ROCm: install vLLM for ROCm, or name its Python in PYTHON")
+from vllm_ssd.config.versions import version_mismatch
+
+sys.exit(version_mismatch())
+END
+
+# What is there stays as it is: torch, Triton and vLLM are builds for ROCm, and a newer version of
+# what they need would be one they were not built with. Where that cannot be, pip says so and stops.
+constraints="$(mktemp)"
+trap 'rm -f "$constraints"' EXIT
+"$python" -m pip list --format=freeze --exclude vllm-ssd --exclude ray >"$constraints"
+"$python" -m pip install -c "$constraints" -e ".[dev]"
+if [ -n "$flashinfer" ]; then
+    "$python" -m pip install -c "$constraints" ninja
+    # --no-deps: it names torch 2.8 and 2.9, and would replace a newer one. Its kernels are compiled
+    # against the torch that is there, when they are first used.
+    "$python" -m pip install --no-deps --index-url "$index" "$flashinfer"
+fi
+
+# FlashInfer itself is only looked for: to import it takes a GPU, which no image build has.
+"$python" - "$flashinfer" <<'END'
+import importlib
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+for name in (
+    "ray",
+    "vllm",
+    "vllm_ssd.service.keeper",
+    "vllm_ssd.draft.attention.triton",
+    "vllm_ssd.worker.device_client",
+    "benchmarks.offline.__main__",
+    "pytest",
+):
+    importlib.import_module(name)
+if not entry_points(group="vllm.general_plugins", name="ssd"):
+    sys.exit("setup_rocm.sh: vLLM would not find the plugin: its entry point is not installed")
+if sys.argv[1] and find_spec("flashinfer") is None:
+    sys.exit(f"setup_rocm.sh: {sys.argv[1]} did not bring a package flashinfer")
+print("setup_rocm.sh: everything can be imported")
+END
+
+if "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
+    "$python" -m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py
+else
+    echo "setup_rocm.sh: no GPU is visible here: try the kernels later, see docs/rocm.md"
+fi

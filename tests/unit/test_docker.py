@@ -1,0 +1,143 @@
+"""What of the image for AMD GPUs can be checked without building it, and the script it shares with
+bare machines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE, SCRIPT = ROOT / "docker" / "Dockerfile.rocm", ROOT / "docker" / "setup_rocm.sh"
+KNOWN = {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "ENTRYPOINT"}
+
+
+def instructions(path: Path = DOCKERFILE) -> list[tuple[str, str]]:
+    """Name and arguments of each, continued lines joined."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [
+        (name, " ".join(rest.split()))
+        for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())
+    ]
+
+
+def values(kind: str) -> dict[str, str]:
+    """Names and values that the instructions of this kind, ARG or ENV, set."""
+    pairs = re.compile(r'(\w+)=("[^"]*"|\S*)')
+    found = (pairs.findall(rest) for name, rest in instructions() if name == kind)
+    return {name: value.strip('"') for all_of_one in found for name, value in all_of_one}
+
+
+def test_instructions():
+    names = [name for name, _ in instructions()]
+    assert set(names) <= KNOWN
+    assert names.count("FROM") == 1 and set(names[: names.index("FROM")]) == {"ARG"}
+    assert names[-1] == "ENTRYPOINT"
+
+
+def test_variables_are_declared_before_they_are_used():
+    """An ARG before FROM is known to FROM alone."""
+    declared: set[str] = set()
+    for name, rest in instructions():
+        odd = set(re.findall(r"\$\{?(\w+)", rest)) - declared
+        assert not odd, f"{name} {rest}"
+        if name == "FROM":
+            declared.clear()
+        if name in ("ARG", "ENV"):
+            declared |= set(re.findall(r"(\w+)=", rest))
+
+
+def test_the_base_has_a_tag():
+    (base,) = (rest for name, rest in instructions() if name == "FROM")
+    assert base == "vllm/vllm-openai-rocm:${VLLM_ROCM_TAG}"
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", values("ARG")["VLLM_ROCM_TAG"])
+
+
+def test_what_is_copied_is_there_and_enough(tmp_path):
+    """The package can be set up from it, and it has the tests and the benchmarks."""
+    for name, rest in instructions():
+        if name != "COPY":
+            continue
+        *sources, target = rest.split()
+        for source in sources:
+            place = tmp_path / target / (source if target.endswith("/") else "")
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, place)
+    said = subprocess.run(
+        [sys.executable, "setup.py", "--name"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert said.stdout.split()[-1:] == ["vllm-ssd"], said.stderr
+    for part in ("tests/gpu/test_kernels.py", "benchmarks/offline/__main__.py", "docker"):
+        assert (tmp_path / part).exists()
+
+
+def test_every_variable_is_explained():
+    text = (ROOT / "docs" / "rocm.md").read_text()
+    for name, value in values("ENV").items():
+        assert f"| `{name}" in text, f"{name} is missing in the table of docs/rocm.md"
+        known = "$" in value or f"{name}={value}" in text or f'{name}="{value}"' in text
+        assert known, f"docs/rocm.md has another value of {name}"
+    assert values("ARG")["AMD_FLASHINFER"] in SCRIPT.read_text(), "image and script differ"
+
+
+def test_syntax_of_the_script():
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    assert os.access(SCRIPT, os.X_OK), "docker build runs it by its name"
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", SCRIPT], check=True)
+
+
+def run_script(python: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The script with this Python, as it would run where it stands."""
+    return subprocess.run(
+        [SCRIPT],
+        env={**os.environ, "PYTHON": str(python), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    """A Python that finds everything in order, and writes down what it was to do."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@" >>"$0.calls"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("flashinfer", [None, "", "amd-flashinfer==0.6.18+amd.2"])
+def test_steps_of_the_script(recorder, flashinfer):
+    """Every installation is bound to what is there, or brings nothing but itself."""
+    chosen = {} if flashinfer is None else {"AMD_FLASHINFER": flashinfer}
+    done = run_script(recorder, **chosen)
+    assert done.returncode == 0, done.stderr
+    calls = Path(f"{recorder}.calls").read_text().splitlines()
+    assert calls[0] == "-", "the check comes first"
+    assert calls[1].startswith("-m pip list"), "then what is there"
+    installs = [call for call in calls if "pip install" in call]
+    assert all(" -c " in call or " --no-deps " in call for call in installs)
+    assert installs[0].endswith("-e .[dev]")
+    last = "amd-flashinfer==0.5.3+amd.2" if flashinfer is None else flashinfer
+    assert [call.split()[-1] for call in installs[1:]] == (["ninja", last] if last else [])
+    assert calls[-1] == "-m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py"
+
+
+@pytest.mark.skipif(torch.version.hip is not None, reason="would set up this very Python")
+def test_a_python_without_rocm_is_left_alone(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >>"$0.calls"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = run_script(python)
+    assert done.returncode == 1
+    assert "torch is not for ROCm: install vLLM for ROCm" in done.stderr.splitlines()[-1]
+    assert Path(f"{python}.calls").read_text() == "-\n"
