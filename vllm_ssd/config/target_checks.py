@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform as host
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -20,6 +21,8 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
     """Raise ``ValueError`` if ``ssd`` cannot serve the target. Called before vLLM completes its
     config, which would fail with another message or silently drop the option."""
     for present, what, fix in (
+        # The speculation table needs stores that others see in the order in which they were made.
+        (host.machine() != "x86_64", f"{host.machine()} hosts", "serve on an x86-64 host"),
         (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
         (target.is_encoder_decoder, "an encoder-decoder target", "serve it without ssd"),
         (

@@ -2,8 +2,8 @@
 
 Every field has one writer; nothing is locked. A record is written body first and stamp last, and
 is read stamp, body, stamp again: a body whose stamp did not change in between is whole. (That
-needs stores to become visible in the order they were made, which x86-64 guarantees; GPU kernels
-use release/acquire operations instead.)
+needs stores to become visible in the order they were made, which x86-64 guarantees, so other hosts
+are refused; GPU kernels use release/acquire operations instead.)
 
 A stamp is ``generation << 32 | round``. The generation changes when a slot is given to another
 request and is never 0, so no valid stamp is 0. Records are double-buffered by round parity: what

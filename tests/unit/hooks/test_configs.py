@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import platform
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -135,6 +136,13 @@ def test_unsupported_combinations(refusal, args, what, fix):
     said = refusal(**args)
     assert f"does not support {what} yet" in said
     assert fix in said
+
+
+def test_hosts_whose_stores_may_be_seen_out_of_order(refusal, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    said = refusal()
+    assert "does not support aarch64 hosts yet" in said
+    assert "x86-64" in said
 
 
 def test_external_launcher(refusal, monkeypatch):
