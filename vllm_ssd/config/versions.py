@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 SUPPORTED = ">=0.32,<0.34"
+# vLLM 0.32 schedules ahead only for speculative methods that it knows, which GPUs should not miss.
+SUPPORTED_ON_GPUS = ">=0.33,<0.34"
 
 
-def version_mismatch() -> str | None:
-    """The sentence that says why this version of vLLM is not supported; None if it is."""
+def version_mismatch(on_gpus: bool = False) -> str | None:
+    """The sentence that says why this version of vLLM is not supported; None if it is. on_gpus:
+    or why it is not where the target runs on GPUs."""
     import vllm
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
+    versions = SUPPORTED_ON_GPUS if on_gpus else SUPPORTED
     try:
         # A build's own suffix (+cpu, +cu130) and pre-releases of a supported version are fine.
-        supported = SpecifierSet(SUPPORTED).contains(Version(vllm.__version__), prereleases=True)
+        supported = SpecifierSet(versions).contains(Version(vllm.__version__), prereleases=True)
     except InvalidVersion:
         supported = False
     if supported:
         return None
     return (
-        f"the speculative method 'ssd' supports vLLM {SUPPORTED} and this is vLLM "
-        f"{vllm.__version__}: install a supported vLLM or another version of vllm-ssd"
+        f"the speculative method 'ssd' supports vLLM {versions}{' on GPUs' * on_gpus} and this is "
+        f"vLLM {vllm.__version__}: install a supported vLLM or another version of vllm-ssd"
     )

@@ -203,8 +203,11 @@ def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
 
 
 def check_vllm() -> None:
-    """Raise ``RuntimeError`` if the installed vLLM is not supported."""
-    mismatch = find_mismatch() or find_mismatch(Where.EXECUTOR_MADE)
+    """Raise ``RuntimeError`` if the installed vLLM is not supported on this machine."""
+    from vllm.platforms import current_platform
+
+    mismatch = version_mismatch(on_gpus=not current_platform.is_cpu())
+    mismatch = mismatch or find_mismatch() or find_mismatch(Where.EXECUTOR_MADE)
     if mismatch is not None:
         raise RuntimeError(mismatch)
 

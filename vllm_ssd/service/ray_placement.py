@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,10 +18,7 @@ def place_target_by_ray(parallel: ParallelConfig) -> None:
     from vllm import envs
     from vllm.v1.executor import ray_utils
 
-    connect: Any = ray_utils.initialize_ray_cluster
-    # As vLLM 0.32's newer executor does; 0.33 does not have this parameter.
-    on_driver = "require_gpu_on_driver" in inspect.signature(connect).parameters
-    connect(parallel, **({"require_gpu_on_driver": False} if on_driver else {}))
+    ray_utils.initialize_ray_cluster(parallel)
     group, world_size = parallel.placement_group, parallel.world_size
     if envs.VLLM_RAY_BUNDLE_INDICES:
         indices = [int(index) for index in envs.VLLM_RAY_BUNDLE_INDICES.split(",")]

@@ -7,6 +7,7 @@ import pytest
 import vllm
 from vllm.config import speculative
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 
 from tests.support.sentences import one_sentence
@@ -28,6 +29,18 @@ def test_unsupported_versions(monkeypatch, engine_args, version):
         engine_args({"method": "ssd"}).create_engine_config()
     assert f"supports vLLM {SUPPORTED} and this is vLLM {version}" in one_sentence(error)
     engine_args({"method": "ngram", "num_speculative_tokens": 2}).create_engine_config()
+
+
+@pytest.mark.parametrize("version, served", [("0.32.1", False), ("0.33.0", True)])
+def test_gpus_need_a_vllm_that_schedules_ahead_for_ssd(monkeypatch, version, served):
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    if served:
+        check_vllm()
+        return
+    with pytest.raises(RuntimeError) as error:
+        check_vllm()
+    assert "supports vLLM >=0.33,<0.34 on GPUs and this is vLLM 0.32.1" in one_sentence(error)
 
 
 def test_changed_and_missing_names(monkeypatch):

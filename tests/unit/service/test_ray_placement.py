@@ -48,15 +48,6 @@ def test_the_target_is_placed_first_and_once(cluster):
     place_target_by_ray(target)
 
 
-def test_vllm_032_is_told_not_to_insist_on_the_drivers_node(cluster, monkeypatch):
-    def initialize(parallel_config, ray_address=None, require_gpu_on_driver=True):
-        cluster.calls.append(require_gpu_on_driver)
-
-    monkeypatch.setattr(ray_utils, "initialize_ray_cluster", initialize)
-    place_target_by_ray(parallel(2))
-    assert cluster.calls == [False]
-
-
 @pytest.mark.parametrize("nodes, indices", [(["here", "there"], ""), (["here"] * 2 + ["b"], "0,2")])
 def test_targets_on_other_nodes(cluster, monkeypatch, nodes, indices):
     cluster.nodes = nodes
