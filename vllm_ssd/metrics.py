@@ -15,6 +15,9 @@ from vllm_ssd.table.predictions import LookupResult
 logger = get_logger(__name__)
 
 LOG_INTERVAL_S = 10.0
+# First drafts of a round after which their acceptance is looked at: enough that chance does not
+# halve it.
+_SAMPLE = 1000
 
 
 class TargetCounters:
@@ -25,6 +28,7 @@ class TargetCounters:
         self._counters["started_s"] = int(time.time())
         self._logged = snapshot(table)
         self._table = table
+        self._acceptance = _Acceptance()
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
     def verified(self, accepted: int, drafts: int) -> None:
@@ -59,10 +63,39 @@ class TargetCounters:
             return
         self._next_log = now + LOG_INTERVAL_S
         current = snapshot(self._table)
+        self._acceptance.look(current["verified"][0], current["taken"][0])
         news = subtract(current, self._logged)
         if news["rounds"]:
             logger.info("SSD metrics: %s", describe(news))
         self._logged = current
+
+
+class _Acceptance:
+    """Of the draft's tokens right after a bonus, the share that was accepted: it does not depend on
+    how many were verified. Says once if it has halved since the start."""
+
+    def __init__(self) -> None:
+        self._verified = self._taken = 0  # at the last look
+        self._usual: float | None = None
+        self._said = False
+
+    def look(self, verified: int, taken: int) -> None:
+        """verified, taken: of these drafts, the numbers verified and accepted since the start."""
+        if self._said or verified - self._verified < _SAMPLE:
+            return
+        share = (taken - self._taken) / (verified - self._verified)
+        self._verified, self._taken = verified, taken
+        if self._usual is None:
+            self._usual = share
+        elif share < self._usual / 2:
+            self._said = True
+            logger.warning(
+                "SSD: the target accepts %.0f%% of the draft's first tokens, and at the start it "
+                "was %.0f%%: if its weights have changed, have the draft take others with "
+                'collective_rpc("reload_draft", args=(path,))',
+                100 * share,
+                100 * self._usual,
+            )
 
 
 def snapshot(table: SpeculationTable) -> dict[str, Any]:

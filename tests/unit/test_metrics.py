@@ -68,6 +68,32 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     ]
 
 
+def test_one_warning_when_acceptance_has_halved(table, monkeypatch):
+    now = [100.0]
+    lines: list[str] = []
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metrics.logger, "warning", lambda text, *args: lines.append(text % args))
+    counters = TargetCounters(table)
+
+    def interval(accepted, rounds=1000):
+        """In it, as many rounds of 10 accept their first draft."""
+        for number in range(rounds):
+            counters.verified(int(number % 10 < accepted), 2)
+        now[0] += 11
+        counters.log()
+
+    interval(8)
+    interval(4)
+    interval(3, rounds=500)
+    assert not lines, "half of it, and too few rounds to tell"
+    interval(3, rounds=500)
+    (line,) = lines
+    assert "accepts 30% of the draft's first tokens, and at the start it was 80%" in line
+    interval(8)
+    interval(1)
+    assert len(lines) == 1
+
+
 def test_stats_without_engines(monkeypatch, capsys):
     monkeypatch.setattr(cli.rundir, "living", lambda: [])
     assert cli.main(["stats"]) == 1
