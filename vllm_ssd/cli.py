@@ -54,7 +54,7 @@ def report(path: Path, table: SpeculationTable) -> list[str]:
     age = (time.monotonic_ns() - counters["heartbeat"]) / 1e9
     beat = f"last seen {age:.1f} s ago"
     if not counters["heartbeat"]:
-        beat = "is gone" if counters["pid"] else "has not started yet"
+        beat = "is gone or sleeps" if counters["pid"] else "has not started yet"
     lines = [
         f"engine {path.stem}: k={table.shape.k}, {table.shape.branches} branches, "
         f"{table.shape.slots} slots",

@@ -1,4 +1,4 @@
-"""The draft starts and stops with the target's executor."""
+"""The draft starts and stops with the target's executor, and sleeps while that does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import COUNTING, STOPPING, apply_one
+from vllm_ssd.hooks.patches import COUNTING, SLEEPING, STOPPING, WAKING, apply_one
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,7 +27,8 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         self._draft_launcher = launcher = DraftLauncher(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
-        apply_one(COUNTING)
+        for patch in (COUNTING, SLEEPING, WAKING):
+            apply_one(patch)
         apply_one(STOPPING, next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls)))
         try:
             launcher.start()
@@ -56,3 +57,23 @@ def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
             self._stop_draft()
 
     return shutdown
+
+
+def with_draft_asleep(original: Callable[..., Any]) -> Callable[..., Any]:
+    def sleep(self: Executor, *args: Any, **kwargs: Any) -> None:
+        if hasattr(self, "_draft_launcher"):
+            self._draft_launcher.sleep()
+        original(self, *args, **kwargs)
+
+    return sleep
+
+
+def with_draft_awake(original: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM may wake up in parts; the draft does with the last of them."""
+
+    def wake_up(self: Executor, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if hasattr(self, "_draft_launcher") and not self.is_sleeping:
+            self._draft_launcher.wake()
+
+    return wake_up

@@ -68,6 +68,9 @@ ASKING_FOR_SSD = Patch(
 )
 # Executors override it without calling super: it is replaced on the class of the one that is made.
 STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
+# The draft gives its memory back while the target sleeps.
+SLEEPING = Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep")
+WAKING = Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake")
 # vLLM counts as drafts what ssd's draft made and was verified.
 COUNTING = Patch(
     _MADE,
@@ -81,7 +84,11 @@ PATCHES = (
     # The draft is started and stopped with the target.
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
     STOPPING,
+    SLEEPING,
+    WAKING,
     COUNTING,
+    # ``collective_rpc`` finds a method that changes the draft's weights.
+    Patch(_ALL, "vllm.v1.worker.worker_base:WorkerBase.__init__", "reload.with_draft_reload"),
     # The V2 runner's speculator. The runner imports the function by name, perhaps before us.
     Patch(
         _ALL,

@@ -86,7 +86,8 @@ class DraftActor:
             raise DraftLost("its process has ended") from error
         # Counts looks and not seconds, as the clock goes on while the whole container is frozen.
         before, self._beat = self._beat, int(self._status["heartbeat"])
-        self._looks = self._looks + 1 if self._beat == before else 0
+        # A draft that sleeps or loads its weights again has set its heartbeat to 0.
+        self._looks = self._looks + 1 if self._beat and self._beat == before else 0
         if self._serving and self._looks * POLL_S > HANG_S:
             raise DraftLost(f"no sign of life for {HANG_S:g} s")
         return None

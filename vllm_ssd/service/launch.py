@@ -17,6 +17,7 @@ import msgspec
 from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_device import DraftDevice, choose_device
+from vllm_ssd.service.messages import Sleep, Wake, ask
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
 from vllm_ssd.table import SpeculationTable, TableShape
 
@@ -46,6 +47,7 @@ class DraftLauncher:
         self._stopping = False
         self._awaited = "the keeper"  # what the draft's start is about
         self._started = False
+        self._given_up = False  # there is no draft, and will be none
         self._device = DraftDevice()  # not chosen yet
         self._before: dict[str, str | None] = {}  # this process's environment, where it was changed
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -120,7 +122,24 @@ class DraftLauncher:
         else:
             instead = "serving begins without drafts, as required is false"
             logger.error("SSD: the draft could not be started: %s; %s", text, instead)
+            self._given_up = True
         self._started = True
+
+    def sleep(self) -> None:
+        """Have the draft give its memory back; returns when it has."""
+        self._tell(Sleep())
+
+    def wake(self) -> None:
+        """Have the draft load itself again; the target serves without it in the meantime."""
+        self._tell(Wake())
+
+    def _tell(self, message: Sleep | Wake) -> None:
+        if self._given_up:
+            return
+        timeout_s = self._config.start_timeout_s  # a draft that is being loaded answers afterwards
+        if ask(self._run_dir, message, timeout_s) is None:
+            what = type(message).__name__.lower()
+            logger.error("SSD: the draft did not %s within %g s (start_timeout_s)", what, timeout_s)
 
     def begin_stop(self) -> None:
         """Have the draft taken down, and do not wait for it."""
@@ -160,8 +179,10 @@ class DraftLauncher:
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
                     logger.error("SSD: the draft %s", what)
+                    self._given_up = kind == "given_up"
                 else:
                     self._words.put((kind, text))
+        self._given_up = True
         self._words.put(("ended", "its keeper process ended; see the log above"))
         if not self._stopping:
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")

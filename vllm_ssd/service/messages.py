@@ -1,7 +1,8 @@
 """Control messages to the draft: typed structs, msgpack over ZeroMQ, one handler each.
 
-Only what is rare goes here (a request begins or ends); what happens every round goes through the
-speculation table. The draft binds a ROUTER socket on a private unix path, its clients are DEALERs.
+Only what is rare goes here (a request begins or ends, the draft is to sleep); what happens every
+round goes through the speculation table. The draft binds a ROUTER socket on a private unix path,
+its clients are DEALERs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,24 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the server's loop."""
 
 
-Request = Union[Add, Remove, Stop]
-Handler = Callable[[Any], None]
+class Sleep(msgspec.Struct, tag=True, frozen=True):
+    """Give the draft's memory back, until ``Wake``. Answered when that is done."""
+
+
+class Wake(msgspec.Struct, tag=True, frozen=True):
+    """Load the draft again, if it sleeps. Answered at once."""
+
+
+class Reload(msgspec.Struct, tag=True, frozen=True):
+    """Draft with the weights of the checkpoint at ``path``, an absolute one, from now on. Answered
+    once they are read."""
+
+    path: str
+
+
+Request = Union[Add, Remove, Stop, Sleep, Wake, Reload]
+# Its result is the answer, None = none: "", or a sentence that says what is wrong.
+Handler = Callable[[Any], Union[str, None]]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Request)
@@ -69,11 +86,13 @@ class ControlServer:
             return 0
         while True:
             try:
-                _, body = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, body = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return handled
             message = _decoder.decode(body)
-            self._handlers[type(message)](message)
+            answer = self._handlers[type(message)](message)
+            if answer is not None:
+                self._socket.send_multipart([sender, answer.encode()])
             handled += 1
 
     def close(self) -> None:
@@ -101,3 +120,17 @@ class ControlClient:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+def ask(run_dir: Path, message: Sleep | Wake | Reload, timeout_s: float) -> str | None:
+    """Send a message to the draft of a run directory; its answer, None if there is none within
+    ``timeout_s`` seconds. A message that the draft has not taken in by then is withdrawn."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.connect(endpoint(run_dir))
+        socket.send(_encoder.encode(message))
+        return socket.recv().decode() if socket.poll(int(timeout_s * 1000)) else None
+    finally:
+        socket.close(linger=0)
+        context.term()

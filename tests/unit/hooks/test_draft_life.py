@@ -31,6 +31,12 @@ class FakeLauncher:
     def wait_ready(self):
         self._happen("draft ready")
 
+    def sleep(self):
+        self._happen("draft sleeps")
+
+    def wake(self):
+        self._happen("draft wakes up")
+
     def begin_stop(self):
         self._happen("begin to stop draft")
 
@@ -51,8 +57,8 @@ class Target(Executor):
     def shutdown(self):
         FakeLauncher.events.append("stop target")
 
-    def collective_rpc(self, *args, **kwargs):
-        raise AssertionError("not used here")
+    def collective_rpc(self, method, *args, **kwargs):
+        FakeLauncher.events.append(f"target: {method}")
 
     def check_health(self):
         pass
@@ -125,3 +131,23 @@ def test_targets_without_ssd_have_no_draft(events, engine_args):
         target.shutdown()
         assert events == ["start target", "stop target"]
         events.clear()
+
+
+def test_draft_sleeps_while_the_target_does(events, config):
+    target = Target(config)
+    events.clear()
+    target.sleep(1)
+    assert events == ["draft sleeps", "target: sleep"]
+    target.wake_up(["weights"])
+    assert events[2:] == ["target: wake_up"], "a part of the target sleeps on"
+    target.wake_up(["kv_cache"])
+    assert events[3:] == ["target: wake_up", "draft wakes up"]
+
+
+def test_targets_without_ssd_sleep_alone(events, config, engine_args):
+    Target(config)  # which has the methods replaced
+    events.clear()
+    target = Target(engine_args(None).create_engine_config())
+    target.sleep(1)
+    target.wake_up()
+    assert events == ["start target", "target: sleep", "target: wake_up"]

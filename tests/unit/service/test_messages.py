@@ -1,17 +1,35 @@
 """Control messages over a real socket."""
 
+import threading
+from typing import get_args
+
 import msgspec
 import pytest
 import zmq
 
-from vllm_ssd.service.messages import Add, ControlClient, ControlServer, Remove, Stop, endpoint
+from vllm_ssd.service.messages import (
+    Add,
+    ControlClient,
+    ControlServer,
+    Reload,
+    Remove,
+    Request,
+    Sleep,
+    Stop,
+    ask,
+    endpoint,
+)
+
+
+def collecting(seen):
+    """Handlers that only note what comes."""
+    return dict.fromkeys(get_args(Request), seen.append)
 
 
 @pytest.fixture
 def wire(tmp_path):
     seen: list[object] = []
-    handlers = {Add: seen.append, Remove: seen.append, Stop: seen.append}
-    server = ControlServer(endpoint(tmp_path), handlers)
+    server = ControlServer(endpoint(tmp_path), collecting(seen))
     client = ControlClient(endpoint(tmp_path))
     yield server, client, seen
     client.close()
@@ -39,8 +57,7 @@ def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
     (tmp_path / "kept").rename(path)
     sent = [Add(1, generation, [5] * 1000) for generation in range(3, 8)]
     assert all(client.send(message) for message in sent)
-    handlers = {Add: seen.append, Remove: seen.append, Stop: seen.append}
-    later = ControlServer(endpoint(tmp_path), handlers)
+    later = ControlServer(endpoint(tmp_path), collecting(seen))
     while len(seen) < 1 + len(sent):
         assert later.drain(wait_s=5)
     assert seen[1:] == sent
@@ -71,3 +88,32 @@ def test_sending_to_nobody_does_not_block(tmp_path):
     results = [client.send(Remove(0, 1)) for _ in range(3000)]
     assert results[0] and not results[-1]
     client.close()
+
+
+def test_whoever_asks_gets_the_answer(tmp_path):
+    """Beside messages that have none."""
+    handlers = {**collecting([]), Sleep: lambda _: "", Reload: lambda m: f"no {m.path}"}
+    server = ControlServer(endpoint(tmp_path), handlers)
+    client = ControlClient(endpoint(tmp_path))
+    answers: list[str | None] = []
+
+    def work() -> None:
+        for message in (Sleep(), Reload("folder")):
+            client.send(Remove(1, 2))
+            answers.append(ask(tmp_path, message, 10))
+
+    asking = threading.Thread(target=work)
+    asking.start()
+    while asking.is_alive():
+        server.drain(wait_s=0.01)
+    assert answers == ["", "no folder"]
+    client.close()
+    server.close()
+
+
+def test_what_was_asked_too_long_ago_is_withdrawn(tmp_path):
+    assert ask(tmp_path, Sleep(), 0.05) is None
+    seen: list[object] = []
+    server = ControlServer(endpoint(tmp_path), collecting(seen))
+    assert not server.drain(wait_s=0.3) and not seen
+    server.close()

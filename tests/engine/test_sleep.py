@@ -1,0 +1,111 @@
+"""The draft sleeps with its target, wakes up with it, and takes other weights in between: texts are
+those of an engine without it, nobody waits for it while it is away, and its drafts come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.common.running import counters
+from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, texts, wait_for
+from tests.support.tiny_llama import tiny_llama
+from vllm_ssd.metrics import rates, subtract
+from vllm_ssd.service.actor import HANG_S
+
+PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + n)]} for n in range(4)]
+OPTIONS: dict[str, Any] = {"max_model_len": 256, "skip_tokenizer_init": True}
+
+
+def generate(llm: Any) -> list[tuple[list[int], str | None]]:
+    sampling = greedy(48, ignore_eos=True, detokenize=False)
+    return texts(llm.generate(PROMPTS, sampling, use_tqdm=False))
+
+
+class Watched:
+    """An engine whose draft is the target's function at a small cost."""
+
+    def __init__(self, llm: Any):
+        self.llm = llm
+        self.run_dir = own_run_dir()
+
+    def counters(self) -> dict[str, Any]:
+        return counters(self.run_dir)
+
+    def serves(self) -> bool:
+        return serves(self.counters())
+
+    def news(self) -> tuple[Any, dict[str, Any]]:
+        """Texts, and what was counted meanwhile."""
+        before = self.counters()
+        return generate(self.llm), subtract(self.counters(), before)
+
+
+@pytest.fixture(scope="module")
+def watched(busy_pair) -> Iterator[Watched]:
+    target, draft = map(str, busy_pair)
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
+    with engine(target, speculative_config=speculation, **OPTIONS) as llm:
+        yield Watched(llm)
+
+
+@pytest.fixture(scope="module")
+def plain(busy_pair) -> Any:
+    with engine(str(busy_pair[0]), **OPTIONS) as llm:
+        return generate(llm)
+
+
+def at_work(watched: Watched, plain: Any) -> None:
+    """Drafts are there, and as good as a draft's that is the target."""
+    found, counted = watched.news()
+    assert found == plain
+    assert rates(counted)["tokens_per_round"] > 3.5 and rates(counted)["hit"] > 0.5
+
+
+def test_sleep_and_wake(watched, plain):
+    at_work(watched, plain)
+    watched.llm.sleep(level=1)
+    assert not watched.serves(), "asleep before sleep() returns"
+    watched.llm.wake_up()
+    found, counted = watched.news()
+    assert found == plain
+    assert counted["timeouts"] == 0
+    wait_for("draft", watched.serves)
+    at_work(watched, plain)
+
+
+def test_other_weights(watched, plain, tiny, tmp_path):
+    other = tmp_path / "other"
+    tiny_llama(2, 400, tie_word_embeddings=True).save_pretrained(other)
+    watched.llm.collective_rpc("reload_draft", args=(str(other),))
+    wait_for("draft", watched.serves)
+    found, counted = watched.news()
+    assert found == plain
+    assert rates(counted)["tokens_per_round"] < 1.5, "another function's drafts were accepted"
+    watched.llm.collective_rpc("reload_draft", args=(str(tiny),))
+    wait_for("draft", watched.serves)
+    at_work(watched, plain)
+
+
+def test_weights_that_will_not_do(watched, plain, tmp_path):
+    wide = tmp_path / "wide"
+    tiny_llama(2, 400, tie_word_embeddings=True, hidden_size=128).save_pretrained(wide)
+    for folder, said in ((tmp_path, "no config.json"), (wide, "is of another model")):
+        with pytest.raises(Exception, match=said):
+            watched.llm.collective_rpc("reload_draft", args=(str(folder),))
+    wait_for("draft", watched.serves)
+    at_work(watched, plain)
+
+
+def test_a_long_sleep(watched, plain, tiny):
+    """The keeper does not take it for a draft that hangs. Its weights stay."""
+    watched.llm.sleep(level=1)
+    time.sleep(HANG_S + 1)
+    with pytest.raises(Exception, match="the draft sleeps"):
+        watched.llm.collective_rpc("reload_draft", args=(str(tiny),))
+    watched.llm.wake_up()
+    wait_for("draft", watched.serves)
+    at_work(watched, plain)
+    assert watched.counters()["restarts"] == 0
