@@ -33,7 +33,7 @@ def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
         "max_model_len": 128,
         "enforce_eager": True,
     }
-    model = DraftModelSpec(engine_args, backend, VOCAB, KV_BYTES, 256, policy.scratch)
+    model = DraftModelSpec(engine_args, (backend,), VOCAB, KV_BYTES, 256, policy.scratch)
     with tempfile.TemporaryDirectory(prefix="vllm-ssd-test-") as run_dir:
         path = rundir.table_path(Path(run_dir))
         SpeculationTable.create(path, TableShape(2, policy.k, policy.branches))

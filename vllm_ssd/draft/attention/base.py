@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     windows: tuple[int, ...] = ()
-    sinks: tuple[torch.Tensor, ...] = ()
+    sinks: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
     def window(self, layer: int) -> int:
         """The last positions that a layer sees, 0 = all."""
