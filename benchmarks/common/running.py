@@ -8,7 +8,7 @@ import psutil
 
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.service import rundir
-from vllm_ssd.service.actor import has_ended
+from vllm_ssd.service.own_ray import has_ended
 from vllm_ssd.table import SpeculationTable
 
 

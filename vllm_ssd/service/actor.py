@@ -8,7 +8,6 @@ wanted: two servers must never write to one table.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 
 from vllm_ssd.service import rundir
 from vllm_ssd.service.messages import ControlClient, Stop, endpoint
+from vllm_ssd.service.own_ray import OwnRay, has_ended
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import SpeculationTable
@@ -24,8 +24,6 @@ from vllm_ssd.table import SpeculationTable
 STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
 HANG_S = 20.0  # without a heartbeat; several times what the longest forward takes
-OBJECT_STORE_BYTES = 80 * 2**20  # close to Ray's minimum; no objects go through it
-_VITAL = ("gcs_server", "raylet")
 
 
 class DraftLost(Exception):
@@ -41,8 +39,8 @@ class DraftActor:
         self._ray: Any = ray
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
+        self._own_ray = OwnRay(self._run_dir)
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
-        self._vital: list[psutil.Process] = []  # Ray's, which does not work without them
         self._actor: Any = None
         self._pid: Any = None
         self._task: Any = None  # the one that it runs now
@@ -57,8 +55,11 @@ class DraftActor:
         """Begin to load the draft in a new server, and in a new Ray if there is none; ``DraftLost``
         if Ray cannot be started. again: the server before was lost."""
         self._status["restarts"] += again
-        if not self._ray_lives():
-            self._start_ray()
+        if not self._own_ray.lives():
+            try:
+                self._own_ray.start()
+            except Exception as error:  # Ray's are of many kinds
+                raise DraftLost(f"Ray could not be started: {sentence(error)}") from error
         actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
         self._actor = actor.remote(self._spec)
         self._pid = self._actor.pid.remote()
@@ -73,7 +74,7 @@ class DraftActor:
     def result(self) -> str | None:
         """What the server's task returned, None while it runs; ``DraftLost`` if it will not return.
         To be called every ``POLL_S`` seconds."""
-        if not self._ray_lives():
+        if not self._own_ray.lives():
             raise DraftLost("its Ray has ended")
         try:
             if self._process is None and self._done(self._pid):
@@ -94,7 +95,7 @@ class DraftActor:
 
     def kill(self) -> None:
         """Kill the server's process, even if it hangs."""
-        if self._actor is not None and self._ray_lives():
+        if self._actor is not None and self._own_ray.lives():
             self._ray.kill(self._actor)
         if self._process is not None:
             # Ray's kill does not end a process that is stopped by SIGSTOP.
@@ -114,55 +115,19 @@ class DraftActor:
 
     def close(self) -> None:
         """Have the server stop, make sure that it has, and end Ray."""
-        if self._serving and self._ray_lives():
+        if self._serving and self._own_ray.lives():
             control = ControlClient(endpoint(self._run_dir))
             control.send(Stop())
             self._ray.wait([self._task], timeout=STOP_S)
             control.close()
         self.kill()
-        self._ray.shutdown()
-
-    def _start_ray(self) -> None:
-        self._ray.shutdown()  # what is left of one that has ended
-        try:
-            self._ray.init(
-                address="local",
-                num_cpus=1,
-                num_gpus=0,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(self._run_dir / "ray"),
-                _node_ip_address="127.0.0.1",
-                logging_level=logging.WARNING,
-            )
-        except Exception as error:  # Ray's are of many kinds
-            raise DraftLost(f"Ray could not be started: {sentence(error)}") from error
-        self._vital = list(filter(_is_vital, psutil.Process().children()))
+        self._own_ray.stop()
 
     def _done(self, task: Any) -> bool:
         return bool(self._ray.wait([task], timeout=0)[0])
-
-    def _ray_lives(self) -> bool:
-        return self._ray.is_initialized() and not any(map(has_ended, self._vital))
 
 
 def sentence(error: Exception) -> str:
     """The draft's own words out of an error that Ray wrapped in a traceback."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
-
-
-def _is_vital(process: psutil.Process) -> bool:
-    """Whether Ray does not work without this process."""
-    try:
-        return process.name() in _VITAL
-    except psutil.NoSuchProcess:
-        return False
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has ended; a zombie, whose parent has yet to wait for it, has."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

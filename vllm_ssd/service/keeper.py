@@ -25,12 +25,10 @@ from pathlib import Path
 
 import msgspec
 
-from vllm_ssd.service import rundir
+from vllm_ssd.service import own_ray, rundir
 from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, sentence
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
-
-OTHER_RAY = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK")
 
 
 class OwnerGone(Exception):
@@ -117,16 +115,11 @@ def main(run_dir: str, channel_fd: str) -> None:
         os._exit(0)
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The target may be a job of another Ray. The draft's is its own and on this machine, where the
-    # speculation table is: it must neither join that cluster nor repeat the job's setup.
-    for name in OTHER_RAY:
-        os.environ.pop(name, None)
-    # Ray listens on all interfaces, whatever address it is told, except where it thinks that there
-    # can be no cluster. The name is Ray's; it does the same everywhere.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    # Ray would take its raylet for dead since this process has no parent, and then end it as well.
-    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+    own_ray.set_environment(Path(run_dir))
+    # Data parallelism offline tells a target its place among others by these. The draft has none:
+    # vLLM would have it join the target's group.
+    for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
+        del os.environ[name]
     # SIGTERM is an order to put things away too: leave through run's finally.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd))).run()

@@ -12,6 +12,7 @@ from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import keeper
 from vllm_ssd.service.actor import DraftLost
 from vllm_ssd.service.keeper import Keeper
+from vllm_ssd.service.own_ray import OTHER_RAY
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec, ServerSpec
 
 
@@ -121,17 +122,28 @@ def test_a_server_that_was_told_to_stop_is_lost(keep):
     assert told == [{"ready": "one"}, {"given_up": "stopped"}]
 
 
-def test_the_drafts_ray_is_its_own(monkeypatch, tmp_path):
-    """Whatever cluster the environment names."""
-    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):
+    """Whatever cluster and whatever data parallelism the environment names."""
+    from vllm.config import ParallelConfig
+
+    for name in OTHER_RAY:
+        monkeypatch.setenv(name, "10.1.2.3:6379")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_RAYLET_PID", "1")
+    monkeypatch.setenv("VLLM_DP_SIZE", "2")
+    monkeypatch.setenv("VLLM_DP_RANK", "1")
+    monkeypatch.setenv("VLLM_DP_MASTER_PORT", "29500")
+    assert ParallelConfig().data_parallel_size == 2
     seen = {}
+
+    def run(self) -> None:
+        seen.update(os.environ, size=ParallelConfig().data_parallel_size)
+
     monkeypatch.setattr(keeper.os, "fork", lambda: 0)
     monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
     monkeypatch.setattr(keeper.socket, "socket", lambda **_: None)
-    monkeypatch.setattr(keeper.Keeper, "run", lambda self: seen.update(os.environ))
+    monkeypatch.setattr(keeper.Keeper, "run", run)
     keeper.main(str(tmp_path), "0")
-    assert seen and not {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"} & set(seen)
+    assert seen and not set(OTHER_RAY) & set(seen)
     assert seen["RAY_RAYLET_PID"] == str(os.getpid())
+    assert seen["size"] == 1
