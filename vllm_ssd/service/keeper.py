@@ -30,6 +30,11 @@ from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, sentence
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
 
+# How variables begin that are meant for the target. By its place in a data parallel group vLLM
+# would have the draft join that group. What the target computes the same in every batch is its own
+# text; drafts may differ, and the kernels that do not are slower.
+_OF_TARGET = ("VLLM_DP_", "VLLM_BATCH_INVARIANT")
+
 
 class OwnerGone(Exception):
     """The engine core has closed the channel."""
@@ -116,9 +121,7 @@ def main(run_dir: str, channel_fd: str) -> None:
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own_ray.set_environment(Path(run_dir))
-    # Data parallelism offline tells a target its place among others by these. The draft has none:
-    # vLLM would have it join the target's group.
-    for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
+    for name in [name for name in os.environ if name.startswith(_OF_TARGET)]:
         del os.environ[name]
     # SIGTERM is an order to put things away too: leave through run's finally.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

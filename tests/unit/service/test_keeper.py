@@ -133,6 +133,7 @@ def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_DP_SIZE", "2")
     monkeypatch.setenv("VLLM_DP_RANK", "1")
     monkeypatch.setenv("VLLM_DP_MASTER_PORT", "29500")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     assert ParallelConfig().data_parallel_size == 2
     seen = {}
 
@@ -145,5 +146,6 @@ def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):
     monkeypatch.setattr(keeper.Keeper, "run", run)
     keeper.main(str(tmp_path), "0")
     assert seen and not set(OTHER_RAY) & set(seen)
+    assert "VLLM_BATCH_INVARIANT" not in seen
     assert seen["RAY_RAYLET_PID"] == str(os.getpid())
     assert seen["size"] == 1
