@@ -58,8 +58,8 @@ class DraftLauncher:
         from vllm.platforms import current_platform
 
         rundir.sweep()
-        self._run_dir, lock = rundir.create()
-        self._locks.append(lock)
+        self._run_dir, locks = rundir.create()
+        self._locks += locks
         self._config.run_dir = str(self._run_dir)
         shape = TableShape(
             slots=self._vllm_config.scheduler_config.max_num_seqs,
@@ -90,7 +90,7 @@ class DraftLauncher:
             # Returns at once: the keeper detaches itself, lest it be killed with this process.
             subprocess.run(
                 [*keeper, str(self._run_dir), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), lock),
+                pass_fds=(theirs.fileno(), *locks),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 check=True,

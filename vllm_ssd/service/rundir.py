@@ -1,17 +1,20 @@
 """One engine's private files: a directory with its lock, socket and Ray files, and its table.
 
 The directory is in the temporary folder, the table in shared memory, both under one name that
-nobody can guess and only the owner can read. The lock is held by the engine core and by the
-keeper of its draft until both have ended, however they ended: whoever can take it may remove the
-rest. The engine core also locks its table, for engines with another temporary folder, which do not
-find the directory.
+nobody can guess and only the owner can read. The lock is a file in the directory, and the directory
+itself as well, since cleaners of temporary folders remove old files. Both are held by the engine
+core and by the keeper of its draft until both have ended, however they ended: whoever can take them
+may remove the rest. The engine core also locks its table, for engines with another temporary
+folder, which do not find the directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -21,15 +24,19 @@ from vllm_ssd.log import get_logger
 logger = get_logger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
-# Unix socket paths end at 107 characters and Ray's own take 70, so a long TMPDIR will not do.
-_LONGEST_BASE = 16
+# Characters: the path of a unix socket has 107 at most. Ray's longest takes 68 of them below the
+# run directory, whose name ends with 8 that mkdtemp chooses.
+_SOCKET_PATH, _OF_RAY, _RANDOM = 107, 68, 8
+_TO_WATCH = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Seconds: a younger table may have been made just now and not be locked yet.
 _SETTLED_S = 60.0
 
 
 def _base() -> Path:
+    """The temporary folder, unless the paths of sockets in it would be too long."""
     preferred = Path(tempfile.gettempdir())
-    return preferred if len(str(preferred)) <= _LONGEST_BASE else Path("/tmp")
+    run_dir = len(f"{preferred}/{_prefix()}") + _RANDOM
+    return preferred if run_dir + _OF_RAY <= _SOCKET_PATH else Path("/tmp")
 
 
 def _prefix() -> str:
@@ -42,13 +49,17 @@ def table_path(run_dir: Path) -> Path:
     return memory / f"{run_dir.name}.table"
 
 
-def create() -> tuple[Path, int]:
-    """A new run directory and the file descriptor that holds its lock; raises ``OSError``."""
+def create() -> tuple[Path, list[int]]:
+    """A new run directory and the file descriptors that hold its lock; raises ``OSError``."""
     made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
-    lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    locks = [
+        os.open(made, _TO_WATCH),
+        os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600),
+    ]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     run_dir = made.rename(made.with_name(made.name[1:]))  # seen by others only once locked
-    return run_dir, lock
+    return run_dir, locks
 
 
 def hold_table(run_dir: Path) -> int:
@@ -58,23 +69,42 @@ def hold_table(run_dir: Path) -> int:
     return lock
 
 
+def watch(run_dir: Path) -> int:
+    """A file descriptor for ``is_held``; raises ``OSError``."""
+    return os.open(run_dir, _TO_WATCH)
+
+
+def is_held(watched: int) -> bool:
+    """Whether some process of the engine holds the directory, even if that was removed since."""
+    try:
+        fcntl.flock(watched, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(watched, fcntl.LOCK_UN)
+    return False
+
+
 def is_alive(run_dir: Path) -> bool:
     """Whether some process of the engine still holds the lock."""
-    return _is_locked(run_dir / "lock")
+    return _is_locked(run_dir) or _is_locked(run_dir / "lock")
 
 
 def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, _TO_WATCH)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return is_held(fd)
     finally:
         os.close(fd)
-    return False
+
+
+def touch(run_dir: Path) -> None:
+    """Make all files look used, lest a cleaner of the temporary folder take them for old ones."""
+    for path in (run_dir, *run_dir.rglob("*")):
+        with contextlib.suppress(OSError):  # Ray's come and go
+            os.utime(path, follow_symlinks=False)
 
 
 def remove(run_dir: Path) -> None:
@@ -102,14 +132,21 @@ def sweep() -> None:
 
 
 def _is_abandoned(table: Path) -> bool:
-    about = table.lstat()
+    try:
+        about = table.lstat()
+    except FileNotFoundError:
+        return False  # removed by another engine that sweeps
     old = time.time() - about.st_mtime > _SETTLED_S
     return old and about.st_uid == os.getuid() and not _is_locked(table)
 
 
 def _all() -> list[Path]:
-    return [
-        path
-        for path in _base().glob(f"{_prefix()}*")
-        if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
-    ]
+    return [path for path in _base().glob(f"{_prefix()}*") if _is_own_folder(path)]
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False  # removed by another engine that sweeps
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()

@@ -35,6 +35,7 @@ logger = get_logger(__name__)
 # requests, unless a control message arrives.
 LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
+TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or days old
 
 
 class DraftServer:
@@ -43,6 +44,7 @@ class DraftServer:
     def __init__(self, spec: ServerSpec):
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
+        self._owner = rundir.watch(self._run_dir)
         self._stopped = self._asleep = False
         if spec.cores:
             pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
@@ -81,18 +83,21 @@ class DraftServer:
             return self._loop()
 
     def _loop(self) -> str:
-        next_owner_check = 0.0
+        next_owner_check = next_touch = 0.0
         last_work = time.monotonic()
         while not self._stopped:
             now = time.monotonic()
             if now >= next_owner_check:
                 next_owner_check = now + OWNER_CHECK_S
-                if not rundir.is_alive(self._run_dir):
+                if not rundir.is_held(self._owner):
                     logger.warning("SSD: the engine is gone; the draft server exits")
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well: nobody waits for a result
                 if self._draft.engine is not None:
                     self._draft.engine.requests.ask_for_unknown()
+            if now >= next_touch:
+                next_touch = now + TOUCH_S
+                rundir.touch(self._run_dir)
             self._drain(SLEEP_S if self._asleep else 0.0)
             engine = self._draft.engine
             if engine is None:

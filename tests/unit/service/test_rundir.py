@@ -1,10 +1,12 @@
 """Run directories: private, found while they live, swept once their owners are gone."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,17 @@ from vllm_ssd.service import rundir
 HOLD = """
 import sys, time
 from vllm_ssd.service import rundir
-path, lock = rundir.create()
+path, locks = rundir.create()
 rundir.table_path(path).write_bytes(b"x")
 (path / "control.sock").touch()
 print(path, flush=True)
 time.sleep(600)
 """
+
+
+def close(locks: list[int]) -> None:
+    for lock in locks:
+        os.close(lock)
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def owner():
 
 def test_a_killed_owners_files_are_swept_and_only_those(owner):
     process, path = owner
-    mine, lock = rundir.create()
+    mine, locks = rundir.create()
     try:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         assert rundir.is_alive(path) and path in rundir.living()
@@ -48,14 +55,14 @@ def test_a_killed_owners_files_are_swept_and_only_those(owner):
         assert not path.exists() and not rundir.table_path(path).exists()
         assert mine.exists()
     finally:
-        os.close(lock)
+        close(locks)
         rundir.remove(mine)
 
 
 def test_a_child_that_shares_the_lock_keeps_it_alive():
-    path, lock = rundir.create()
-    child = subprocess.Popen(["sleep", "600"], pass_fds=(lock,))
-    os.close(lock)
+    path, locks = rundir.create()
+    child = subprocess.Popen(["sleep", "600"], pass_fds=locks)
+    close(locks)
     try:
         assert rundir.is_alive(path)
     finally:
@@ -66,10 +73,10 @@ def test_a_child_that_shares_the_lock_keeps_it_alive():
 
 
 def test_tables_without_a_directory_are_swept():
-    path, lock = rundir.create()
+    path, locks = rundir.create()
     table = rundir.table_path(path)
     table.touch()
-    os.close(lock)
+    close(locks)
     (path / "lock").unlink()
     path.rmdir()
     rundir.sweep()
@@ -80,7 +87,7 @@ def test_tables_without_a_directory_are_swept():
 
 
 def test_a_living_engine_with_another_temporary_folder_keeps_its_table(monkeypatch):
-    path, lock = rundir.create()
+    path, locks = rundir.create()
     table = rundir.table_path(path)
     table.touch()
     os.utime(table, (0, 0))
@@ -94,13 +101,13 @@ def test_a_living_engine_with_another_temporary_folder_keeps_its_table(monkeypat
         assert not table.exists()
         monkeypatch.undo()
     assert path.exists()
-    os.close(lock)
+    close(locks)
     rundir.remove(path)
 
 
 def test_foreign_links_are_not_followed(tmp_path):
-    path, lock = rundir.create()
-    os.close(lock)
+    path, locks = rundir.create()
+    close(locks)
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "keep").touch()
@@ -113,3 +120,71 @@ def test_foreign_links_are_not_followed(tmp_path):
     finally:
         link.unlink()
         rundir.remove(path)
+
+
+def test_an_engine_outlives_a_cleaner_of_its_files(owner):
+    process, path = owner
+    watched = rundir.watch(path)
+    (path / "lock").unlink()
+    rundir.sweep()
+    assert rundir.is_alive(path) and path in rundir.living() and rundir.table_path(path).exists()
+    shutil.rmtree(path)
+    assert rundir.is_held(watched), "it is unknown where the directory is, not whether it is held"
+    process.kill()
+    process.wait()
+    assert not rundir.is_held(watched)
+    os.close(watched)
+
+
+def test_files_look_used_once_touched():
+    path, locks = rundir.create()
+    (path / "ray").mkdir()
+    files = [path, path / "lock", path / "ray", path / "ray" / "socket"]
+    files[-1].touch()
+    (path / "link").symlink_to("nowhere")
+    for file in files:
+        os.utime(file, (0, 0))
+    before = time.time() - 1
+    rundir.touch(path)
+    assert all(min(file.stat().st_atime, file.stat().st_mtime) > before for file in files)
+    close(locks)
+    rundir.remove(path)
+
+
+def test_files_that_another_sweep_has_just_removed(monkeypatch):
+    path, locks = rundir.create()
+    table = rundir.table_path(path)
+    table.touch()
+    close(locks)
+    seen = Path.glob
+
+    def others_are_faster(folder: Path, pattern: str) -> list[Path]:
+        found = list(seen(folder, pattern))
+        rundir.remove(path)
+        return found
+
+    monkeypatch.setattr(Path, "glob", others_are_faster)
+    assert path not in rundir.living()
+    path.mkdir()
+    table.touch()
+    rundir.sweep()
+    assert not path.exists() and not table.exists()
+
+
+@pytest.mark.parametrize("user", [0, 65534, 4294967294])
+@pytest.mark.parametrize(
+    "folder", ["/tmp", "/tmp/" + 11 * "a", "/tmp/" + 16 * "a", "/tmp/" + 99 * "a"]
+)
+def test_rays_sockets_fit_whoever_the_user_is(monkeypatch, user, folder):
+    made = Path(folder)
+    made.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: user)
+        path, locks = rundir.create()
+    close(locks)
+    rundir.remove(path)
+    if folder != "/tmp":
+        made.rmdir()
+    socket = path / "ray/session_2026-11-23_11-49-13_053613_4194303/sockets/plasma_store"
+    assert len(str(socket)) <= 107
