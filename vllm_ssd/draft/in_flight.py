@@ -6,12 +6,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 # Pieces of work in flight on a GPU: enough to keep it busy, and few enough that a new outcome waits
 # for no more than one piece beside the one that runs.
 _ON_GPU = 2
+# Seconds after which a piece that is not done never will be: hundreds of times what the longest one
+# takes. A GPU that hangs says nothing, and the host would look at it for ever.
+HANG_S = 20.0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """started: seconds of the monotonic clock, on the host; start, end: on the GPU."""
+
+    kind: str
+    amount: int
+    started: float
+    start: torch.cuda.Event
+    end: torch.cuda.Event
 
 
 class InFlight:
@@ -22,17 +37,20 @@ class InFlight:
         self._on_gpu = device.type == "cuda"
         self.limit = _ON_GPU if self._on_gpu else 1
         self._count = count
-        self._running: deque[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._running: deque[_Piece] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._done = 0.0
 
     def ready(self) -> bool:
-        """Whether more work may be started."""
-        while self._running and self._running[0][3].query():
-            kind, amount, start, end = self._running.popleft()
-            self._count(kind, amount, int(start.elapsed_time(end) * 1000))
-            self._spare += (start, end)
+        """Whether more work may be started; ``TimeoutError`` if the GPU hangs."""
+        while self._running and self._running[0].end.query():
+            piece = self._running.popleft()
+            microseconds = int(piece.start.elapsed_time(piece.end) * 1000)
+            self._count(piece.kind, piece.amount, microseconds)
+            self._spare += (piece.start, piece.end)
             self._done = time.monotonic()
+        if self._running and time.monotonic() - self._running[0].started > HANG_S:
+            raise TimeoutError(f"the GPU hangs: a piece of work was not done within {HANG_S:g} s")
         return len(self._running) < self.limit
 
     def idle_s(self) -> float:
@@ -43,11 +61,11 @@ class InFlight:
     def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
         """Around the start of a piece of work. amount: what to count it as."""
         if self._on_gpu:
-            start, end = self._event(), self._event()
-            start.record()
+            piece = _Piece(kind, amount, time.monotonic(), self._event(), self._event())
+            piece.start.record()
             yield
-            end.record()
-            self._running.append((kind, amount, start, end))
+            piece.end.record()
+            self._running.append(piece)
         else:
             started = time.monotonic_ns()
             yield

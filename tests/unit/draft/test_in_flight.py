@@ -1,0 +1,56 @@
+"""How far the draft runs ahead of a GPU, and that one which hangs is noticed."""
+
+import pytest
+import torch
+
+from vllm_ssd.draft import in_flight
+from vllm_ssd.draft.in_flight import InFlight
+
+
+class Event:
+    """The GPU reaches one where ``done`` says so; each piece of work takes 2 ms."""
+
+    done = False
+
+    def __init__(self, enable_timing: bool):
+        assert enable_timing
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.done
+
+    def elapsed_time(self, later: object) -> float:
+        return 2.0
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Two pieces of work in flight, and what was counted."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "done", False)
+    counted: list[tuple[str, int, int]] = []
+    made = InFlight(torch.device("cuda"), lambda *what: counted.append(what))
+    for amount in (3, 4):
+        assert made.ready()
+        with made.timed("prefill", amount):
+            pass
+    return made, counted
+
+
+def test_two_pieces_and_no_more(ahead, monkeypatch):
+    made, counted = ahead
+    assert not made.ready() and not counted
+    monkeypatch.setattr(Event, "done", True)
+    assert made.ready()
+    assert counted == [("prefill", 3, 2000), ("prefill", 4, 2000)]
+
+
+def test_a_gpu_that_hangs(ahead, monkeypatch):
+    made, _ = ahead
+    monkeypatch.setattr(in_flight, "HANG_S", -1.0)
+    with pytest.raises(TimeoutError, match="the GPU hangs"):
+        made.ready()
+    monkeypatch.setattr(Event, "done", True)
+    assert made.ready(), "late, as in a container that was frozen, but done"
