@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,6 +34,8 @@ _LOSSES = {
     "on without drafts: see above what it dies of, and start the engine anew to have drafts",
 }
 STOP_S = 15.0  # the keeper's own steps take less
+# Variables that may name folders as seen from the working directory.
+_OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
 
 
 class DraftLauncher:
@@ -42,7 +45,9 @@ class DraftLauncher:
     def __init__(self, vllm_config: VllmConfig):
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
+        self._process = os.getpid()
         self._channel: socket.socket | None = None
+        self._listener: threading.Thread | None = None
         self._locks: list[int] = []
         self._stopping = False
         self._awaited = "the keeper"  # what the draft's start is about
@@ -84,28 +89,36 @@ class DraftLauncher:
             self._vllm_config, str(self._run_dir), self._device, current_platform
         )
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
-        self._channel, theirs = socket.socketpair()
-        keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
-        with theirs:
-            # Returns at once: the keeper detaches itself, lest it be killed with this process.
-            subprocess.run(
-                [*keeper, str(self._run_dir), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), *locks),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                check=True,
-            )
-        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
-        self._listener.start()
+        self._start_keeper(locks)
         if self._device.may_share_gpu:
             # A worker looks at the free memory when it starts and again when it has run once, and
             # counts as the target's own what has gone in between: the draft must have taken all
             # of its memory before the first look. Elsewhere both load at the same time.
             self.wait_ready()
 
+    def _start_keeper(self, locks: list[int]) -> None:
+        self._channel, theirs = socket.socketpair()
+        keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
+        with theirs:
+            # Returns at once: the keeper detaches itself, lest it be killed with this process. In
+            # the run directory, as Python imports what is in the working directory first, and Ray
+            # hands that on to the draft. Of a keeper that fails the listener hears.
+            subprocess.run(
+                [*keeper, str(self._run_dir), str(theirs.fileno())],
+                cwd=self._run_dir,
+                env=os.environ | absolute_paths(os.environ),
+                pass_fds=(theirs.fileno(), *locks),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=False,
+            )
+        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
+        self._listener.start()
+
     def wait_ready(self) -> None:
         """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
         without drafts will do."""
+        self._restore_environment()
         if self._started:
             return
         timeout_s = self._config.start_timeout_s
@@ -143,6 +156,8 @@ class DraftLauncher:
 
     def begin_stop(self) -> None:
         """Have the draft taken down, and do not wait for it."""
+        if os.getpid() != self._process:
+            return  # forked, it ends while the engine goes on
         self._stopping = True
         if self._channel is not None:
             with contextlib.suppress(OSError):  # the keeper may have ended before
@@ -150,15 +165,21 @@ class DraftLauncher:
 
     def stop(self) -> None:
         """Take the draft down and leave nothing behind."""
+        if os.getpid() != self._process:
+            return
         self.begin_stop()
-        if self._channel is not None:
+        if self._listener is not None:
             self._listener.join(STOP_S)
-            self._channel = None
+        self._channel = self._listener = None
         if self._locks:
             rundir.remove(self._run_dir)
         while self._locks:
             os.close(self._locks.pop())
         self._device = DraftDevice()  # a GPU that was reserved is free now
+        self._restore_environment()
+
+    def _restore_environment(self) -> None:
+        """The target's workers have theirs: what is started next is another engine's."""
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -186,3 +207,17 @@ class DraftLauncher:
         self._words.put(("ended", "its keeper process ended; see the log above"))
         if not self._stopping:
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
+
+
+def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with paths as another working directory needs them. An empty path, which is
+    the working directory, is left out."""
+    return {
+        name: os.pathsep.join(
+            os.path.abspath(os.path.expanduser(path))
+            for path in environment[name].split(os.pathsep)
+            if path
+        )
+        for name in _OF_PATHS
+        if environment.get(name)
+    }

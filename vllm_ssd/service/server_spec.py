@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,8 @@ def _model_spec(
     load = config.draft_load_config or vllm_config.load_config
     max_requests = vllm_config.scheduler_config.max_num_seqs
     engine_args = {
-        "model": draft.model,
-        "tokenizer": draft.tokenizer,
+        "model": _path(draft.model),
+        "tokenizer": _path(draft.tokenizer),
         "skip_tokenizer_init": True,
         "dtype": str(draft.dtype).removeprefix("torch."),
         "max_model_len": config.max_model_len,
@@ -85,7 +86,7 @@ def _model_spec(
         "trust_remote_code": draft.trust_remote_code,
         "quantization": config.quantization,
         "load_format": load.load_format,
-        "download_dir": load.download_dir,
+        "download_dir": load.download_dir and os.path.abspath(load.download_dir),
         "seed": draft.seed,
         "enforce_eager": True,
         "max_num_seqs": max_requests,
@@ -101,3 +102,8 @@ def _model_spec(
         max_requests=max_requests,
         scratch=policy.scratch,
     )
+
+
+def _path(model: str) -> str:
+    """A model's name, or where it is for a process in another working directory."""
+    return os.path.abspath(model) if os.path.exists(model) else model

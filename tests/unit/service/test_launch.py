@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import select
 import time
 import weakref
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.service import draft_device, launch
+from vllm_ssd.service import draft_device, launch, rundir
+from vllm_ssd.service.draft_device import DraftDevice
 from vllm_ssd.service.launch import DraftLauncher
 from vllm_ssd.service.server_spec import KeeperSpec, ServerSpec
 
@@ -50,7 +52,8 @@ def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, wai
 
 @pytest.fixture
 def talk(monkeypatch):
-    """Makes and starts a launcher whose keeper says this and then nothing."""
+    """Makes and starts a launcher whose keeper says this and then nothing. ``keepers``: their ends
+    of the channels."""
     from vllm import platforms
 
     made: list[DraftLauncher] = []
@@ -68,6 +71,7 @@ def talk(monkeypatch):
 
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
     monkeypatch.setattr(launch, "STOP_S", 0.1)
+    start.keepers = held
     yield start
     for end in held:
         os.close(end)
@@ -123,3 +127,65 @@ def test_a_gpu_that_ray_gave_is_given_back(talk, monkeypatch):
     made.stop()
     gc.collect()
     assert holder() is None
+
+
+def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_path):
+    """It begins for real, and ends at what it is told."""
+    from vllm import platforms
+
+    (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    monkeypatch.setattr(launch, "make_keeper_spec", lambda *_: "nothing")
+    made = DraftLauncher(engine(parallel(1)))
+    made.start()
+    run_dir = made._run_dir
+    with pytest.raises(RuntimeError, match="could not be started: ValidationError: Expected"):
+        made.wait_ready()
+    assert not run_dir.exists()
+
+
+def test_a_keeper_that_fails_at_once(monkeypatch, tmp_path):
+    from vllm import platforms
+
+    (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    made = DraftLauncher(engine(parallel(1)))
+    made.start()
+    with pytest.raises(RuntimeError, match="could not be started: its keeper process ended; see"):
+        made.wait_ready()
+    assert not made._run_dir.exists()
+
+
+def test_paths_for_another_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = launch.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
+    assert found == {"PYTHONPATH": f"{tmp_path}/lib:/opt", "HF_HOME": f"{tmp_path}/hf"}
+
+
+def test_the_end_of_a_forked_child_is_not_the_engines(talk):
+    made = talk(b'{"ready": "here"}\n')
+    made.wait_ready()
+    child = os.fork()
+    if not child:
+        made.begin_stop()
+        made.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert rundir.is_alive(made._run_dir) and rundir.table_path(made._run_dir).exists()
+    ends = talk.keepers[-1:]
+    assert not select.select(ends, [], [], 0)[0], "the keeper would leave"
+    made.begin_stop()
+    assert select.select(ends, [], [], 0)[0]
+
+
+def test_the_next_engine_does_not_inherit_the_targets_cores(talk, monkeypatch):
+    name = "VLLM_CPU_OMP_THREADS_BIND"
+    monkeypatch.delenv(name, raising=False)
+    device = DraftDevice([1], of_target={name: "0"})
+    monkeypatch.setattr(launch, "choose_device", lambda *_: device)
+    made = talk(b'{"ready": "here"}\n')
+    assert os.environ[name] == "0", "its workers start now"
+    made.wait_ready()
+    assert name not in os.environ

@@ -23,8 +23,8 @@ def make(tmp_path):
     target = ModelConfig(write_model(tmp_path / "target", layers=2), dtype="float32", seed=-3)
     draft = write_model(tmp_path / "draft", vocab_size=60)
 
-    def make(device: DraftDevice, platform: Any, **options: Any) -> KeeperSpec:
-        config = SSDConfig(k=2, model=draft, target_model_config=target, **options)
+    def make(device: DraftDevice, platform: Any, name: str = draft, **options: Any) -> KeeperSpec:
+        config = SSDConfig(k=2, model=name, target_model_config=target, **options)
         engine: Any = SimpleNamespace(
             speculative_config=config,
             parallel_config=parallel(1),
@@ -88,3 +88,9 @@ def test_memory_that_the_draft_may_use(make, device, platform, chosen_gib, expec
 def test_the_drafts_own_data_type(make):
     spec = make(DraftDevice([0]), CPU, draft_dtype="bfloat16")
     assert getattr(torch, spec.server.model.engine_args["dtype"]) is torch.bfloat16
+
+
+def test_models_are_found_from_another_working_directory(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = make(DraftDevice([0]), CPU, "draft").server.model.engine_args
+    assert arguments["model"] == str(tmp_path / "draft")
