@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from vllm_ssd.draft.attention.base import ChunkPlan, PagedAttention, Plan, TreePlan
 from vllm_ssd.draft.attention.masks import Chunk, Tree
@@ -25,6 +26,9 @@ _KV_BLOCK = 64
 _MOST_SPLITS = 16
 # Programs that fill a GPU: more splits would only be more to merge.
 ENOUGH_PROGRAMS = 264
+# Bytes of a head from which KV is not loaded ahead on AMD's GPUs: two stages of it would need more
+# than the 64 KiB of local memory of a gfx942.
+_LARGE_HEAD = 512
 
 
 # Few variants to compile: only what shapes the code is a constant.
@@ -57,7 +61,6 @@ def _attend(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TREE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     request = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
@@ -100,7 +103,7 @@ def _attend(
         page = tl.load(pages + request * page_stride + column // PAGE, mask=there, other=0)
         entry = (page.to(tl.int64) * PAGE + column % PAGE) * (HEADS // GROUP) + kv_head
         k = tl.load(keys + entry[None, :] * D + lane[:, None], mask=there[None, :], other=0)
-        logits = tl.dot(q, k, input_precision=PRECISION) * scale
+        logits = tl.dot(q, k, input_precision="ieee") * scale
         seen = column[None, :] < limit[:, None]
         if WINDOW > 0:
             seen = seen & (column[None, :] > position[:, None] - WINDOW)
@@ -117,7 +120,7 @@ def _attend(
         total = total * shrink + tl.sum(portion, axis=1)
         v = tl.load(values + entry[:, None] * D + lane[None, :], mask=there[:, None], other=0)
         sums = sums * shrink[:, None]
-        sums += tl.dot(portion.to(v.dtype), v, input_precision=PRECISION)
+        sums += tl.dot(portion.to(v.dtype), v, input_precision="ieee")
         highest = top
     empty = total == 0
     sums = sums / tl.where(empty, 1.0, total)[:, None]
@@ -195,6 +198,8 @@ class _Paged(Plan):
         programs = batch * self._tiles * shape.num_kv_heads
         self._splits = max(1, min(_MOST_SPLITS, ENOUGH_PROGRAMS // programs))
         parts = (self._splits, batch * queries * shape.num_heads)
+        large = shape.head_dim * shape.dtype.itemsize >= _LARGE_HEAD
+        self._stages = {"num_stages": 1} if large and is_hip() else {}
         self._partial = torch.empty(*parts, shape.head_dim, dtype=torch.float32, device=device)
         self._weight = torch.empty(parts, dtype=torch.float32, device=device)
 
@@ -218,7 +223,6 @@ class _Paged(Plan):
     ) -> torch.Tensor:
         attention, shape = self.attention, self.attention.shape
         attention.write(layer, self.slots, key, value)
-        full = shape.dtype == torch.float32
         _attend[(self.batch * self._tiles, shape.num_kv_heads, self._splits)](
             query,
             attention.keys[layer],
@@ -243,8 +247,8 @@ class _Paged(Plan):
             ROWS=self._rows,
             COLUMNS=_KV_BLOCK,
             TREE=self.tree,
-            PRECISION="ieee" if full else "tf32",
             num_warps=8 if self._rows == 128 else 4,
+            **self._stages,
         )
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         _merge[(self._weight.shape[1],)](

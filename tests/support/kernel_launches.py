@@ -1,0 +1,96 @@
+"""Every way in which the project launches kernels, by its own code, on tensors of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support.control_socket import Sent
+from vllm_ssd.draft.attention.base import AttentionShape
+from vllm_ssd.draft.attention.kernels import pack_tree_masks
+from vllm_ssd.draft.attention.triton import TritonAttention
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table.device_publisher import DevicePublisher
+from vllm_ssd.table.kernel_layout import KernelLayout
+from vllm_ssd.table.pages import memory_of
+from vllm_ssd.table.publisher import BranchTokens, Outcomes
+from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.device_client import DeviceClient
+from vllm_ssd.worker.lookup_kernel import look_kernel
+from vllm_ssd.worker.wait_policy import WaitPolicy
+
+_BATCH, _BRANCHES, _K, _MAX_LEN, _VOCAB = 4, 24, 7, 2048, 128256
+_CPU = torch.device("cpu")
+
+# Heads of drafts: some small ones, those that are usual, and large ones. float16 is compiled like
+# bfloat16.
+_HEADS = [
+    *((torch.bfloat16, head_dim) for head_dim in (16, 64, 128, 256)),
+    *((torch.float32, head_dim) for head_dim in (64, 128, 256)),
+]
+
+
+def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A name for each, and what launches. folder: for tables."""
+    for top_m in (0, 8):
+        shape = TableShape(slots=8, k=_K, branches=_BRANCHES, top_m=top_m)
+        table = SpeculationTable.create(folder / f"table{top_m}", shape)
+        yield f"lookup, top_m {top_m}", partial(_look_up, table)
+        yield f"look, top_m {top_m}", partial(_look, table)
+        yield f"publishing, top_m {top_m}", partial(_publish, table)
+    yield "masks", _pack_masks
+    for dtype, head_dim in _HEADS:
+        yield f"attention, {dtype}, heads of {head_dim}", partial(_attend, dtype, head_dim)
+
+
+def _zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def _look_up(table: SpeculationTable) -> None:
+    shape = table.shape
+    connection = Connection(table, Sent(), WaitPolicy("wait", 0.1), _VOCAB, _MAX_LEN)
+    client = DeviceClient(connection, _CPU, lambda: np.zeros((0, 0), np.int32), look_ns=900)
+    rows, slots = (_zeros(size, dtype=torch.int32) for size in (_BATCH, shape.slots))
+    texts = _zeros(shape.slots, _MAX_LEN, dtype=torch.int32)
+    draft_probs = _zeros(_BATCH, _K, shape.top_m) if shape.top_m else None
+    client.exchange(rows, rows, rows, slots, texts, _zeros(_BATCH, _K), draft_probs)
+
+
+def _look(table: SpeculationTable) -> None:
+    """As ``measure_look_ns``, which needs a GPU's clock."""
+    layout = KernelLayout.of(table.shape)
+    look_kernel[(1,)](memory_of(table, np.int64), 2000, _zeros(1), layout, num_warps=1)
+
+
+def _publish(table: SpeculationTable) -> None:
+    publisher, top_m = DevicePublisher(table, None), table.shape.top_m
+    rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
+    publisher.predict(Outcomes(rows, rows, rows, each, each))
+    for branches, publish in ((_BRANCHES, publisher.extend), (1, publisher.fallback)):
+        draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
+        publish(BranchTokens(rows, rows, _zeros(_BATCH, branches), _zeros(1), draft_probs))
+
+
+def _pack_masks() -> None:
+    masks = _zeros(_BATCH, _BRANCHES * _MAX_LEN // 8, dtype=torch.uint8)
+    rows = _zeros(_BATCH)
+    pack_tree_masks(masks, rows, _zeros(_BATCH, _BRANCHES), rows, _zeros(1))
+
+
+def _attend(dtype: torch.dtype, head_dim: int) -> None:
+    """A prompt and a tree, as large as the kernel's tiles get, where local memory and registers are
+    scarcest."""
+    group, kv_heads = 4, 2
+    shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU)
+    attention = TritonAttention(shape, 64, 16, _MAX_LEN)
+    tree = attention.tree_plan(_BATCH, _BRANCHES, _K)
+    tree.prepare(_zeros(1))
+    for plan in (attention.chunk_plan(1, 256), tree):
+        tokens = plan.batch * plan.queries
+        wide = torch.zeros(tokens, (group + 2) * kv_heads, head_dim, dtype=dtype)
+        plan.attend(0, *wide.split([group * kv_heads, kv_heads, kv_heads], dim=1))

@@ -1,0 +1,118 @@
+"""Every kernel compiled for AMD's GPUs: it compiles, it fits, and none of its reads of the table is
+lost. That the GPUs compute the right thing, this does not show."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+import triton.language as tl
+
+import vllm_ssd
+from tests.support.amd_compiler import (
+    LOCAL_MEMORY,
+    is_of_one_value,
+    local_memory,
+    looking_loops,
+    lost_reads,
+    only_compiling,
+    spills,
+)
+from tests.support.kernel_launches import launches
+from vllm_ssd.table.kernel_access import read
+
+_MOST_SPILLS = 32  # vector registers; a few cost nothing
+
+
+@dataclass
+class Compiled:
+    """All launches for one GPU. kernels: each with the name of its launch. errors: of launches that
+    do not compile."""
+
+    arch: str
+    kernels: list[tuple[str, Any]]
+    errors: list[str]
+
+
+@pytest.fixture(scope="module", params=LOCAL_MEMORY)
+def compiled(request, tmp_path_factory) -> Compiled:
+    found = Compiled(request.param, [], [])
+    for title, launch in launches(tmp_path_factory.mktemp("tables")):
+        with only_compiling(found.arch) as kernels:
+            try:
+                launch()
+            except Exception as error:  # of any stage of the compiler
+                found.errors.append(f"{title}: {error.__cause__ or error}")
+        found.kernels += [(title, kernel) for kernel in kernels]
+    return found
+
+
+def launched() -> set[str]:
+    """The kernels that the package launches: what is called as ``kernel[grid](...)``."""
+    return {
+        call.func.value.id
+        for path in Path(vllm_ssd.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Subscript)
+        and isinstance(call.func.value, ast.Name)
+    }
+
+
+def test_every_kernel_compiles(compiled):
+    assert not compiled.errors
+    assert {kernel.metadata.name for _, kernel in compiled.kernels} == launched()
+
+
+def test_every_kernel_fits(compiled):
+    for title, kernel in compiled.kernels:
+        assert local_memory(kernel) <= LOCAL_MEMORY[compiled.arch], title
+        assert spills(kernel) <= _MOST_SPILLS, title
+
+
+def test_no_read_of_the_table_is_lost(compiled):
+    for title, kernel in compiled.kernels:
+        assert lost_reads(kernel) is None, title
+
+
+def test_loops_that_look_at_the_table_read_one_value_of_it(compiled):
+    """Which is what keeps their other reads in the loop."""
+    looking = set()
+    for title, kernel in compiled.kernels:
+        for loads in looking_loops(kernel):
+            looking.add(kernel.metadata.name)
+            assert any(map(is_of_one_value, loads)), f"{title}: {loads}"
+    assert looking == {"look_up_kernel", "look_kernel"}
+
+
+@triton.jit
+def _spin(stamps, state, limit, found, READS_STATE: tl.constexpr):
+    """Waits for a change of a block of stamps, or of the state."""
+    lane = tl.arange(0, 4)
+    looks = 0
+    waiting = True
+    while waiting & (looks < limit):
+        waiting = tl.max(read(stamps + lane)) == 0
+        if READS_STATE:
+            waiting = waiting & (read(state) == 0)
+        looks += 1
+    tl.store(found, looks)
+
+
+@pytest.mark.parametrize("arch", LOCAL_MEMORY)
+def test_a_loop_without_such_a_read_is_found_out(arch):
+    zeros = torch.zeros(4, dtype=torch.int64)
+    with only_compiling(arch) as kernels:
+        for reads_state in (True, False):
+            _spin[(1,)](zeros, zeros, 1000, zeros, reads_state, num_warps=1)
+    sound, broken = kernels
+    assert lost_reads(sound) is None
+    assert lost_reads(broken) == "0 loads in loops for 1 volatile ones"
