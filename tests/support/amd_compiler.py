@@ -105,6 +105,19 @@ def lost_reads(kernel: Any) -> str | None:
     return None
 
 
+def trips(kernel: Any) -> int:
+    """Groups of loads past the caches, one after the other in the GPU's code, where each group is
+    waited for before the next one begins. Each is a trip over the bus."""
+    count, waited = 0, True
+    for line in kernel.asm["amdgcn"].splitlines():
+        if "s_waitcnt" in line and "vmcnt" in line:
+            waited = True
+        elif _is_past_caches(line):
+            count += waited
+            waited = False
+    return count
+
+
 def _is_volatile(line: str) -> bool:
     return "tt.load" in line and "isVolatile = true" in line
 

@@ -25,11 +25,16 @@ from tests.support.amd_compiler import (
     lost_reads,
     only_compiling,
     spills,
+    trips,
 )
 from tests.support.kernel_launches import launches
 from vllm_ssd.table.kernel_access import read
 
 _MOST_SPILLS = 32  # vector registers; a few cost nothing
+# `look_up_kernel` finds twice, in four trips: stamps, numbers and outcomes, drafts, stamps again.
+# Of sampled drafts LLVM reads the distributions of a fallback after those of a branch, in a fifth.
+# Then once each the newest stamp, the draft's state, and in the loop both this and the heads.
+_TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 5 + 3}
 
 
 @dataclass
@@ -91,6 +96,12 @@ def test_loops_that_look_at_the_table_read_one_value_of_it(compiled):
             looking.add(kernel.metadata.name)
             assert any(map(is_of_one_value, loads)), f"{title}: {loads}"
     assert looking == {"look_up_kernel", "look_kernel"}
+
+
+def test_what_can_be_read_together_is(compiled):
+    for title, kernel in compiled.kernels:
+        if kernel.metadata.name == "look_up_kernel":
+            assert trips(kernel) <= _TRIPS[title], title
 
 
 @triton.jit

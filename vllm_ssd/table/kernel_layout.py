@@ -62,6 +62,9 @@ class KernelLayout:
         # ``read_heads`` looks for news of a record in its first 16 bytes.
         for name in ("prediction", "fallback"):
             assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
+        # ``find`` reads three numbers of a prediction together.
+        first = numbers["prediction_count"]
+        assert numbers["prediction_depth"] == first + 1 and numbers["prediction_steps"] == first + 2
         return KernelLayout(tuple(numbers.items()))
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from vllm_ssd.table.draft_probs_kernels import are_sound, read_probs, store_probs
-from vllm_ssd.table.kernel_access import read, read_where
+from vllm_ssd.table.kernel_access import read, read_where, value_in
 from vllm_ssd.table.schema import DRAFTING, GIVEN_UP, LOST
 
 _DRAFTING = tl.constexpr(DRAFTING)
@@ -177,17 +177,26 @@ def find(
     anything else, the likeliest bonus's at the same accepted length.
     Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
 
-    The second look at a stamp is masked by the drafts' validity, so that it cannot overtake them.
+    Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
+    a stamp is masked by the drafts' validity, so that it cannot overtake them.
     """
     lane = tl.arange(0, AT.token_lanes)
     branch = tl.arange(0, AT.branch_lanes)
-    published = read(stamps + prediction // 2) == stamp
-    has_fallback = read(stamps + fallback // 2) == stamp
+    pair = tl.arange(0, 2)
+    stamps_at = stamps + tl.where(pair == 0, prediction, fallback) // 2
+    found = read(stamps_at)
+    published = value_in(found, 0) == stamp
+    has_fallback = value_in(found, 1) == stamp
 
-    count = read_where(words + prediction + AT.prediction_count, published)
-    depth = read_where(words + prediction + AT.prediction_depth, published)
-    steps = read_where(words + prediction + AT.prediction_steps, published)
-    other_depth = read_where(words + fallback + AT.fallback_depth, has_fallback)
+    number = tl.arange(0, 4)
+    of_branches = number < 3
+    number_at = tl.where(
+        of_branches, prediction + AT.prediction_count + number, fallback + AT.fallback_depth
+    )
+    there = tl.where(of_branches, published, has_fallback) != 0
+    numbers = read_where(words + number_at, there)
+    count, depth, steps = value_in(numbers, 0), value_in(numbers, 1), value_in(numbers, 2)
+    other_depth = value_in(numbers, 3)
     listed = branch < tl.where(published, AT.branches, 0)
     branch_at = words + prediction + branch
     lengths = read_where(branch_at + AT.prediction_accepted, listed)
@@ -214,13 +223,13 @@ def find(
         valid = valid & are_sound(tokens, branch_probs, depth, VOCAB, AT)
         other_valid = other_valid & are_sound(other, other_probs, other_depth, VOCAB, AT)
 
-    again = read_where(stamps + prediction // 2, published & valid)
-    published = published & ((again == stamp) | (valid == 0))
+    whole = tl.where(pair == 0, published & valid, has_fallback & other_valid) != 0
+    again = read_where(stamps_at, whole)
+    published = published & ((value_in(again, 0) == stamp) | (valid == 0))
+    has_fallback = has_fallback & ((value_in(again, 1) == stamp) | (other_valid == 0))
     predicted = predicted & published
     steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
     depth = tl.where(published, depth, 0)
-    again = read_where(stamps + fallback // 2, has_fallback & other_valid)
-    has_fallback = has_fallback & ((again == stamp) | (other_valid == 0))
     further = has_fallback & (other_depth > tl.where(predicted, depth, 0))
     sibling = published & (predicted == 0) & (further == 0)
     tokens = tl.where(further, other, tokens)
