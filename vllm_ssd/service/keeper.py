@@ -7,7 +7,8 @@ socket, and puts everything away.
 
 Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
 ``{"lost": text}``, then ``{"not_back": text}`` for every failed restart, and ``{"back": text}``, or
-``{"given_up": text}`` as the last line; and ``{"awaited": text}``, what a start waits for now.
+``{"given_up": text}`` at the end of it; ``{"stays": text}`` now and then, as long as the process of
+a lost draft does not end; and ``{"awaited": text}``, what a start waits for now.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
 # would have the draft join that group. What the target computes the same in every batch is its own
 # text; drafts may differ, and the kernels that do not are slower.
 _OF_TARGET = ("VLLM_DP_", "VLLM_BATCH_INVARIANT")
+SAY_AGAIN_S = 60.0  # that a killed process is still there: its GPU's driver may never let it end
 
 
 class OwnerGone(Exception):
@@ -79,14 +81,22 @@ class Keeper:
                 first, served = False, True
                 raise DraftLost(self._result(actor))
             except DraftLost as error:
-                actor.kill()
-                while not actor.gone():
-                    self._rest(POLL_S)
                 pause = None if first else restarts.pause()
                 again = "lost" if served else "not_back"
                 kind = "failed" if first else "given_up" if pause is None else again
                 self._say(kind, str(error))
+                actor.kill()
+                self._bury(actor)
             self._rest(pause)
+
+    def _bury(self, actor: DraftActor) -> None:
+        """Wait until a killed server's process has ended."""
+        killed = said = time.monotonic()
+        while not actor.gone():
+            if time.monotonic() - said >= SAY_AGAIN_S:
+                said = time.monotonic()
+                self._say("stays", f"{said - killed:.0f} s")
+            self._rest(POLL_S)
 
     def _result(self, actor: DraftActor, timeout_s: float = math.inf) -> str:
         """Wait for what the server's task returns; ``DraftLost`` after ``timeout_s`` seconds."""

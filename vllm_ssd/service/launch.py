@@ -30,6 +30,8 @@ logger = get_logger(__name__)
 _LOSSES = {
     "lost": "is lost ({why}); serving goes on without drafts while it is started again",
     "not_back": "could not be started again ({why}); it is tried once more",
+    "stays": "was killed {why} ago and its process has not ended, as its device does not let it; "
+    "serving goes on without drafts, and none is started before it has",
     "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
     "on without drafts: see above what it dies of, and start the engine anew to have drafts",
 }

@@ -92,6 +92,21 @@ def test_a_lost_draft_is_started_again_until_it_serves(keep):
     assert done == ["start", "serve", *again, *again, "serve"]
 
 
+def test_a_process_that_does_not_end(keep, monkeypatch):
+    """What is lost is said first, and then that it stays."""
+    monkeypatch.setattr(keeper, "SAY_AGAIN_S", 0.0)
+    done, told = keep("one", DraftLost("no sign of life"), "two")
+    assert told == [
+        {"ready": "one"},
+        {"lost": "no sign of life"},
+        {"stays": "0 s"},
+        {"back": "two"},
+    ]
+    assert done == ["start", "serve", *BURIED, "start again", "serve"]
+    monkeypatch.setattr(Script, "gone", lambda self: self._end())
+    assert keep("one", DraftLost("no sign of life"))[1][1] == {"lost": "no sign of life"}
+
+
 def test_up_to_max_restarts(keep):
     dead = [DraftLost("dead")] * 2
     _, told = keep("one", *dead, DraftLost("still"), max_restarts=2)
