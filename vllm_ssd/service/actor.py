@@ -107,8 +107,10 @@ class DraftActor:
     def gone(self) -> bool:
         """Whether a killed server's process has ended, so that nobody writes to the table any more.
         If so, clears the heartbeat, so that the target does not wait for drafts."""
-        if self._process is not None and not has_ended(self._process):
-            return False
+        if self._process is not None:
+            if not has_ended(self._process):
+                return False
+            self._status["pid"] = self._process.pid  # also of one that never served
         self._process = None
         self._status["heartbeat"] = 0
         return True

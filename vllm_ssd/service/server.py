@@ -67,9 +67,8 @@ class DraftServer:
         """Draft until stopped; ends the process once the engine that it drafts for is gone."""
         import torch
 
-        assert self._draft.engine is not None
-        self._draft.engine.requests.take_over()
         self._status["pid"] = os.getpid()
+        self._take_over()
         handlers: dict[type, Handler] = {
             Add: self._add,
             Remove: self._remove,
@@ -117,9 +116,14 @@ class DraftServer:
     def _come_back(self) -> None:
         """Load the draft again, and have the target send all its texts."""
         line = self._draft.load()
-        assert self._draft.engine is not None
-        self._draft.engine.requests.take_over()
+        self._take_over()
         logger.info("SSD: %s", line)
+
+    def _take_over(self) -> None:
+        """Have the target add all its requests, to a draft that lives: it sends none to others."""
+        assert self._draft.engine is not None
+        self._status["heartbeat"] = time.monotonic_ns()
+        self._draft.engine.requests.take_over()
 
     def _drain(self, wait_s: float) -> None:
         try:

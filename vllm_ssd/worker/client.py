@@ -78,7 +78,7 @@ class SpeculationClient:
         self._draft_states = DraftStates(table)
         self._k = table.shape.k
         self._longest_gap = table.shape.tail // 2
-        self.slots = SlotMap(connection.control)
+        self.slots = SlotMap(connection)
         self._free = list(range(table.shape.slots - 1, -1, -1))
         self._step = 0
         self._plan: WaitPlan | None = None  # of the last step

@@ -47,3 +47,8 @@ def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
 def draft_lives(table: SpeculationTable) -> bool:
     """Whether the draft's last heartbeat is less than ``HEARTBEAT_LIMIT_NS`` ago."""
     return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
+
+
+def draft_has_gone(table: SpeculationTable) -> bool:
+    """Whether there was a draft, and its last heartbeat is too long ago."""
+    return bool(table.draft["pid"][0]) and not draft_lives(table)

@@ -66,7 +66,7 @@ class DeviceClient:
         self._takes_siblings = int(limits == "vLLM")  # which verifies what is worth it
         self._texts = texts
         self._device = device
-        self.slots = SlotMap(connection.control)
+        self.slots = SlotMap(connection)
         layout = KernelLayout.of(table.shape)
         self._constants = (connection.max_len, connection.vocab_size, layout)
         self._look_ns = look_ns

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.service.messages import Add, ControlClient, Remove
+from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import make_stamp
+from vllm_ssd.worker.connection import Connection, draft_has_gone
 
 
 @dataclass(eq=False)
@@ -44,19 +45,25 @@ class SlotState:
 class SlotMap:
     """``states``: request id -> state. The caller keeps track of the free slots."""
 
-    def __init__(self, control: ControlClient):
-        self._control = control
+    def __init__(self, connection: Connection):
+        self._control = connection.control
+        self._table = connection.table
         self._generation = 0
+        # By slot: messages that the queue had no room for. A request that the draft is not told
+        # the end of would keep its KV memory; of later ones in the slot it has not heard.
+        self._unsent: dict[int, Remove] = {}
         self.states: dict[str, SlotState] = {}
 
     def assign(
         self, request_id: str, slot: int, tokens: Sequence[int], temperature: float
     ) -> SlotState:
-        """Give a free slot to a request that has none; ``tokens`` is its text so far."""
+        """Give a free slot to a request that has none; ``tokens`` is its text so far. A draft that
+        has gone is not sent texts, which would pile up: the next one asks for what it lacks."""
         self._generation += 1
         state = SlotState(slot, self._generation, len(tokens), temperature=temperature)
         self.states[request_id] = state
-        if not self._control.send(Add(slot, state.generation, list(tokens), temperature)):
+        add = Add(slot, state.generation, list(tokens), temperature)
+        if draft_has_gone(self._table) or not self._send(add):
             state.overdue = make_stamp(state.generation, 0)
         return state
 
@@ -64,5 +71,15 @@ class SlotMap:
         """Free a request's slot; None if it had none."""
         state = self.states.pop(request_id, None)
         if state is not None:
-            self._control.send(Remove(state.slot, state.generation))
+            remove = Remove(state.slot, state.generation)
+            if not self._send(remove):
+                self._unsent.setdefault(state.slot, remove)
         return state
+
+    def _send(self, message: Add | Remove) -> bool:
+        """Send it after what was not sent before; False if the queue has no room for all."""
+        for slot, remove in list(self._unsent.items()):
+            if not self._control.send(remove):
+                return False
+            del self._unsent[slot]
+        return self._control.send(message)

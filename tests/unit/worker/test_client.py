@@ -249,3 +249,28 @@ def test_counters_tell_hit_miss_and_late(table, clock):
     counted = table.target[0]
     assert (counted["hits"], counted["misses"], counted["late"]) == (1, 1, 3)
     assert counted["accepted"].tolist() == [4, 0, 0, 0, 0]
+
+
+def test_a_draft_that_has_gone_is_sent_no_texts(table, clock):
+    client, sent = make(table)
+    client.add("a", [0] * 5)
+    table.draft["pid"] = 17
+    client.add("b", [0] * 5)
+    client.remove("b")
+    assert sent == [Add(0, 1, [0] * 5), Remove(1, 2)]
+    beat(table, clock)
+    client.add("b", [0] * 5)
+    assert sent[2:] == [Add(1, 3, [0] * 5)]
+
+
+def test_the_end_of_a_request_is_sent_once_there_is_room(table, clock):
+    client, sent = make(table)
+    client.add("a", [0] * 5)
+    sent.full = True
+    client.remove("a")
+    client.add("b", [1] * 5)  # in the same slot
+    client.remove("b")
+    sent.full = False
+    client.add("c", [2] * 5)
+    client.remove("c")
+    assert sent == [Add(0, 1, [0] * 5), Remove(0, 1), Add(0, 3, [2] * 5), Remove(0, 3)]
