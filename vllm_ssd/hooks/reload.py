@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from vllm_ssd.hooks.engine_args import uses_ssd
 
 if TYPE_CHECKING:
@@ -30,17 +32,23 @@ def reload_draft(worker: WorkerBase, path: str) -> None:
     sentence if that fails. Returns when the weights are read: ``path`` is not needed any longer."""
     from vllm.distributed.parallel_state import get_tp_group
 
+    from vllm_ssd.service import rundir
     from vllm_ssd.service.messages import Reload, ask
+    from vllm_ssd.table import SpeculationTable
 
     checkpoint = Path(path).absolute()
     if not (checkpoint / "config.json").is_file():
         raise ValueError(
             f"there is no config.json in {checkpoint}: name the folder of a checkpoint of the draft"
         )
+    config: Any = worker.vllm_config.speculative_config
+    run_dir = Path(config.run_dir)
+    table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+    if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
+        raise ValueError("the draft is lost, see the log: try again when that says that it is back")
     if not get_tp_group().is_first_rank:
         return
-    config: Any = worker.vllm_config.speculative_config
-    problem = ask(Path(config.run_dir), Reload(str(checkpoint)), config.start_timeout_s)
+    problem = ask(run_dir, Reload(str(checkpoint)), config.start_timeout_s)
     if problem is None:
         problem = f"the draft did not answer within {config.start_timeout_s:g} s (start_timeout_s)"
     if problem:

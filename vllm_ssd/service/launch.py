@@ -199,6 +199,7 @@ class DraftLauncher:
                     self._awaited = text
                 elif kind == "back" or (kind == "ready" and self._started):
                     logger.warning("SSD: the draft is back: %s", text)
+                    self._given_up = False
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
                     logger.error("SSD: the draft %s", what)

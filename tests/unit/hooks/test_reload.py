@@ -1,0 +1,44 @@
+"""New weights for a draft that cannot take them: what the trainer is told, at once."""
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from tests.support.sentences import one_sentence
+from vllm_ssd.hooks.reload import reload_draft
+from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableShape
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    path = tmp_path / "table"
+    monkeypatch.setattr(rundir, "table_path", lambda _: path)
+    return SpeculationTable.create(path, TableShape(1, 2, 2))
+
+
+@pytest.fixture
+def refusal(tmp_path, table):
+    """The sentence for a checkpoint in this folder."""
+    config = SimpleNamespace(run_dir=str(tmp_path), start_timeout_s=600.0)
+    worker = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=config))
+
+    def refusal(folder):
+        with pytest.raises(ValueError) as error:
+            reload_draft(worker, str(folder))
+        return one_sentence(error)
+
+    return refusal
+
+
+def test_a_folder_without_a_model(tmp_path, refusal):
+    assert f"there is no config.json in {tmp_path / 'none'}" in refusal(tmp_path / "none")
+
+
+@pytest.mark.parametrize("pid", [0, max(psutil.pids()) + 100_000])
+def test_a_draft_that_is_gone(tmp_path, table, refusal, pid):
+    """Never begun, or lost."""
+    (tmp_path / "config.json").touch()
+    table.draft["pid"] = pid
+    assert "the draft is lost" in refusal(tmp_path)
