@@ -16,7 +16,7 @@ from vllm_ssd.draft.attention.triton import TritonAttention
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.device_publisher import DevicePublisher
 from vllm_ssd.table.kernel_layout import KernelLayout
-from vllm_ssd.table.pages import memory_of
+from vllm_ssd.table.pages import memory_of, swap_kernel
 from vllm_ssd.table.publisher import BranchTokens, Outcomes
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
@@ -42,9 +42,11 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"lookup, top_m {top_m}", partial(_look_up, table)
         yield f"look, top_m {top_m}", partial(_look, table)
         yield f"publishing, top_m {top_m}", partial(_publish, table)
+    yield "swap", lambda: swap_kernel[(1,)](_zeros(1), _zeros(1))
     yield "masks", _pack_masks
     for dtype, head_dim in _HEADS:
         yield f"attention, {dtype}, heads of {head_dim}", partial(_attend, dtype, head_dim)
+    yield "attention, windows and sinks", partial(_attend, torch.bfloat16, 256, odd=True)
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -82,11 +84,12 @@ def _pack_masks() -> None:
     pack_tree_masks(masks, rows, _zeros(_BATCH, _BRANCHES), rows, _zeros(1))
 
 
-def _attend(dtype: torch.dtype, head_dim: int) -> None:
+def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
     """A prompt and a tree, as large as the kernel's tiles get, where local memory and registers are
-    scarcest."""
+    scarcest. odd: with a window and sinks."""
     group, kv_heads = 4, 2
-    shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU)
+    more = ((512,), (torch.zeros(group * kv_heads),)) if odd else ()
+    shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU, *more)
     attention = TritonAttention(shape, 64, 16, _MAX_LEN)
     tree = attention.tree_plan(_BATCH, _BRANCHES, _K)
     tree.prepare(_zeros(1))

@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import rundir, server
-from vllm_ssd.service.messages import Add, ControlServer, Remove, Stop, endpoint
+from vllm_ssd.service.messages import ControlServer, Request, endpoint
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 
@@ -27,7 +28,7 @@ def make(monkeypatch):
 
     def make(run_dir: Path) -> DraftServer:
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        model = DraftModelSpec({}, "sdpa", 64, None, 2, 8)
+        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         one = DraftServer(ServerSpec(str(run_dir), model, policy, [], {}))
         made.append(one)
 
@@ -36,9 +37,9 @@ def make(monkeypatch):
             return True
 
         requests = SimpleNamespace(ask_for_unknown=lambda: None)
-        one._engine = SimpleNamespace(requests=requests, step=step)
+        one._draft = SimpleNamespace(engine=SimpleNamespace(requests=requests, step=step))
         one._status = {}
-        one._control = ControlServer(endpoint(run_dir), dict.fromkeys((Add, Remove, Stop), print))
+        one._control = ControlServer(endpoint(run_dir), dict.fromkeys(get_args(Request), print))
         return one
 
     monkeypatch.setattr(server.os, "_exit", leave)

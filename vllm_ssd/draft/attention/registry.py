@@ -27,9 +27,9 @@ Backend = Literal["triton", "flashinfer", "sdpa"]
 class BackendInfo:
     """path: module and class, imported when it is chosen, as each needs a package that the others
     do without. package: that one. dtypes, head_dims: the draft's, as names and numbers; empty =
-    any. power_of_2: whether heads must have such a size. windows: whether layers may have sliding
-    windows. least: a distribution that may bring the package, and the first version of it whose
-    tree masks are right."""
+    any. power_of_2: whether heads must have such a size, from 16 to 256. windows: whether layers
+    may have sliding windows. least: a distribution that may bring the package, and the first
+    version of it whose tree masks are right."""
 
     path: str
     package: str = "torch"
@@ -52,8 +52,8 @@ class BackendInfo:
         if draft is None:
             return None
         head, dtype = draft.get_head_size(), str(draft.dtype).removeprefix("torch.")
-        if self.power_of_2 and (head < 16 or head & (head - 1)):
-            return f"needs heads of a power of two and the draft's have {head}"
+        if self.power_of_2 and (not 16 <= head <= 256 or head & (head - 1)):
+            return f"needs heads of a power of two up to 256 and the draft's have {head}"
         if self.dtypes and dtype not in self.dtypes:
             return f"needs a 16-bit draft and this one is {dtype}"
         if not self.windows and draft.get_sliding_window() is not None:
