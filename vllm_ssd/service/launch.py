@@ -203,7 +203,7 @@ class DraftLauncher:
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
                     logger.error("SSD: the draft %s", what)
-                    self._given_up = kind == "given_up"
+                    self._given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
         self._given_up = True

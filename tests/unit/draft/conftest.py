@@ -16,9 +16,8 @@ def checkpoint(tmp_path_factory):
     return folder, model
 
 
-@pytest.fixture(scope="session")
-def draft_model(checkpoint, tmp_path_factory):
-    folder, _ = checkpoint
+def load_draft(folder, scratch):
+    """The checkpoint in ``folder`` as a draft that reads texts of MAX_LEN tokens."""
     engine_args = {
         "model": str(folder),
         "skip_tokenizer_init": True,
@@ -27,7 +26,13 @@ def draft_model(checkpoint, tmp_path_factory):
         "enforce_eager": True,
     }
     spec = DraftModelSpec(engine_args, ("sdpa",), VOCAB, 2**24, SLOTS, scratch=128)
-    return DraftModel(spec, tmp_path_factory.mktemp("scratch"))
+    return DraftModel(spec, scratch)
+
+
+@pytest.fixture(scope="session")
+def draft_model(checkpoint, tmp_path_factory):
+    folder, _ = checkpoint
+    return load_draft(folder, tmp_path_factory.mktemp("scratch"))
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from transformers import (
 from vllm.distributed import parallel_state
 
 from tests.support.tiny_llama import TINY
-from tests.unit.draft.loop import MAX_LEN, PROMPT, SLOTS, VOCAB, Loop, Reference, Target
-from vllm_ssd.draft.model import DraftModel
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from tests.unit.draft.conftest import load_draft
+from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Reference, Target
+from vllm_ssd.draft.spec import DraftPolicy
 
 SHAPE = {name: value for name, value in TINY.items() if name != "architectures"}
 SHAPE |= {"vocab_size": VOCAB, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -48,20 +48,10 @@ def test_the_draft_says_what_the_model_says(tmp_path, name):
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks)
     model.save_pretrained(tmp_path / "model")
-    engine_args = {
-        "model": str(tmp_path / "model"),
-        "skip_tokenizer_init": True,
-        "dtype": "float32",
-        "max_model_len": MAX_LEN,
-        "enforce_eager": True,
-    }
     k = 4
     policy = DraftPolicy(k, (2,) * (k + 1), False, chunk=16)
-    draft = DraftModel(
-        DraftModelSpec(engine_args, ("sdpa",), VOCAB, 2**24, SLOTS, policy.scratch), tmp_path
-    )
     reference = Reference(model)
-    loop = Loop(draft, tmp_path / "t", policy)
+    loop = Loop(load_draft(tmp_path / "model", tmp_path), tmp_path / "t", policy)
     target = Target("a", PROMPT * 4, reference)
     loop.client.add("a", target.text)
     for number in range(10):
