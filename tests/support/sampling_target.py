@@ -106,7 +106,7 @@ class Play:
         each = torch.arange((K + 1) * SLOTS).repeat_interleave(F)
         ranks = torch.arange(F).repeat((K + 1) * SLOTS)
         logits = self.q[rows].view(-1, VOCAB)
-        last_tokens = choose(logits, ruled_out.reshape(-1), each, ranks)
+        last_tokens = choose(logits, ruled_out.reshape(-1), each, ranks, F)
         accepted = torch.arange(K + 1).repeat_interleave(F).repeat(SLOTS, 1)
         stamps = torch.full((SLOTS,), 1 << 32 | self.round)
         forgotten = torch.rand(SLOTS, generator=self.draft_rng) < self.scene.miss
