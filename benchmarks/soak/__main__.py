@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ssd=[(args.k, args.f)],
         options=[
             {
-                **({"max_restarts": MANY_RESTARTS} if args.kill_draft_every else {}),
+                **({"max_restarts": MANY_RESTARTS} if args.kill_every else {}),
                 **dict(args.option),
             }
         ],
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         assert run_dir is not None
         watch = Watch(server, run_dir)
         rng = random.Random(args.seed)
-        killer = Killer(watch, args.kill_draft_every or float("inf"), rng)
+        killer = Killer(watch, args.kill_every or float("inf"), rng)
         outcome, samples = asyncio.run(_soak(args, server, watch, killer, questions, plain, rng))
         draft_back = _wait(killer.draft_lives, BACK_S if killer.at else 0.0)
         left += _end(server, lambda: leftovers(run_dir, list(watch.seen.values())))
@@ -204,11 +204,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--tokens", type=int, default=256, help="of the longest answer")
     add("--seed", type=int, default=0)
     add(
-        "--kill-draft-every",
+        "--kill-every",
         type=float,
         metavar="SECONDS",
-        help="in the mean, and it is started again each time unless --option says otherwise; "
-        "default: never",
+        help="in the mean: kill the draft server, its keeper or its Ray, which are started again "
+        "each time unless --option says otherwise; default: never",
     )
     add(
         "--compare",

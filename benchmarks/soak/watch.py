@@ -3,7 +3,6 @@
 import os
 import random
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -80,7 +79,8 @@ class Watch:
 
 
 class Killer:
-    """Kills the draft server now and then. at: when, in seconds since it was made."""
+    """Now and then kills the draft server, its keeper, or what Ray cannot do without; each of these
+    is the end of the draft server. at: when, in seconds since it was made."""
 
     def __init__(self, watch: Watch, every_s: float, rng: random.Random):
         self.at: list[float] = []
@@ -92,15 +92,21 @@ class Killer:
         self._next = self._pause()
 
     def look(self) -> None:
-        """Kill the draft server if it is time, and if somebody has started it since the last."""
+        """Kill one of them if it is time, and if somebody has started the draft server since."""
         now = time.monotonic() - self._began
         if now < self._next or not self.draft_lives():
             return
-        draft = self._watch.counters()["pid"]
-        os.kill(draft, signal.SIGKILL)
-        self._killed.add(draft)
+        self._killed.add(self._watch.counters()["pid"])
+        self._victim().kill()
         self.at.append(now)
         self._next = now + self._pause()
+
+    def _victim(self) -> psutil.Process:
+        there = processes_of(self._watch.run_dir)
+        keepers = [p for p in there if "vllm_ssd.service.keeper" in p.cmdline()]
+        raylets = [p for p in there if p.name() == "raylet"]
+        server = psutil.Process(self._watch.counters()["pid"])
+        return self._rng.choice([server, *keepers[:1], *raylets[:1]])
 
     def draft_lives(self) -> bool:
         """Whether there is a draft server that has not been killed."""

@@ -71,6 +71,12 @@ def without_ray(draft: Draft, load: Load) -> None:
     raylet.kill()
 
 
+def without_keeper(draft: Draft, load: Load) -> None:
+    """Who starts a draft again is gone."""
+    (keeper,) = draft.named("vllm_ssd.service.keeper")
+    keeper.kill()
+
+
 def raising(draft: Draft, load: Load) -> None:
     """An exception in a round."""
     with meanwhile(draft.withdraw):

@@ -24,6 +24,7 @@ from tests.engine.deaths import (
     out_of_memory,
     raising,
     stopped,
+    without_keeper,
     without_ray,
 )
 from tests.engine.load import STUCK_S, Load
@@ -51,10 +52,12 @@ GROWTH_MIB, GROWTH_OF_WORKER_MIB = 10, 200
 # A line of the server's own, not one of the draft's or of Ray's.
 OWN_LINE = re.compile(
     r"^\((?:APIServer|EngineCore|Worker)\S* pid=\d+\) (WARNING|ERROR) .*?\] "
-    r"(SSD: the draft is (?:lost|back)|SSD: the draft could not be started again|.*)",
+    r"(SSD: the draft is (?:lost|back)|SSD: the draft could not be started again"
+    r"|SSD: the draft's keeper is gone|.*)",
     re.MULTILINE,
 )
 LOST, BACK = ("ERROR", "SSD: the draft is lost"), ("WARNING", "SSD: the draft is back")
+KEEPER_GONE = ("ERROR", "SSD: the draft's keeper is gone")
 NOT_BACK = ("ERROR", "SSD: the draft could not be started again")
 
 
@@ -107,6 +110,14 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
         # Ray's agents outlive a Ray that is killed by a minute or so.
         load.until("the same processes", lambda: kinds(server, draft) == before.kinds)
         after = usage(server, draft)
+        # The last death, as another keeper takes the place of the one whose memory was looked at.
+        pid = draft.counted()["pid"]
+        without_keeper(draft, load)
+        load.until("loss of the draft, without keeper", draft.silent)
+        load.until("new draft after without_keeper", lambda: not draft.silent())
+        load.until("hits as before", lambda: AS_BEFORE * usual <= at_work(draft, load))
+        assert pid not in {process.pid for process in draft.processes()}
+        assert log.news() == [KEEPER_GONE, BACK]
     assert after.shared == before.shared == [rundir.table_path(draft.run_dir).name]
     assert after.files == pytest.approx(before.files, abs=SLACK)
     for name, mib in after.mib.items():
@@ -114,7 +125,7 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
         assert mib - before.mib[name] < limit, name
     load.check()
     assert load.outcome.compared == load.outcome.finished > 10 * AT_ONCE
-    assert draft.counted()["restarts"] == COUNT
+    assert draft.counted()["restarts"] == COUNT + 1
     seen = [*server.processes(), *draft.seen.values()]
     server.end()
     wait_for("end of all processes and files", lambda: not leftovers(draft.run_dir, seen), 90)

@@ -16,7 +16,7 @@ import psutil
 
 from vllm_ssd.service import rundir
 from vllm_ssd.service.messages import ControlClient, Stop, endpoint
-from vllm_ssd.service.own_ray import OwnRay, has_ended
+from vllm_ssd.service.own_ray import OwnRay, has_ended, token_path
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import SpeculationTable
@@ -50,6 +50,15 @@ class DraftActor:
         # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
+
+    def take_over(self) -> None:
+        """Kill the server of a keeper that was killed, if it is still there: to be buried first."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(int(self._status["pid"]))
+            # The number may be a stranger's by now. The token's path is of this engine only.
+            if str(token_path(self._run_dir)) in process.environ().values():
+                self._process = process
+        self.kill()
 
     def start(self, again: bool = False) -> None:
         """Begin to load the draft in a new server, and in a new Ray if there is none; ``DraftLost``

@@ -43,11 +43,13 @@ class OwnerGone(Exception):
 
 
 class Keeper:
-    """Starts the draft server, reports what becomes of it, takes it down."""
+    """Starts the draft server, reports what becomes of it, takes it down. again: the one before was
+    killed."""
 
-    def __init__(self, run_dir: Path, channel: socket.socket):
+    def __init__(self, run_dir: Path, channel: socket.socket, again: bool):
         self._run_dir = run_dir
         self._channel = channel
+        self._again = again
 
     def run(self) -> None:
         """Until the engine core closes the channel."""
@@ -66,7 +68,10 @@ class Keeper:
     def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
         """Run one draft server after the other, until ``OwnerGone``."""
         restarts = Restarts(spec.max_restarts)
-        first = True
+        first = not self._again
+        if self._again:
+            actor.take_over()
+            self._bury(actor)
         while True:
             served = False
             try:
@@ -122,8 +127,9 @@ class Keeper:
             pass  # the engine core is gone: the next ``_rest`` raises ``OwnerGone``
 
 
-def main(run_dir: str, channel_fd: str) -> None:
-    """``python -m vllm_ssd.service.keeper RUN_DIR FD``; started by ``service/launch.py`` only."""
+def main(run_dir: str, channel_fd: str, again: str = "") -> None:
+    """``python -m vllm_ssd.service.keeper RUN_DIR FD [AGAIN]``; started by ``service/launch.py``
+    only."""
     # Nobody's child: vLLM kills a process that is slow to stop together with all its children,
     # and then somebody must be left to put things away.
     if os.fork():
@@ -135,7 +141,7 @@ def main(run_dir: str, channel_fd: str) -> None:
         del os.environ[name]
     # SIGTERM is an order to put things away too: leave through run's finally.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd))).run()
+    Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd)), bool(again)).run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_device import DraftDevice, choose_device
 from vllm_ssd.service.messages import Sleep, Wake, ask
+from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
 from vllm_ssd.table import SpeculationTable, TableShape
 
@@ -51,6 +53,9 @@ class DraftLauncher:
         self._channel: socket.socket | None = None
         self._listener: threading.Thread | None = None
         self._locks: list[int] = []
+        self._keeper_locks: list[int] = []  # those of them that the keeper holds, too
+        self._keepers = Restarts(self._config.max_restarts)  # keepers that were killed
+        self._ending = threading.Lock()  # while a keeper is started again, or told to end
         self._stopping = False
         self._awaited = "the keeper"  # what the draft's start is about
         self._started = False
@@ -66,6 +71,7 @@ class DraftLauncher:
 
         rundir.sweep()
         self._run_dir, locks = rundir.create()
+        self._keeper_locks = locks
         self._locks += locks
         self._config.run_dir = str(self._run_dir)
         shape = TableShape(
@@ -91,14 +97,16 @@ class DraftLauncher:
             self._vllm_config, str(self._run_dir), self._device, current_platform
         )
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
-        self._start_keeper(locks)
+        self._start_keeper()
+        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
+        self._listener.start()
         if self._device.may_share_gpu:
             # A worker looks at the free memory when it starts and again when it has run once, and
             # counts as the target's own what has gone in between: the draft must have taken all
             # of its memory before the first look. Elsewhere both load at the same time.
             self.wait_ready()
 
-    def _start_keeper(self, locks: list[int]) -> None:
+    def _start_keeper(self, *again: str) -> None:
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
         with theirs:
@@ -106,16 +114,14 @@ class DraftLauncher:
             # the run directory, as Python imports what is in the working directory first, and Ray
             # hands that on to the draft. Of a keeper that fails the listener hears.
             subprocess.run(
-                [*keeper, str(self._run_dir), str(theirs.fileno())],
+                [*keeper, str(self._run_dir), str(theirs.fileno()), *again],
                 cwd=self._run_dir,
                 env=os.environ | absolute_paths(os.environ),
-                pass_fds=(theirs.fileno(), *locks),
+                pass_fds=(theirs.fileno(), *self._keeper_locks),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 check=False,
             )
-        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
-        self._listener.start()
 
     def wait_ready(self) -> None:
         """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
@@ -160,10 +166,11 @@ class DraftLauncher:
         """Have the draft taken down, and do not wait for it."""
         if os.getpid() != self._process:
             return  # forked, it ends while the engine goes on
-        self._stopping = True
-        if self._channel is not None:
-            with contextlib.suppress(OSError):  # the keeper may have ended before
-                self._channel.shutdown(socket.SHUT_WR)
+        with self._ending:
+            self._stopping = True
+            if self._channel is not None:
+                with contextlib.suppress(OSError):  # the keeper may have ended before
+                    self._channel.shutdown(socket.SHUT_WR)
 
     def stop(self) -> None:
         """Take the draft down and leave nothing behind."""
@@ -190,7 +197,33 @@ class DraftLauncher:
         self._before.clear()
 
     def _listen(self) -> None:
-        """Pass on the keeper's words until it ends."""
+        """Pass on the keeper's words until it ends; start it again if it was killed."""
+        self._pass_on()
+        while self._start_again():
+            self._pass_on()
+        self._given_up = True
+        self._words.put(("ended", "its keeper process ended; see the log above"))
+
+    def _start_again(self) -> bool:
+        """Start another keeper in place of one that is gone; False where there is to be none."""
+        if self._stopping:
+            return False
+        # One that ended of itself has put everything away.
+        killed = (self._run_dir / SPEC_FILE).exists() and self._started and not self._given_up
+        pause = self._keepers.pause() if killed else None
+        if pause is None:
+            logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
+            return False
+        what = "serving goes on without drafts while both are started again"
+        logger.error("SSD: the draft's keeper is gone, and the draft with it; %s", what)
+        time.sleep(pause)
+        with self._ending:
+            if not self._stopping:
+                self._start_keeper("again")
+        return not self._stopping
+
+    def _pass_on(self) -> None:
+        """One keeper's words until it ends."""
         assert self._channel is not None
         with self._channel.makefile("rb") as words:
             for line in words:
@@ -200,16 +233,13 @@ class DraftLauncher:
                 elif kind == "back" or (kind == "ready" and self._started):
                     logger.warning("SSD: the draft is back: %s", text)
                     self._given_up = False
+                    self._keepers.served()
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
                     logger.error("SSD: the draft %s", what)
                     self._given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
-        self._given_up = True
-        self._words.put(("ended", "its keeper process ended; see the log above"))
-        if not self._stopping:
-            logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def keep(tmp_path, monkeypatch):
         made_for: list[ServerSpec] = []
         monkeypatch.setattr(keeper, "DraftActor", lambda server: made_for.append(server) or actor)
         with ours, theirs:
-            Keeper(run_dir, theirs).run()
+            Keeper(run_dir, theirs, again=False).run()
             theirs.close()
             lines = [json.loads(line) for line in ours.makefile("rb")]
         *done, last = actor.done

@@ -53,15 +53,17 @@ def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, wai
 @pytest.fixture
 def talk(monkeypatch):
     """Makes and starts a launcher whose keeper says this and then nothing. ``keepers``: their ends
-    of the channels."""
+    of the channels; ``commands``: how they were started."""
     from vllm import platforms
 
     made: list[DraftLauncher] = []
     held: list[int] = []
+    commands: list[list[str]] = []
 
     def start(said: bytes, target=None, **options) -> DraftLauncher:
         def say(command, **_):
-            held.append(os.dup(int(command[-1])))
+            commands.append(command)
+            held.append(os.dup(int(command[4])))
             os.write(held[-1], said)
 
         monkeypatch.setattr(launch.subprocess, "run", say)
@@ -71,8 +73,10 @@ def talk(monkeypatch):
 
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
     monkeypatch.setattr(launch, "STOP_S", 0.1)
-    start.keepers = held
+    start.keepers, start.commands = held, commands
     yield start
+    for one in made:
+        one.begin_stop()  # or it would start another keeper when one has ended
     for end in held:
         os.close(end)
     for one in made:
@@ -111,6 +115,42 @@ def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     assert "could not be started again (n)" in not_back
     assert back == "SSD: the draft is back: b"
     assert "lost (g)" in given_up and "max_restarts is 1" in given_up
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def end(keeper):
+    """As if it were killed. Its number is somebody else's afterwards."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), keeper)
+
+
+def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
+    made = talk(b'{"ready": "r"}\n', max_restarts=1)
+    (made._run_dir / launch.SPEC_FILE).touch()
+    made.wait_ready()
+    end(talk.keepers[0])
+    until(lambda: len(talk.commands) == 2)
+    first, second = talk.commands
+    assert second[-1] == "again" and second[:4] == first[:4]
+    until(lambda: "back" in caplog.text)
+    end(talk.keepers[1])
+    until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
+    assert len(talk.commands) == 2, "one too many"
+    assert caplog.text.count("keeper is gone, and the draft with it") == 1
+
+
+def test_a_keeper_that_put_everything_away_is_not(talk, caplog):
+    made = talk(b'{"ready": "r"}\n')
+    made.wait_ready()
+    (made._run_dir / launch.SPEC_FILE).unlink()
+    end(talk.keepers[0])
+    until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
+    assert len(talk.commands) == 1
 
 
 def test_a_gpu_that_ray_gave_is_given_back(talk, monkeypatch):
