@@ -14,8 +14,9 @@ from tests.support.tiny_llama import tiny_config
 WORDS = [f"w{i}" for i in range(60)]
 
 
-def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, **config) -> str:
-    """A Llama without weights; without a tokenizer if ``words`` is None."""
+def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, special=(), **config) -> str:
+    """A Llama without weights; without a tokenizer if ``words`` is None. special: tokens that its
+    tokenizer has after the words."""
     shape = {"num_hidden_layers": layers, "max_position_embeddings": 256}
     tiny_config(vocab_size, **shape).save_pretrained(folder)
     if config:
@@ -23,7 +24,9 @@ def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, **config) ->
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
     if words is not None:
         model = WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
-        PreTrainedTokenizerFast(
+        tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer(model), unk_token=words[0], eos_token=words[1]
-        ).save_pretrained(folder)
+        )
+        tokenizer.add_tokens(list(special), special_tokens=True)
+        tokenizer.save_pretrained(folder)
     return str(folder)

@@ -80,8 +80,9 @@ def check_draft(draft: ModelConfig) -> None:
 def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
     """Raise ``ValueError`` if some token id stands for different text in draft and target.
 
-    The sizes may differ by padding rows. Special tokens may differ, as they do between an
-    instruct model and its base: that costs acceptance where they occur and nothing else.
+    The sizes may differ by padding rows. Special tokens may differ, or be in one vocabulary only,
+    as they do between an instruct model and its base, and as a multimodal target's placeholders
+    for images are: that costs acceptance where they occur and nothing else.
     """
     sizes = target.get_vocab_size(), draft.get_vocab_size()
     both = (
@@ -97,14 +98,14 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
             )
         return
     of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    special = {token for each in tokenizers for token in each.get_added_vocab().values()}
     if sizes[0] != sizes[1]:
-        highest = max(max(of_target.values()), max(of_draft.values()))
+        highest = max({*of_target.values(), *of_draft.values()} - special)
         if highest >= min(sizes):
             raise ValueError(
                 f"{both} have different vocabularies, as their tokenizers go up to id {highest}: "
                 f"{_OTHER_DRAFT}"
             )
-    special = {token for each in tokenizers for token in each.get_added_vocab().values()}
     difference = _first_difference(of_target, of_draft, special)
     if difference is not None:
         token, to_target, to_draft = difference

@@ -66,6 +66,13 @@ def test_tokens_beyond_the_smaller_vocabulary(compare):
     one_sentence(error)
 
 
+def test_special_tokens_may_be_beyond_the_smaller_vocabulary(compare):
+    """As a multimodal target's placeholders for images are beyond its text draft's."""
+    more = {"special": ["<image>", "<end of image>"], "vocab_size": 62}
+    compare(more, {"vocab_size": 60})
+    compare({"vocab_size": 60}, more)
+
+
 def test_vocabularies_are_checked_for_every_config(refusal, tmp_path):
     other = write_model(tmp_path, words=["x" + word for word in WORDS])
     assert "have different vocabularies" in refusal(model=other)

@@ -37,6 +37,22 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     assert counters["misses"] == counters["late"] == 0
 
 
+def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, reference):
+    """A multimodal target's placeholders for an image: the draft reads token 0 in their place."""
+    k, rounds = 4, 3
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=16))
+    before, after = PROMPT[:3], PROMPT[3:]
+    prompt = [*before, VOCAB, VOCAB + 1, VOCAB + 1, *after]
+    truth = reference.continuation([*before, 0, 0, 0, *after], 1 + rounds * (k + 1))
+    target = Target("a", prompt, reference, truth)
+    loop.client.add("a", prompt)
+    loop.work()
+    assert target.round(loop.client) == 0  # the prompt's own token
+    for _ in range(rounds):
+        loop.work()
+        assert target.round(loop.client) == k
+
+
 def test_the_budget_hears_which_branches_were_complete(
     tmp_path, monkeypatch, draft_model, reference
 ):
