@@ -77,6 +77,8 @@ def test_features_have_an_effect(runs):
     assert results["end"][0]["finish"] == "stop" and sizes["end"] < sizes["beyond the end"]
     for name in ("JSON", "JSON by guidance"):
         assert json.loads(text[name])["age"] in (7, 77)
+    thoughts, content = text["JSON after thoughts"].split(".", maxsplit=1)
+    assert len(thoughts.split()) > 3 and json.loads(content)["age"] in (7, 77)
     assert re.fullmatch(REGEX, text["regex"]) and text["choice"] in CHOICE
     assert re.fullmatch(r"select \w+(, \w+){0,2} from \w+", text["grammar"].strip())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.features import batches, requests
+from tests.support.features import batches, reasoning_parser, requests
 from tests.support.features.results import refusal
 
 # Few requests at once, prompts longer than a step, and blocks that short prompts fill.
@@ -18,6 +18,8 @@ OPTIONS = {
     "enable_lora": True,
     "max_lora_rank": 8,
     "max_loras": 2,  # on CPUs the last one is applied to requests without any
+    "reasoning_parser": "one-sentence",
+    "reasoning_parser_plugin": reasoning_parser.__file__,
     "disable_log_stats": False,
 }
 

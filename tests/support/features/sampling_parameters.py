@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.features.prompts import PEOPLE, QUESTION, SHORT
+from tests.support.features.reasoning_parser import THINK
 from tests.support.harness import greedy
 
 SCHEMA = {
@@ -61,6 +62,10 @@ def parameters(token: Callable[[str], int]) -> dict[str, tuple[str, Any]]:
     }
     return {
         **{name: (PEOPLE if "JSON" in name else SHORT, each) for name, each in story.items()},
+        "JSON after thoughts": (
+            f"{THINK}{SHORT}",
+            greedy(64, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
+        ),
         "end": (QUESTION, greedy(20)),
         "beyond the end": (QUESTION, greedy(20, ignore_eos=True)),
     }
