@@ -1,9 +1,12 @@
-"""Where the microseconds of a draft round go: the draft engine alone on one GPU.
+"""Where the microseconds of a draft round go: the draft engine alone on one GPU, or on the cores of
+a machine without.
 
     python -m benchmarks.draft_round --k 7 --f 3 --contexts 1000 --batch-sizes 1,8 --profile
+    OMP_NUM_THREADS=1 python -m benchmarks.draft_round --draft 576,29,9,3,64,1536 --k 5 --f 1 \
+        --contexts 200 --max-model-len 512 --kv-cache-gib 1 --bandwidth 0.012
 
 The target is played by a script whose outcome is predicted in every round, or, to measure
-fallbacks, in none. Times on the GPU (glue, step, fallback step) are the draft's own counters. The
+fallbacks, in none. Times of forwards (glue, step, fallback step) are the draft's own counters. The
 others are seen from the target, and all begin when an outcome is published: hits_first ends when
 the next outcomes are predicted, ready when their branches are complete, fallback when the outcome
 has its k drafts. The draft then does what else there is to do: the target takes longer than it.
@@ -25,6 +28,7 @@ import torch
 
 from benchmarks.common.models import find_model
 from benchmarks.standin.loader import register
+from vllm_ssd.draft.attention.registry import BACKENDS
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
@@ -32,7 +36,8 @@ from vllm_ssd.metrics import snapshot, subtract
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.table.device_publisher import DevicePublisher
 from vllm_ssd.table.outcomes import OutcomeWriter
-from vllm_ssd.table.predictions import PredictionReader
+from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table.publisher import HostPublisher
 
 VOCAB = 49152
 STALL_LIMIT_S = 20.0  # longest time that the script waits for the draft
@@ -148,7 +153,9 @@ def make_engine(
     spec = DraftModelSpec(engine_args, (arguments.backend,), VOCAB, memory, slots, policy.scratch)
     draft = DraftModel(spec, scratch)
     table = SpeculationTable.create(scratch / "table", TableShape(slots, policy.k, policy.branches))
-    return DraftEngine(draft, table, policy, DevicePublisher(table, draft.device)), table
+    if draft.attention.graphs:
+        return DraftEngine(draft, table, policy, DevicePublisher(table, draft.device)), table
+    return DraftEngine(draft, table, policy, HostPublisher(PredictionWriter(table))), table
 
 
 def measure(
@@ -206,7 +213,8 @@ def main() -> None:
     parser.add_argument("--draft", default="draft-1b", help="a stand-in's shape, or a folder")
     parser.add_argument("--drop", type=_numbers, default=[14], help="layers a stand-in leaves out")
     parser.add_argument("--models", type=Path, default=Path(".models"))
-    parser.add_argument("--backend", default="triton", choices=("triton", "flashinfer"))
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("--backend", default="triton" if on_gpu else "sdpa", choices=BACKENDS)
     parser.add_argument("--quantization")
     parser.add_argument("--k", type=int, default=7)
     parser.add_argument("--f", type=int, default=3)
@@ -216,7 +224,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-gib", type=float, default=16)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument(
-        "--bandwidth", type=float, default=4.8, help="of the GPU's memory, TB/s (H200: 4.8)"
+        "--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)"
     )
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
