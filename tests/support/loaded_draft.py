@@ -37,9 +37,11 @@ def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
     with tempfile.TemporaryDirectory(prefix="vllm-ssd-test-") as run_dir:
         path = rundir.table_path(Path(run_dir))
         SpeculationTable.create(path, TableShape(2, policy.k, policy.branches))
+        draft = LoadedDraft(ServerSpec(run_dir, model, policy, [], {}))
         try:
-            yield LoadedDraft(ServerSpec(run_dir, model, policy, [], {}))
+            yield draft
         finally:
+            draft.put_away()  # what it froze would stay until the end, where Triton complains
             path.unlink()
 
 
