@@ -1,5 +1,5 @@
 # make setup | demo | unit | test | lint | clean.  Everything happens in .venv and .models of this
-# folder. unit: the tests that start no engine, in two minutes. test: lint and all tests.
+# folder. unit: the tests that start no engine, in three minutes. test: lint and all tests.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
