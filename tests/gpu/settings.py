@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tests.support.harness import SSD as ON_ITS_OWN_DEVICE
+
 FOLDER = Path(os.environ.get("SSD_TEST_MODELS", Path(__file__).parents[2] / ".models"))
 OPTIONS: dict[str, Any] = {
     "max_model_len": 1024,
@@ -15,3 +19,7 @@ OPTIONS: dict[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }
+GPUS = torch.cuda.device_count()
+# With one GPU the draft shares the target's. They take turns on it, of milliseconds each.
+_SHARED = {"draft_device": 0, "max_wait_ms": 2000}
+SSD: dict[str, Any] = {**ON_ITS_OWN_DEVICE, **(_SHARED if GPUS == 1 else {})}
