@@ -8,7 +8,8 @@ a machine without.
 The target is played by a script whose outcome is predicted in every round, or, to measure
 fallbacks, in none. Times of forwards (glue, step, fallback step) are the draft's own counters. The
 others are seen from the target, and all begin when an outcome is published: hits_first ends when
-the next outcomes are predicted, ready when their branches are complete, fallback when the outcome
+the next outcomes are predicted, ready when their branches are complete (branches
+of a request, tokens of each), fallback when the outcome
 has its k drafts. The draft then does what else there is to do: the target takes longer than it.
 floor is what a step takes if it only reads the weights and each request's KV, once, at --bandwidth.
 """
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from vllm_ssd.metrics import snapshot, subtract
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.table.device_publisher import DevicePublisher
 from vllm_ssd.table.outcomes import OutcomeWriter
-from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table.predictions import LookupResult, PredictionReader, PredictionWriter
 from vllm_ssd.table.publisher import HostPublisher
 
 VOCAB = 49152
@@ -76,7 +77,8 @@ class Script:
         for slot in range(batch):
             text = self._rng.integers(0, VOCAB, context).tolist()
             self._engine.requests.add(slot, self._generation, text, temperature=0.0)
-        self._work_until(lambda: self._depth() == self._policy.k)
+        self._work_until(self._complete)
+        self._idle()
 
     def end(self) -> None:
         """Remove the requests."""
@@ -93,21 +95,23 @@ class Script:
             self._lengths[slot] += len(new)
             self._outcomes.publish(slot, stamp, self._lengths[slot], accepted, new)
 
-        def found() -> list[list[int]]:
-            return [self._predictions.find(s, stamp, *o).tokens for s, o in enumerate(outcomes)]
+        def found() -> list[LookupResult]:
+            return [self._predictions.find(s, stamp, *o) for s, o in enumerate(outcomes)]
 
-        self._work_until(lambda: all(len(tokens) == self._policy.k for tokens in found()))
+        def drafts_wanted(look: LookupResult) -> int:
+            return look.steps if look.predicted else self._policy.k
+
+        self._work_until(lambda: all(len(f.tokens) >= drafts_wanted(f) for f in found()))
         drafted = time.perf_counter()
-        self._drafts = found()
+        self._drafts = [f.tokens for f in found()]
         for slot, drafts in enumerate(self._drafts):
             self._outcomes.confirm(slot, stamp, drafts)
         self._round += 1
-        self._work_until(lambda: self._depth() >= 0)
+        self._work_until(lambda: self._records() is not None)
         predicted = time.perf_counter()
-        self._work_until(lambda: self._depth() == self._policy.k)
+        self._work_until(self._complete)
         ready = time.perf_counter()
-        while self._engine.step():
-            pass
+        self._idle()
         return Times(*(1000 * (t - started) for t in (drafted, predicted, ready)))
 
     def _outcome(self, slot: int, miss: bool) -> tuple[int, int]:
@@ -118,13 +122,30 @@ class Script:
         branch = int(self._rng.integers(0, int(record["count"])))
         return int(record["accepted"][branch]), int(record["bonus"][branch])
 
-    def _depth(self) -> int:
-        """Tokens ready in every branch of this round's outcome; -1 before it is predicted."""
+    def _records(self) -> Any:
+        """What is predicted for this round's outcome, a record for each request; None if that is
+        not said of all."""
         stamp = make_stamp(self._generation, self._round)
         records = self._table.slots["prediction"][: len(self._lengths), self._round & 1]
-        if (records["stamp"] != stamp).any():
-            return -1
-        return int(records["depth"].min())
+        return records if (records["stamp"] == stamp).all() else None
+
+    def size(self) -> tuple[float, float]:
+        """Mean branches of a request, and mean tokens of a branch, of what is predicted now."""
+        records = self._records()
+        assert records is not None, "nothing is predicted"
+        return float(records["count"].mean()), float(records["steps"].mean())
+
+    def _complete(self) -> bool:
+        """Whether all branches of this round have all tokens that they will have."""
+        records = self._records()
+        return records is not None and bool((records["depth"] >= records["steps"]).all())
+
+    def _idle(self) -> None:
+        """Let the draft do all that there is to do."""
+        while self._engine.step():
+            pass
+        if self._engine.model.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _work_until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STALL_LIMIT_S
@@ -162,8 +183,8 @@ def measure(
     arguments: argparse.Namespace, engine: DraftEngine, script: Script, table: SpeculationTable
 ) -> None:
     """Print a row for every batch size and context."""
-    names = "batch context hits_first_us ready_ms fallback_ms glue_us step_us fallback_step_us"
-    names += " floor_us step/floor"
+    names = "batch context branches tokens hits_first_us ready_ms fallback_ms glue_us step_us"
+    names += " fallback_step_us floor_us step/floor"
     print("| " + " | ".join(names.split()) + " |")
     print("|---" * len(names.split()) + "|")
     for batch in arguments.batch_sizes:
@@ -173,6 +194,7 @@ def measure(
                 script.play(miss)
             before = snapshot(table)
             hits = [script.play(False) for _ in range(arguments.rounds)]
+            size = script.size()
             misses = [script.play(True) for _ in range(arguments.rounds)]
             spent = subtract(snapshot(table), before)
             script.end()
@@ -183,6 +205,7 @@ def measure(
             # A terabyte a second is a megabyte a microsecond.
             floor_us = (engine.model.weight_bytes + kv_bytes) / 1e6 / arguments.bandwidth
             cells = [
+                *size,
                 median(t.predicted for t in hits) * 1000,
                 median(t.ready for t in hits),
                 median(t.drafted for t in misses),
@@ -226,6 +249,7 @@ def main() -> None:
     parser.add_argument(
         "--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)"
     )
+    parser.add_argument("--vllm-layers", action="store_true", help="do without fused layers")
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins
@@ -233,6 +257,8 @@ def main() -> None:
     policy = DraftPolicy(arguments.k, fan_out, fallbacks=True, chunk=1024)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch, torch.inference_mode():
         engine, table = make_engine(arguments, policy, Path(scratch))
+        if arguments.vllm_layers:
+            engine.model.fused = None
         engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))
         script = Script(engine, table, policy)
         measure(arguments, engine, script, table)

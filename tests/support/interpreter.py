@@ -16,6 +16,7 @@ from pathlib import Path
 HERE = os.environ.get("TRITON_INTERPRET") == "1"
 UNIT = Path(__file__).parents[1] / "unit"
 FILES = [
+    UNIT / "draft" / "test_fused_layers.py",
     UNIT / "table" / "test_device_publisher.py",
     UNIT / "table" / "test_pages.py",
     UNIT / "worker" / "test_lookup_kernel.py",

@@ -13,6 +13,8 @@ from tests.support.control_socket import Sent
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.kernels import pack_tree_masks
 from vllm_ssd.draft.attention.triton import TritonAttention
+from vllm_ssd.draft.fused.layers import FusedLayers
+from vllm_ssd.draft.fused.weights import LayerWeights, ModelWeights
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.device_publisher import DevicePublisher
 from vllm_ssd.table.kernel_layout import KernelLayout
@@ -46,6 +48,9 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "masks", _pack_masks
     for dtype, head_dim in _HEADS:
         yield f"attention, {dtype}, heads of {head_dim}", partial(_attend, dtype, head_dim)
+    for head_dim, count, all_parts in ((64, 24, False), (64, 50, True), (128, 128, True)):
+        name = f"fused layers, heads of {head_dim}, {count} tokens"
+        yield name, partial(_compute_layers, head_dim, count, all_parts)
     yield "attention, windows and sinks", partial(_attend, torch.bfloat16, 256, odd=True)
 
 
@@ -97,3 +102,33 @@ def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
         tokens = plan.batch * plan.queries
         wide = torch.zeros(tokens, (group + 2) * kv_heads, head_dim, dtype=dtype)
         plan.attend(0, *wide.split([group * kv_heads, kv_heads, kv_heads], dim=1))
+
+
+def _compute_layers(head_dim: int, count: int, all_parts: bool) -> None:
+    """One layer of a draft. all_parts: with everything that a layer may have."""
+
+    def weight(*size: int) -> torch.Tensor:
+        return torch.zeros(*size, dtype=torch.bfloat16)
+
+    heads, kv_heads, channels, inner = 8, 2, 1024, 2048
+    shape = AttentionShape(1, heads, kv_heads, head_dim, 0.1, torch.bfloat16, _CPU)
+    attention = TritonAttention(shape, 64, 16, _MAX_LEN)
+    outputs = (heads + 2 * kv_heads) * head_dim
+    gain = weight(head_dim) if all_parts else None
+    layer = LayerWeights(
+        weight(channels),
+        weight(outputs, channels),
+        weight(outputs) if all_parts else None,
+        gain,
+        gain,
+        weight(_MAX_LEN, head_dim),
+        weight(channels, heads * head_dim),
+        weight(channels) if all_parts else None,
+        weight(channels),
+        weight(2 * inner, channels),
+        weight(channels, inner),
+        None,
+    )
+    weights = ModelWeights(weight(_VOCAB, channels), (layer,), weight(channels), 1e-5, 1.0, 1.0)
+    attention.plan = attention.chunk_plan(1, count)
+    FusedLayers(weights, attention).forward(_zeros(count), _zeros(count))

@@ -10,6 +10,8 @@ import torch
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
 from vllm_ssd.draft.attention.registry import load_backend
 from vllm_ssd.draft.attention.self_test import first_sound
+from vllm_ssd.draft.fused.layers import MOST_ROWS
+from vllm_ssd.draft.fused.self_test import fused_layers
 from vllm_ssd.draft.spec import DraftModelSpec
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ _KV_SHARE = 0.8  # of the memory left by the weights; graphs and forwards need t
 class DraftModel:
     """``forward`` and ``logits`` over tokens whose attention is ``attention.plan``'s; both to be
     called in torch's inference mode. num_blocks: KV blocks there is memory for; if there are none,
-    raises ``MemoryError`` or ``ValueError``, as for layers that tree attention cannot serve."""
+    raises ``MemoryError`` or ``ValueError``, as for layers that tree attention cannot serve. fused:
+    what computes the layers of small batches; None: vLLM's do."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
         from vllm.config import set_current_vllm_config
@@ -59,6 +62,8 @@ class DraftModel:
             )
         for index, layer in enumerate(layers):
             layer.forward = _LayerAttention(self.attention, index)
+        with torch.inference_mode():
+            self.fused = fused_layers(self._model, self._forward, self.attention)
 
     @property
     def hidden_size(self) -> int:
@@ -85,6 +90,12 @@ class DraftModel:
 
         A token the draft has no embedding for is read as token 0: that costs acceptance only.
         """
+        if self.fused is not None and len(token_ids) <= MOST_ROWS:
+            return self.fused.forward(token_ids, positions)
+        return self._forward(token_ids, positions)
+
+    def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """With vLLM's layers."""
         from vllm.forward_context import set_forward_context
 
         known = torch.where(token_ids < self.embedded, token_ids, 0)

@@ -110,7 +110,6 @@ class Plan(ABC):
         self.batch = batch
         self.queries = queries
 
-    @abstractmethod
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
@@ -118,6 +117,12 @@ class Plan(ABC):
 
         query: [batch * queries, H, D]; key, value: [.., H_kv, D]; returns the query's shape.
         """
+        self.attention.write(layer, self.slots, key, value)
+        return self.look(layer, query)
+
+    @abstractmethod
+    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attend, where the tokens' keys and values are written already."""
 
 
 class ChunkPlan(Plan):

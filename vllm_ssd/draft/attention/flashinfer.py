@@ -138,10 +138,7 @@ class _FlashInferChunks(ChunkPlan):
             rows[row] = (chunk.blocks, chunk.context_len + self.queries)
         self._wrapper.plan(rows)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        self.attention.write(layer, self.slots, key, value)
+    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         return self._wrapper.run(layer, query)
 
 
@@ -167,8 +164,5 @@ class _FlashInferTrees(TreePlan):
         inputs = self.inputs.device
         pack_tree_masks(self._masks, inputs["linear"], inputs["parents"], inputs["kv_len"], step)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        self.attention.write(layer, self.slots, key, value)
+    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         return self._wrapper.run(layer, query)

@@ -46,11 +46,8 @@ class _Gathered(Plan):
             hidden = torch.zeros(seen.shape, dtype=shape.dtype, device=seen.device)
             self.masks[window] = hidden.masked_fill_(~seen, float("-inf")).unsqueeze(1)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         attention, shape = self.attention, self.attention.shape
-        attention.write(layer, self.slots, key, value)
         heads = (-1, shape.num_kv_heads, shape.head_dim)
         keys, values = (
             memory[layer].view(heads).index_select(0, self.kv_slots).view(self.batch, *heads)

@@ -1,0 +1,85 @@
+"""Fused layers compute what vLLM's do, for the architectures that people draft with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.interpreter import HERE, run_again
+
+if not HERE:
+
+    def test_in_the_interpreter():
+        run_again(__file__)
+
+else:
+    from dataclasses import replace
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tests.support.tiny_llama import TINY
+    from tests.unit.draft.conftest import load_draft
+    from tests.unit.draft.test_architectures import ARCHITECTURES
+    from vllm_ssd.draft.fused.layers import FusedLayers
+    from vllm_ssd.draft.fused.self_test import TOLERANCE, largest_difference
+    from vllm_ssd.draft.fused.weights import Unsuited, read_weights
+    from vllm_ssd.draft.model import DraftModel
+
+    VOCAB = 300
+
+    @pytest.fixture(autouse=True)
+    def weights_stay(monkeypatch):
+        """vLLM keeps weights for CPUs in an order of their own only; here, in the usual one too."""
+        from vllm.model_executor.layers import utils
+
+        dispatch = utils.dispatch_cpu_unquantized_gemm
+        monkeypatch.setattr(
+            utils,
+            "dispatch_cpu_unquantized_gemm",
+            lambda layer, remove_weight: dispatch(layer, False),
+        )
+
+    def draft(tmp_path, name: str, **sizes: Any) -> DraftModel:
+        """A random model with no weights alike, norms and biases neither."""
+        torch.manual_seed(0)
+        known = {"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name], **sizes}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **known)).float()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() == 1:
+                    weight.normal_(1, 0.3)
+                else:
+                    weight.normal_(0, 0.1)
+        model.save_pretrained(tmp_path / "model")
+        return load_draft(tmp_path / "model", tmp_path)
+
+    SMALL = {"hidden_size": 192, "intermediate_size": 64, "num_attention_heads": 6}
+    # With products of which several programs have a part.
+    SPLIT = {"hidden_size": 256, "intermediate_size": 320, "num_attention_heads": 4}
+
+    @pytest.mark.parametrize(
+        "name, sizes",
+        [
+            ("llama", SPLIT),
+            ("qwen2", SMALL),
+            ("qwen3", SPLIT),
+            ("mistral", SMALL),
+            ("granite", SMALL),
+        ],
+    )
+    def test_same_hidden_states(tmp_path, name, sizes):
+        model = draft(tmp_path, name, **sizes)
+        with torch.inference_mode():
+            weights = read_weights(model._model)
+            fused = FusedLayers(weights, model.attention)
+            assert largest_difference(fused, model._forward, model.attention) < 1e-4
+            other = FusedLayers(replace(weights, residual_multiplier=0.2), model.attention)
+            assert largest_difference(other, model._forward, model.attention) > TOLERANCE
+
+    @pytest.mark.parametrize("name", ["olmo2", "gpt_neox"])
+    def test_others_are_left_to_vllm(tmp_path, name):
+        model = draft(tmp_path, name)
+        with pytest.raises(Unsuited):
+            read_weights(model._model)

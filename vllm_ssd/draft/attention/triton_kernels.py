@@ -1,0 +1,181 @@
+"""Tree attention's kernels in Triton.
+
+What a query sees is arithmetic, not a mask in memory: the first entries up to a limit, and in a
+tree the entries of its own branch. KV is split over programs, whose partial results a second kernel
+merges.
+"""
+
+# mypy: allow-untyped-defs
+# A kernel's arguments have Triton's types, which depend on the launch.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ssd.draft.overlap import let_next_begin, wait_for_last
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+# Few variants to compile: only what shapes the code is a constant.
+@triton.jit(
+    do_not_specialize=["page_stride", "queries", "tiles", "splits"],
+    do_not_specialize_on_alignment=["seen_to", "linear", "step", "weight"],
+)
+def attend_kernel(
+    query,  # [batch * queries, heads, D]
+    keys,  # [blocks, PAGE, kv heads, D]
+    values,
+    sinks,  # [heads]: a logit that no value belongs to
+    out,  # [batch * queries, heads, D]: without splits
+    partial,  # float32 [splits, batch * queries * heads, D]
+    weight,  # float32 [splits, batch * queries * heads]: log2 of each part's sum
+    pages,  # int32 [batch, page_stride]
+    seen_to,  # int64 [batch * queries]: in a tree, the number of first KV entries a query sees; in
+    # a chunk, the index of its own entry, the last it sees
+    linear,  # int64 [batch]: where the entries of a tree begin
+    step,  # int64 [1]: the tree's
+    scale,  # of the logits, times log2(e)
+    query_stride,
+    page_stride,
+    queries,
+    tiles,  # of a request's queries and their heads
+    splits,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,  # the last positions that are seen, 0 = all
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TREE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    wait_for_last(OVERLAP)
+    request = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    packed = tile * ROWS + tl.arange(0, ROWS)
+    branch = packed // GROUP
+    real = branch < queries
+    row = request * queries + branch
+    head = kv_head * GROUP + packed % GROUP
+    lane = tl.arange(0, D)
+    q = tl.load(
+        query + row[:, None] * query_stride + head[:, None] * D + lane[None, :],
+        mask=real[:, None],
+        other=0,
+    )
+    limit = tl.load(seen_to + row, mask=real, other=0).to(tl.int32)
+    # Of the text, and, in a tree, of the entries of all branches behind it.
+    entries = 0
+    if TREE:
+        text = tl.load(linear + request).to(tl.int32)
+        own_step = tl.load(step).to(tl.int32)
+        entries = (own_step + 1) * queries
+    else:
+        own_step = -1
+        limit += 1
+        text = tl.max(limit)
+    position = limit + own_step
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(tl.min(tl.where(real, position, text)) - WINDOW + 1, 0) // COLUMNS
+    of_text = tl.maximum((text + COLUMNS - 1) // COLUMNS, begin)
+    blocks = of_text + (entries + COLUMNS - 1) // COLUMNS
+    share = (blocks - begin + splits - 1) // splits
+    first = begin + split * share
+    pages += request * page_stride
+    highest = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, D], tl.float32)
+    for block in range(first, tl.minimum(first + share, blocks)):
+        column = block * COLUMNS + tl.arange(0, COLUMNS)
+        there = column < text
+        seen = column[None, :] < limit[:, None]
+        if WINDOW > 0:
+            seen = seen & (column[None, :] > position[:, None] - WINDOW)
+        if TREE:
+            in_text = block < of_text
+            offset = column - of_text * COLUMNS
+            column = tl.where(in_text, column, text + offset)
+            there = tl.where(in_text, there, offset < entries)
+            own = (offset % queries)[None, :] == branch[:, None]
+            if WINDOW > 0:
+                own = own & (offset // queries > own_step - WINDOW)[None, :]
+            seen = tl.where(in_text, seen, own) & there[None, :]
+        page = tl.load(pages + column // PAGE, mask=there, other=0)
+        entry = (page.to(tl.int64) * PAGE + column % PAGE) * KV_HEADS + kv_head
+        k = tl.load(keys + entry[None, :] * D + lane[:, None], mask=there[None, :], other=0)
+        v = tl.load(values + entry[:, None] * D + lane[None, :], mask=there[:, None], other=0)
+        logits = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1e30)
+        top = tl.maximum(highest, tl.max(logits, axis=1))
+        shrink = tl.exp2(highest - top)
+        portion = tl.where(seen, tl.exp2(logits - top[:, None]), 0.0)
+        total = total * shrink + tl.sum(portion, axis=1)
+        sums = tl.dot(portion.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
+        highest = top
+    let_next_begin(OVERLAP)
+    if SPLIT:
+        empty = total == 0
+        sums = sums / tl.where(empty, 1.0, total)[:, None]
+        at = split * (tl.num_programs(0) // tiles * queries * HEADS) + row * HEADS + head
+        place = partial + at[:, None].to(tl.int64) * D + lane[None, :]
+        tl.store(place, sums, mask=real[:, None])
+        log_total = highest + tl.log2(tl.where(empty, 1.0, total))
+        tl.store(weight + at, tl.where(empty, -1e30, log_total), mask=real)
+    else:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+            top = tl.maximum(highest, sink)
+            shrink = tl.exp2(highest - top)
+            total = total * shrink + tl.exp2(sink - top)
+            sums = sums * shrink[:, None]
+        place = out + (row * HEADS + head)[:, None].to(tl.int64) * D + lane[None, :]
+        tl.store(place, (sums / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=["splits", "count"], do_not_specialize_on_alignment=["weight"])
+def merge_kernel(
+    partial,
+    weight,
+    sinks,
+    out,
+    splits,
+    count,  # heads of all tokens
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,  # heads of a program
+    HAS_SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Merge the splits of some heads, each weighted by its sum."""
+    wait_for_last(OVERLAP)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = row < count
+    lane = tl.arange(0, D)
+    highest = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS:
+        highest = tl.load(sinks + row % HEADS, mask=real, other=0).to(tl.float32) * LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
+    sums = tl.zeros([ROWS, D], tl.float32)
+    let_next_begin(OVERLAP)
+    for split in range(splits):
+        at = split * count + row
+        log_part = tl.load(weight + at, mask=real, other=-1e30)
+        place = partial + at[:, None].to(tl.int64) * D + lane[None, :]
+        part = tl.load(place, mask=real[:, None], other=0)
+        top = tl.maximum(highest, log_part)
+        shrink = tl.exp2(highest - top)
+        grow = tl.exp2(log_part - top)
+        total = total * shrink + grow
+        sums = sums * shrink[:, None] + part * grow[:, None]
+        highest = top
+    place = out + row[:, None].to(tl.int64) * D + lane[None, :]
+    tl.store(place, (sums / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
