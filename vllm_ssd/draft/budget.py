@@ -25,6 +25,9 @@ from vllm_ssd.draft.spec import DraftPolicy
 
 # Weights of the newest outcome, and of the newest duration of a verification.
 _OUTCOME, _WINDOW = 0.005, 0.1
+# Outcomes after which shapes of rounds are chosen anew: between a hit and its next branches a GPU
+# waits for that.
+_SAME_SHAPES = 8
 # The part of a verification's duration that a round of the draft may take: its bounds, and how it
 # changes with a round whose branches were complete, and with one whose were not.
 _LEAST_SHARE, _MOST_SHARE, _COMPLETE, _INCOMPLETE = 0.25, 2.0, 0.005, -0.045
@@ -95,6 +98,9 @@ class BranchBudget:
         self._policy = policy
         self.cost_us: dict[tuple[int, int], RoundCost] = {}
         self._probs = OutcomeProbs(policy.k, policy.branches)
+        self._counted = 0  # outcomes
+        # Shapes, and the probabilities that they predict a round, by branches and tokens.
+        self._shapes: dict[tuple[int, int], tuple[RoundShape, float]] = {}
         self._window_us = 0.0
         self._shares: defaultdict[int, float] = defaultdict(lambda: 1.0)  # by requests
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
@@ -118,16 +124,14 @@ class BranchBudget:
         limit_us = self._window_us * self._shares[requests] / batches
         sizes = self.sizes(requests)
         if not limit_us:
-            return self._shape(sizes[0], self._policy.k)
+            return self._shape(sizes[0], self._policy.k)[0]
         steps = {size: self._steps(requests, size, limit_us - feed_us) for size in sizes}
         fitting = [self._shape(size, count) for size, count in steps.items() if count]
         if not fitting:
-            return self._shape(sizes[-1], 1)
+            return self._shape(sizes[-1], 1)[0]
         accepted = np.cumprod(self.acceptance).cumsum()  # by steps of a branch that came true
-        return max(
-            fitting,
-            key=lambda s: float(self._probs.hit(s.fan_out, s.steps) * accepted[s.steps - 1]),
-        )
+        best, _ = max(fitting, key=lambda choice: choice[1] * accepted[choice[0].steps - 1])
+        return best
 
     def _steps(self, requests: int, size: int, limit_us: float) -> int:
         """Tokens that each of ``size`` branches can have in the time, k at most."""
@@ -136,12 +140,17 @@ class BranchBudget:
         predict_us, step_us = self.cost_us[requests, size]
         return min(max(int((limit_us - predict_us) / step_us), 0), self._policy.k)
 
-    def _shape(self, size: int, steps: int) -> RoundShape:
-        """A round with ``size`` branches a request."""
-        if not self._policy.adaptive:
-            return RoundShape(shrink(self._policy.fan_out, size), steps)
-        # As many drafts are verified next time, and each length needs a branch.
-        return RoundShape(self._probs.fan_out(size, min(steps, size - 1)), steps)
+    def _shape(self, size: int, steps: int) -> tuple[RoundShape, float]:
+        """A round with ``size`` branches a request, and the probability that it is predicted."""
+        if (size, steps) not in self._shapes:
+            if self._policy.adaptive:
+                # As many drafts are verified next time, and each length needs a branch.
+                fan_out = self._probs.fan_out(size, min(steps, size - 1))
+            else:
+                fan_out = shrink(self._policy.fan_out, size)
+            hit = self._probs.hit(fan_out, steps)
+            self._shapes[size, steps] = RoundShape(fan_out, steps), hit
+        return self._shapes[size, steps]
 
     @property
     def acceptance(self) -> np.ndarray:
@@ -167,6 +176,9 @@ class BranchBudget:
             return
         if branch is not None and request.predicted is not None:
             self._probs.count(request.predicted, accepted, branch)
+            self._counted += 1
+            if self._counted % _SAME_SHAPES == 0:
+                self._shapes.clear()
         # A draft that was not verified is the bonus itself, or the target would not have taken it.
         right = accepted + (accepted < len(drafts) and drafts[accepted] == bonus)
         reached = min(accepted + 1, len(drafts))

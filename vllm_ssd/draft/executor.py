@@ -42,8 +42,8 @@ class Executor:
             for request, pairs in moves
             for entries in zip(*pairs)
         ]
-        device = self._attention.shape.device
-        sources, targets = (on_device(np.concatenate(slots[way::2]), device) for way in (0, 1))
+        both = np.stack([np.concatenate(slots[way::2]) for way in (0, 1)])
+        sources, targets = on_device(both, self._attention.shape.device)
         self._attention.move(sources, targets)
 
     def feed(self, request: DraftRequest, count: int) -> None:

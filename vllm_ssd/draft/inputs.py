@@ -8,6 +8,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_COPIES = 3  # on their way to a GPU at the same time
+
+
+class _Staging:
+    """Pinned memory in which numbers wait for their transfer, for as many as there are ``_COPIES``.
+    Pinning it each time would take longer than the transfer."""
+
+    def __init__(self, size: int):
+        self._copies = [
+            (torch.empty(size, dtype=torch.int64, pin_memory=True), torch.cuda.Event())
+            for _ in range(_COPIES)
+        ]
+        self._next = 0
+
+    def send(self, numbers: NDArray[np.int64], device: torch.Tensor) -> None:
+        """int64 [size] to the device, in stream order."""
+        copy, sent = self._copies[self._next]
+        self._next = (self._next + 1) % _COPIES
+        sent.synchronize()  # the last one that waited here
+        copy.numpy()[:] = numbers
+        device.copy_(copy, non_blocking=True)
+        sent.record()
+
 
 class Inputs:
     """Arrays of fixed shapes: ``host[name]`` to fill, ``device[name]`` to compute with.
@@ -29,6 +52,7 @@ class Inputs:
         on_host = torch.from_numpy(self._flat)
         # On a CPU there is nothing to send: both sides share their memory.
         self._sent = on_host if device.type == "cpu" else on_host.to(device)
+        self._staging = None if device.type == "cpu" else _Staging(len(self._flat))
         self.host: dict[str, NDArray] = {}
         self.device: dict[str, torch.Tensor] = {}
         start = 0
@@ -42,10 +66,8 @@ class Inputs:
 
     def send(self) -> None:
         """Copy all to the device, in stream order; the host arrays may be refilled right after."""
-        if self._sent.device.type == "cpu":
-            return
-        # A pinned copy of its own: torch keeps it until the transfer is over.
-        self._sent.copy_(torch.from_numpy(self._flat).pin_memory(), non_blocking=True)
+        if self._staging is not None:
+            self._staging.send(self._flat, self._sent)
 
 
 def on_device(numbers: NDArray, device: torch.device) -> torch.Tensor:

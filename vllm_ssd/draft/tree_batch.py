@@ -55,7 +55,10 @@ class TreeBatch:
         """A row becomes padding: its KV blocks may go to another request, its slot too."""
         self._trees[index] = None
         self._slots[index] = PublishSlot()
-        self._keep()
+        if self.empty:
+            self._loaded = False  # nobody needs its tokens
+        else:
+            self._keep()
 
     def grow(self) -> None:
         """Start the next step."""

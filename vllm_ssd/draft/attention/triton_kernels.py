@@ -18,6 +18,40 @@ from vllm_ssd.draft.overlap import let_next_begin, wait_for_last
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
+@triton.jit
+def _take_in(
+    q,
+    keys,
+    values,
+    pages,  # those of the request
+    column,  # [COLUMNS]: KV entries of the request
+    there,  # [COLUMNS]: whether they are to be read
+    seen,  # [ROWS, COLUMNS]: whether they are seen
+    kv_head,
+    scale,
+    highest,
+    total,
+    sums,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Take some KV entries in. highest, total, sums: of those before, for each row the largest
+    logit, the sum of all exponentials relative to it, and that of the values so weighted."""
+    lane = tl.arange(0, D)
+    page = tl.load(pages + column // PAGE, mask=there, other=0)
+    entry = (page.to(tl.int64) * PAGE + column % PAGE) * KV_HEADS + kv_head
+    k = tl.load(keys + entry[None, :] * D + lane[:, None], mask=there[None, :], other=0)
+    v = tl.load(values + entry[:, None] * D + lane[None, :], mask=there[:, None], other=0)
+    logits = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1e30)
+    top = tl.maximum(highest, tl.max(logits, axis=1))
+    shrink = tl.exp2(highest - top)
+    portion = tl.where(seen, tl.exp2(logits - top[:, None]), 0.0)
+    total = total * shrink + tl.sum(portion, axis=1)
+    sums = tl.dot(portion.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
+    return top, total, sums
+
+
 # Few variants to compile: only what shapes the code is a constant.
 @triton.jit(
     do_not_specialize=["page_stride", "queries", "tiles", "splits"],
@@ -94,32 +128,28 @@ def attend_kernel(
     highest = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, D], tl.float32)
-    for block in range(first, tl.minimum(first + share, blocks)):
+    last = tl.minimum(first + share, blocks)
+    # Two loops: in one, each entry would pay for both ways of being seen.
+    for block in range(first, tl.minimum(last, of_text)):
         column = block * COLUMNS + tl.arange(0, COLUMNS)
-        there = column < text
         seen = column[None, :] < limit[:, None]
         if WINDOW > 0:
             seen = seen & (column[None, :] > position[:, None] - WINDOW)
-        if TREE:
-            in_text = block < of_text
-            offset = column - of_text * COLUMNS
-            column = tl.where(in_text, column, text + offset)
-            there = tl.where(in_text, there, offset < entries)
-            own = (offset % queries)[None, :] == branch[:, None]
+        highest, total, sums = _take_in(
+            q, keys, values, pages, column, column < text, seen, kv_head, scale, highest, total,
+            sums, KV_HEADS, D, PAGE
+        )  # fmt: skip
+    if TREE:
+        for block in range(tl.maximum(first, of_text), last):
+            offset = (block - of_text) * COLUMNS + tl.arange(0, COLUMNS)
+            there = offset < entries
+            seen = ((offset % queries)[None, :] == branch[:, None]) & there[None, :]
             if WINDOW > 0:
-                own = own & (offset // queries > own_step - WINDOW)[None, :]
-            seen = tl.where(in_text, seen, own) & there[None, :]
-        page = tl.load(pages + column // PAGE, mask=there, other=0)
-        entry = (page.to(tl.int64) * PAGE + column % PAGE) * KV_HEADS + kv_head
-        k = tl.load(keys + entry[None, :] * D + lane[:, None], mask=there[None, :], other=0)
-        v = tl.load(values + entry[:, None] * D + lane[None, :], mask=there[:, None], other=0)
-        logits = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1e30)
-        top = tl.maximum(highest, tl.max(logits, axis=1))
-        shrink = tl.exp2(highest - top)
-        portion = tl.where(seen, tl.exp2(logits - top[:, None]), 0.0)
-        total = total * shrink + tl.sum(portion, axis=1)
-        sums = tl.dot(portion.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
-        highest = top
+                seen = seen & (offset // queries > own_step - WINDOW)[None, :]
+            highest, total, sums = _take_in(
+                q, keys, values, pages, text + offset, there, seen, kv_head, scale, highest, total,
+                sums, KV_HEADS, D, PAGE
+            )  # fmt: skip
     let_next_begin(OVERLAP)
     if SPLIT:
         empty = total == 0
