@@ -33,13 +33,15 @@ QUESTIONS = (
 )
 MAX_TOKENS = 56
 TURNS = 3  # of each engine
+LIMIT_S = 330.0  # of the whole demo: no turns begin that would end later, but for the first ones
 NUM_CORES = 2
 MODELS_ARE = """\
 The target is a stand-in: it computes the same function as SmolLM2-135M-Instruct, at the cost of
 a model of 1 B parameters. The draft is SmolLM2-135M-Instruct without its layer 3. What they say
 is a real small model's text, and the draft's mistakes are real; the target's size is for show.
-Both engines run the target in float32, in which a token's text does not depend on how many rows a
-step has, and decode greedily."""
+Both engines run the target in float32, as in 16 bits a step over several rows may round to another
+text than a step over one, and decode greedily."""
+COUNTED = "tokens/s counts decoding only: what came after the first token of each answer."
 
 
 def main() -> int:
@@ -59,7 +61,8 @@ def main() -> int:
     console = Console(highlight=False)
     try:
         os.sched_setaffinity(0, cores)  # every process of the demo inherits it
-        parting = compare(console, args.models, cores, args.tokens, args.turns)
+        deadline = started + LIMIT_S
+        parting = compare(console, args.models, cores, args.tokens, args.turns, deadline)
     except EngineFailed as failure:
         print(failure)
         return 1
@@ -71,18 +74,23 @@ def main() -> int:
 
 
 def compare(
-    console: Console, models: Path, cores: Sequence[int], max_tokens: int, turns: int
+    console: Console,
+    models: Path,
+    cores: Sequence[int],
+    max_tokens: int,
+    turns: int,
+    deadline: float,
 ) -> str | None:
     """Build the models, ask both engines in turns and say what came out; in words, where answers
-    part, or None."""
+    part, or None. deadline: on the monotonic clock, in seconds; the first turns do not heed it."""
     target, draft = ensure_models(console, models)
-    console.print(f"\n{MODELS_ARE}\n")
+    console.print(f"\n{MODELS_ARE}\n", soft_wrap=True)
     split = split_cores(cores, 1, None, None)
     own = parse_cores(split.target or "0")
     with console.status("measuring what steps cost here"):
         costs = measure(target, draft, cores, own, split.draft)
     plan = best_plan(costs)
-    console.print(*costs_in_words(costs, plan, len(cores)), sep="\n")
+    console.print(*costs_in_words(costs, plan, len(cores)), sep="\n", soft_wrap=True)
     # vLLM's own choice would leave one of two cores to its other processes: 40% slower here.
     all_cores = ",".join(map(str, cores))
     plain_spec = EngineSpec(target, None, environment(all_cores), models / "demo-plain.log")
@@ -102,14 +110,19 @@ def compare(
                 side = stack.enter_context(Side(spec, QUESTIONS, max_tokens, cores))
                 side.wait_ready()
             sides.append(side)
+        begun = now = time.monotonic()
         for number in range(turns):
+            if number > 0 and now + (now - begun) / number > deadline:
+                console.print("This machine is slow today: the other turns are left out.")
+                break
             for title, side in zip(titles, sides):
                 turn = answered(console, title, side, number)
                 console.print(f"turn {number + 1}: {turn.tokens_per_second:.1f} tokens/s")
+            now = time.monotonic()
     plain, ssd = (side.turns for side in sides)
     console.print("", report.table(plain, ssd), "")
-    console.print(report.verdict(plain, ssd, plan))
-    console.print("tokens/s counts decoding only: what came after the first token of each answer.")
+    console.print(report.verdict(plain, ssd, plan), soft_wrap=True)
+    console.print(COUNTED, soft_wrap=True)
     return report.same_text([*plain, *ssd])
 
 

@@ -16,7 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-_REPEATS = 5
+_LEAST_PASSES = 3  # the first one makes the kernels
+_SECONDS = 5.0  # of passes, for each job
 _WEIGHTS_BYTES = 5e8  # of the layers that are measured; all others cost the same
 
 
@@ -58,24 +59,28 @@ def _measure(job: Job) -> dict[int, float]:
         dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
         return layer
 
-    def seconds(layers: Sequence[torch.nn.Module], rows: int) -> float:
-        inputs = [torch.rand(rows, layer.weight.shape[1], dtype=dtype) for layer in layers]
-        times = []
-        for _ in range(_REPEATS):
-            begun = time.perf_counter()
-            for layer, x in zip(layers, inputs):
-                layer.cpu_linear(x, layer.weight, None)
-            times.append(time.perf_counter() - begun)
-        return min(times)  # the one that other programs disturbed the least
-
     shapes, head, count = matrices(json.loads((job.model / "config.json").read_text()))
     layer_bytes = sum(n * k for n, k in shapes) * dtype.itemsize
     measured = min(count, max(1, round(_WEIGHTS_BYTES / layer_bytes)))
     layers = [linear(*shape) for _ in range(measured) for shape in shapes]
     last = [linear(*head)]
-    return {
-        rows: seconds(layers, rows) * count / measured + seconds(last, rows) for rows in job.rows
-    }
+
+    def seconds(layers: Sequence[torch.nn.Module], rows: int) -> float:
+        inputs = [torch.rand(rows, layer.weight.shape[1], dtype=dtype) for layer in layers]
+        begun = time.perf_counter()
+        for layer, x in zip(layers, inputs):
+            layer.cpu_linear(x, layer.weight, None)
+        return time.perf_counter() - begun
+
+    # The least of several passes, far apart: the one that other programs disturbed the least.
+    least = dict.fromkeys(job.rows, float("inf"))
+    begun, passes = time.monotonic(), 0
+    while passes < _LEAST_PASSES or time.monotonic() - begun < _SECONDS:
+        passes += 1
+        for rows in job.rows:
+            step = seconds(layers, rows) * count / measured + seconds(last, rows)
+            least[rows] = min(least[rows], step)
+    return least
 
 
 def matrices(
