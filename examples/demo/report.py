@@ -35,7 +35,7 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn]) -> Table:
     shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style="bold")
     shown.add_row("tokens a round", "1", f"{derived['tokens_per_round']:.2f}")
     for result in ("hit", "miss", "late"):
-        shown.add_row(f"rounds that were a {result}", "", f"{derived[result]:.0%}")
+        shown.add_row(f"share of rounds: {result}", "", f"{derived[result]:.0%}")
     others = (f"{median([turn.taken for turn in turns]):.0%}" for turns in (plain, ssd))
     shown.add_row("cores' time for other programs", *others)
     return shown
