@@ -5,8 +5,9 @@
     python -m examples.chat --serve TARGET --draft DRAFT      starts one, and ends it
 
 --compare asks a plain server, too, and shows both answers as they are written; with --serve it
-needs no address and starts that one as well (on CPUs the two then share the cores). Rounds and
-hits are the server's: with other clients at the same time, theirs are in the figures.
+needs no address and starts that one as well: on the same cores or GPUs, which must have room for
+both. Rounds and hits are the server's: with other clients at the same time, theirs are in the
+figures.
 
 /new begins a new conversation, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer.
 """
@@ -40,17 +41,17 @@ HISTORY_LINES = 1000
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 1, after a sentence, if a server cannot be reached or started."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    options = parser()
+    args = options.parse_args(arguments)
     if args.compare == OWN_PLAIN and args.serve is None:
-        parser.error("--compare needs the address of a plain server, or --serve to start one")
+        options.error("--compare needs the address of a plain server, or --serve to start one")
     console = Console(highlight=False)
     try:
         with ExitStack() as stack:
             urls = {"ssd": args.url, **({"plain": args.compare} if args.compare else {})}
             if args.serve is not None:
                 logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chat-")))
-                sides = _own_servers(args)
+                sides = own_servers(args)
                 urls |= stack.enter_context(started(console, sides, logs))
             endpoints = {name: Endpoint(url) for name, url in urls.items()}
             chat(console, endpoints, args.temperature, args.max_tokens)
@@ -99,7 +100,7 @@ def chat(
     _save_history()
 
 
-def _own_servers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def own_servers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What to start: arguments of vLLM's ``LLM`` by name."""
     speculation = {"method": "ssd", "k": args.k, "f": args.f}
     if args.draft is not None:
@@ -111,13 +112,14 @@ def _own_servers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return sides | ({"plain": plain} if args.compare == OWN_PLAIN else {})
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(
         prog="python -m examples.chat",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("--url", default=DEFAULT_URL, help=f"the server's address; default: {DEFAULT_URL}")
     add("--compare", nargs="?", const=OWN_PLAIN, metavar="URL", help="of a plain server")
     add("--serve", metavar="TARGET", help="start a server for this model instead")
@@ -127,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, help="with --serve: the longest conversation, in tokens")
     add("--temperature", type=float, default=0.0, help="0, the default: the likeliest text")
     add("--max-tokens", type=int, default=1024, help="the longest answer; default: 1024")
-    return parser
+    return made
 
 
 def _load_history() -> None:

@@ -116,6 +116,16 @@ def test_a_comparison_without_an_address_needs_a_server_to_start(capsys):
     assert "--compare needs the address of a plain server" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("compare", [[], ["--compare"], ["--compare", "http://plain:8000"]])
+def test_servers_of_its_own_are_ssd_and_a_plain_one_only_without_an_address(compare):
+    words = ["--serve", "TARGET", "--draft", "DRAFT", "--k", "5", "--max-model-len", "99"]
+    sides = chat.own_servers(chat.parser().parse_args([*words, *compare]))
+    plain = {"model": "TARGET", "max_model_len": 99}
+    speculation = {"method": "ssd", "k": 5, "f": 3, "model": "DRAFT"}
+    assert sides["ssd"] == {**plain, "speculative_config": speculation}
+    assert [sides.get("plain")] == ([plain] if compare == ["--compare"] else [None])
+
+
 def test_a_server_that_is_not_there_is_one_sentence(capsys):
     assert chat.main(["--url", "http://127.0.0.1:9"]) == 1  # the port of "discard"
     assert "No answer from http://127.0.0.1:9" in capsys.readouterr().err
