@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.standin.checkpoint import copy_tokenizer, read_config, write_json, write_tensors
-from benchmarks.standin.drop import drop_layers, kept_layers
+from benchmarks.standin.drop import drop_layers
 from benchmarks.standin.folders import build_once
 from benchmarks.standin.shapes import SHAPES, Shape, parse_shape
 from benchmarks.standin.smollm2 import ensure_smollm2
@@ -36,17 +36,14 @@ def _build_target(small: Path, shape: Shape, dtype: torch.dtype, folder: Path) -
 
 
 def ensure_draft(folder: Path, drop: Sequence[int] = (14,)) -> Path:
-    """Return `folder`/draft-LAYERS, SmolLM2 without the layers `drop`; built if it is not there.
+    """Return `folder`/draft-without-LAYERS, SmolLM2 without the layers `drop`; built if it is not
+    there.
 
-    Raises ValueError if that folder holds a draft without other layers, or a layer is unknown.
+    Raises ValueError if a layer is unknown.
     """
     small = ensure_smollm2(folder)
-    left = len(kept_layers(read_config(small)["num_hidden_layers"], drop))
-    draft = build_once(folder / f"draft-{left}", partial(drop_layers, small, layers=drop))
-    dropped = read_config(draft)["dropped_layers"]
-    if dropped != sorted(set(drop)):
-        raise ValueError(f"{draft} is the model without layers {dropped}; remove it first")
-    return draft
+    name = "-".join(["draft-without", *map(str, sorted(set(drop)))])
+    return build_once(folder / name, partial(drop_layers, small, layers=drop))
 
 
 def ensure_standin(folder: Path, shape: str, dtype: str, drop: Sequence[int] = ()) -> Path:

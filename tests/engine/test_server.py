@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from openai import OpenAI
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.support.harness import ENGINE, SSD, wait_for
+from tests.support.terminal import terminal
 
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
@@ -109,6 +111,32 @@ def test_stats_shows_both_engines(servers):
     for server in servers:
         assert server.run_dir.name in shown.stdout
     assert "Hit rate" in shown.stdout
+
+
+def test_chat_in_a_terminal(servers, tmp_path):
+    """Streamed answers with their speed, a history, and two servers side by side."""
+    one, two = (server.served.url for server in servers)
+    command = [sys.executable, "-m", "examples.chat", "--max-tokens", "24", "--url", one]
+    figures = r"(\d+) tokens, \d+\.\d tokens/s, first token after \d+ ms, \d\.\d\d tokens a round"
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    with terminal(command, home) as chat:
+        chat.expect("> ")
+        chat.type("My name is Ada. Who are you?\n")
+        assert int(chat.expect(figures)[1]) == 24
+        chat.type("What is my name?\n")
+        chat.expect(figures)
+        chat.type("/new\n")
+        chat.expect("a new conversation")
+        chat.type("/quit\n")
+        assert chat.process.wait(30) == 0
+    with terminal([*command, "--compare", two], home) as chat:
+        chat.expect("> ")
+        chat.type("\x1b[A\x1b[A\x1b[A\n")  # the second question before this one, by the arrow keys
+        chat.expect("What is my name")
+        chat.expect("times plain; same text")
+        chat.expect("> ")
+        chat.type("\x04")
+        assert chat.process.wait(30) == 0
 
 
 def test_interrupted_server_leaves_nothing_and_the_other_goes_on(servers):

@@ -207,11 +207,12 @@ def test_target_and_draft_folders(models: Path, monkeypatch: pytest.MonkeyPatch)
     assert target == models / "target-tiny-float32"
     torch.testing.assert_close(logits(load(target)), logits(small_model()), rtol=0, atol=1e-4)
     draft = ensure_draft(models, drop=(1,))
-    assert draft == models / "draft-2"
+    assert draft == models / "draft-without-1"
     torch.testing.assert_close(logits(load(draft)), logits(without_layer(small_model(), 1)))
     assert (target / "tokenizer.json").is_file() and (draft / "tokenizer.json").is_file()
-    with pytest.raises(ValueError, match=r"without layers \[1\]"):
-        ensure_draft(models, drop=(2,))
+    assert ensure_draft(models, drop=(0, 1)) == models / "draft-without-0-1"
+    with pytest.raises(ValueError, match=r"layers \[9\]"):
+        ensure_draft(models, drop=(9,))
 
 
 def write_gguf(path: Path, model: LlamaForCausalLM) -> None:

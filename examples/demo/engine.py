@@ -1,7 +1,7 @@
 """One vLLM engine of the demo, in a process of its own.
 
-So an engine's memory is back before the next one starts, its environment is its own, and what
-vLLM prints goes to a file while the answer goes to the terminal.
+So its environment is its own, and what vLLM prints goes to a file while the answer goes to the
+terminal. It answers the questions as often as it is asked to, and idles in between.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-    from vllm_ssd.table import SpeculationTable
 
 MAX_MODEL_LEN = 1024
 WARM_UP_TOKENS = 8
@@ -36,7 +34,9 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine is up and has warmed up."""
+    """The engine is up and has warmed up. run_dir: where it keeps ssd's files; None without it."""
+
+    run_dir: Path | None
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Finished:
-    """All questions are answered. counters: of SSD, while it answered; None without it."""
+    """All questions are answered once. counters: of SSD, while it answered; None without it."""
 
-    counters: dict[str, Any] | None = field(default=None)
+    counters: dict[str, Any] | None
 
 
 Event = Ready | Piece | Finished
 
 
 def run(spec: EngineSpec, questions: Sequence[str], max_tokens: int, channel: Connection) -> None:
-    """Entry point of the process: start the engine, answer one question after the other."""
+    """Entry point of the process: start the engine; answer all questions for every True that comes
+    over the channel, and end with False or the channel."""
     with spec.log.open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -71,8 +72,11 @@ def run(spec: EngineSpec, questions: Sequence[str], max_tokens: int, channel: Co
 async def _serve(
     spec: EngineSpec, questions: Sequence[str], max_tokens: int, channel: Connection
 ) -> None:
+    import psutil
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from benchmarks.common.running import run_dir_of
 
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
@@ -81,33 +85,43 @@ async def _serve(
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=1,
             enforce_eager=True,
+            enable_prefix_caching=False,  # or every turn but the first one would have no prefill
             disable_log_stats=True,
             speculative_config=spec.speculative,
         )
     )
     try:
         await _answer(engine, -1, questions[0], WARM_UP_TOKENS, None)
-        table = _own_table() if spec.speculative else None
-        channel.send(Ready())
-        channel.send(Finished(await _answer_all(engine, questions, max_tokens, channel, table)))
+        run_dir = run_dir_of(psutil.Process().children(recursive=True))
+        channel.send(Ready(run_dir))
+        while await asyncio.to_thread(_next_order, channel):
+            channel.send(Finished(await _turn(engine, questions, max_tokens, channel, run_dir)))
     finally:
         engine.shutdown()
 
 
-async def _answer_all(
+def _next_order(channel: Connection) -> bool:
+    try:
+        return bool(channel.recv())
+    except EOFError:
+        return False
+
+
+async def _turn(
     engine: AsyncLLM,
     questions: Sequence[str],
     max_tokens: int,
     channel: Connection,
-    table: SpeculationTable | None,
+    run_dir: Path | None,
 ) -> dict[str, Any] | None:
-    """Answer the questions; SSD's counters of just that time."""
-    from vllm_ssd.metrics import snapshot, subtract
+    """Answer all questions; SSD's counters of just that time."""
+    from benchmarks.common.running import counters
+    from vllm_ssd.metrics import subtract
 
-    before = None if table is None else snapshot(table)
+    before = None if run_dir is None else counters(run_dir)
     for number, question in enumerate(questions):
         await _answer(engine, number, question, max_tokens, channel)
-    return None if table is None or before is None else subtract(snapshot(table), before)
+    return None if run_dir is None or before is None else subtract(counters(run_dir), before)
 
 
 async def _answer(
@@ -123,24 +137,8 @@ async def _answer(
     sampling = SamplingParams(
         temperature=0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA
     )
-    async for output in engine.generate(prompt, sampling, request_id=f"question {number}"):
+    name = f"question {number} at {time.monotonic()}"
+    async for output in engine.generate(prompt, sampling, request_id=name):
         if channel is not None:
             step = output.outputs[0]
             channel.send(Piece(number, step.text, list(step.token_ids), time.perf_counter()))
-
-
-def _own_table() -> SpeculationTable:
-    """The table of this process's engine; other engines may be running under the same user."""
-    import psutil
-
-    from vllm_ssd.service import rundir
-    from vllm_ssd.table import SpeculationTable
-
-    children = psutil.Process().children(recursive=True)
-    held = [file.path for child in children for file in child.open_files()]
-    (own,) = (
-        run_dir
-        for run_dir in rundir.living()
-        if any(path.startswith(f"{run_dir}/") for path in held)
-    )
-    return SpeculationTable.open(rundir.table_path(own), writable=False)

@@ -1,0 +1,1 @@
+"""Pictures of what was measured, made from the tables in benchmarks/results."""

@@ -1,0 +1,1 @@
+"""``python -m examples.chat``: a chat in the terminal that shows how fast the server is."""

@@ -1,0 +1,62 @@
+"""How to speculate on this machine, by what steps cost on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+# Of the demo's models, measured on its questions: the share of drafts that are accepted where all
+# before them were, and of rounds whose outcome was predicted, by f.
+ACCEPTED = 0.8
+PREDICTED = {1: 0.65, 2: 0.78}
+# A step of the draft beyond its matrix products: attention over branches, and the host's part.
+DRAFT_OVERHEAD = 1.6
+KS = range(3, 8)
+DRAFT_DTYPES = ("float32", "bfloat16")
+DRAFT_ROWS = sorted({1, *((k + 1) * f for k in KS for f in PREDICTED)})
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a step's matrix products. plain: of the target, one row, on all cores. target: by
+    rows, on its own cores. draft: by data type and rows, on the draft's."""
+
+    plain: float
+    target: Mapping[int, float]
+    draft: Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of ssd, and what they should gain. gain: times plain vLLM's tokens a second.
+    round_cost: of a round's verification, in steps of plain vLLM."""
+
+    k: int
+    f: int
+    draft_dtype: str
+    gain: float
+    round_cost: float
+
+    def options(self) -> dict[str, Any]:
+        """As in ``speculative_config``, without the model."""
+        return {"method": "ssd", "k": self.k, "f": self.f, "draft_dtype": self.draft_dtype}
+
+
+def best_plan(costs: Costs) -> Plan:
+    """The one that should gain the most."""
+    plans = [_plan(costs, *chosen) for chosen in product(KS, PREDICTED, DRAFT_DTYPES)]
+    return max(plans, key=lambda plan: plan.gain)
+
+
+def _plan(costs: Costs, k: int, f: int, draft_dtype: str) -> Plan:
+    draft = costs.draft[draft_dtype]
+    verification = costs.target[k + 1]
+    # A glue and k steps of all branches while the target verifies; k steps more, of one row each,
+    # for an outcome that was not predicted.
+    ahead = (k + 1) * DRAFT_OVERHEAD * draft[(k + 1) * f]
+    fallback = (1 - PREDICTED[f]) * k * DRAFT_OVERHEAD * draft[1]
+    tokens = sum(ACCEPTED**accepted for accepted in range(k + 1))
+    seconds = max(verification, ahead) + fallback
+    return Plan(k, f, draft_dtype, tokens * costs.plain / seconds, verification / costs.plain)
