@@ -70,6 +70,8 @@ END
 
 if "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
     "$python" -m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py
+    # Last, as its exit status is the script's: whether ssd can start here, and what to do if not.
+    "$python" -m vllm_ssd.cli check
 else
-    echo "setup_rocm.sh: no GPU is visible here: try the kernels later, see docs/rocm.md"
+    echo "setup_rocm.sh: no GPU is visible here: try the kernels later, see docs/rocm.md, and run vllm-ssd check"
 fi

@@ -27,6 +27,7 @@ LAYERS = (
     ("metrics",),
     ("worker",),
     ("hooks",),
+    ("check",),
     ("plugin", "cli"),
 )
 HEIGHTS = {part: height for height, parts in enumerate(LAYERS) for part in parts}
