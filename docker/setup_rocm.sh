@@ -36,9 +36,8 @@ END
 constraints="$(mktemp)"
 trap 'rm -f "$constraints"' EXIT
 "$python" -m pip list --format=freeze --exclude vllm-ssd --exclude ray >"$constraints"
-"$python" -m pip install -c "$constraints" -e ".[dev]"
+"$python" -m pip install -c "$constraints" -e ".[rocm,dev]"
 if [ -n "$flashinfer" ]; then
-    "$python" -m pip install -c "$constraints" ninja
     # --no-deps: it names torch 2.8 and 2.9, and would replace a newer one. Its kernels are compiled
     # against the torch that is there, when they are first used.
     "$python" -m pip install --no-deps --index-url "$index" "$flashinfer"
