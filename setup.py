@@ -21,7 +21,8 @@ setup(
         # Builds of vLLM and FlashInfer for ROCm are named in docs/rocm.md; this is what the latter
         # compiles its kernels with.
         "rocm": ["ninja"],
-        "dev": ["gguf", "httpx", "hypothesis", "mypy", "pytest", "ruff"],
+        "tune": ["matplotlib"],
+        "dev": ["gguf", "httpx", "hypothesis", "matplotlib", "mypy", "pytest", "ruff"],
     },
     entry_points={
         "vllm.general_plugins": ["ssd = vllm_ssd.plugin:register"],

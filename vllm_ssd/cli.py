@@ -1,4 +1,4 @@
-"""``vllm-ssd``: looks at running engines, and whether one can be started."""
+"""``vllm-ssd``: looks at running engines, whether one can be started, and with which options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vllm_ssd.check import command as check
 from vllm_ssd.metrics import describe, snapshot
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
+from vllm_ssd.tune import command as tune
 
 WORK = {
     "prefill": "prefill (tokens)",
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("stats", help="counters of this user's running engines")
     check.add_command(commands)
+    tune.add_command(commands)
     args, further = parser.parse_known_args(arguments)
     if further and not hasattr(args, "takes_further"):
         parser.error(f"unrecognized arguments: {' '.join(further)}")
