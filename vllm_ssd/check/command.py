@@ -26,6 +26,12 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="the model to be served")
     parser.add_argument("--draft", help='"model" of --speculative-config; default: by family')
+    parser.add_argument(
+        "--all-backends",
+        action="store_true",
+        help="try every kind of attention that the draft could have, also after the first that is "
+        "right; FlashInfer may compile for minutes",
+    )
     parser.set_defaults(run=run, takes_further=True)
 
 
@@ -38,12 +44,12 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     # the screen.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    findings = list(_look(args.target, args.draft, further))
+    findings = list(_look(args, further))
     print(screen(findings))
     return 0 if could_start(findings) else 1
 
 
-def _look(target: str | None, draft: str | None, further: Sequence[str]) -> Iterator[Finding]:
+def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]:
     from vllm_ssd.check.software import look_at_software
 
     software = list(look_at_software())
@@ -53,7 +59,7 @@ def _look(target: str | None, draft: str | None, further: Sequence[str]) -> Iter
     from vllm_ssd.check.host import look_at_memory
 
     yield look_at_memory()
-    if target is None:
+    if args.target is None:
         try:
             subject = _usual_subject()
         except ValueError as error:
@@ -62,12 +68,12 @@ def _look(target: str | None, draft: str | None, further: Sequence[str]) -> Iter
     else:
         from vllm_ssd.check.engine import look_at_engine, parse_engine
 
-        found, asked = look_at_engine(parse_engine(target, draft, further))
+        found, asked = look_at_engine(parse_engine(args.target, args.draft, further))
         yield from found
         if asked is None:
             return
         subject = asked
-    yield from _try(subject)
+    yield from _try(subject, args.all_backends)
 
 
 def _usual_subject() -> Subject:
@@ -89,9 +95,9 @@ def _usual_subject() -> Subject:
     return usual_subject(DraftDevice([], gpu, environment), parallel)
 
 
-def _try(subject: Subject) -> Iterator[Finding]:
+def _try(subject: Subject, all_backends: bool) -> Iterator[Finding]:
     """What is made and started for a moment: the table, the draft's Ray, its attention."""
-    from vllm_ssd.check.host import look_at_locked_memory, look_at_shared_memory
+    from vllm_ssd.check.host import look_at_shared_memory
     from vllm_ssd.check.ray_trial import RayTrial
     from vllm_ssd.service import rundir
 
@@ -101,12 +107,8 @@ def _try(subject: Subject) -> Iterator[Finding]:
     try:
         memory = list(look_at_shared_memory(run_dir, subject.table, subject.has_workers))
         yield from memory
-        if could_start(memory) and subject.device is not None:
-            if subject.device.gpu is None:
-                yield from _try_cores(subject, subject.device)
-            else:
-                yield look_at_locked_memory(subject.table)
-                yield from _try_gpus(subject, subject.device, str(rundir.table_path(run_dir)))
+        if could_start(memory):  # a GPU is tried with the table
+            yield from _try_device(subject, str(rundir.table_path(run_dir)), all_backends)
         yield ray.finding()
     finally:
         ray.end()
@@ -115,17 +117,32 @@ def _try(subject: Subject) -> Iterator[Finding]:
             os.close(lock)
 
 
-def _try_cores(subject: Subject, device: DraftDevice) -> Iterator[Finding]:
-    from vllm_ssd.check.device_trial import Trial, try_device
+def _try_device(subject: Subject, table: str, all_backends: bool) -> Iterator[Finding]:
+    from vllm_ssd.check.host import look_at_locked_memory
+
+    if subject.device is None:
+        fact = "vLLM's Ray will choose it, on the engine's node: it is not tried here"
+        yield Finding("ok", "draft's device", fact)
+    elif subject.device.gpu is None:
+        yield from _try_cores(subject, subject.device, all_backends)
+    else:
+        yield look_at_locked_memory(subject.table)
+        yield from _try_gpus(subject, subject.device, table, all_backends)
+
+
+def _try_cores(subject: Subject, device: DraftDevice, all_backends: bool) -> Iterator[Finding]:
+    from vllm_ssd.check.device_trial import Trial, try_cpu
     from vllm_ssd.check.devices import look_at_backends, look_at_memory
 
-    report = try_device(Trial(subject.heads, subject.backends))
+    report = try_cpu(Trial(subject.heads, subject.backends, all_backends))
     numbers = ", ".join(map(str, device.cores))
     yield from look_at_memory(f"cores {numbers}", report, subject.need)
-    yield from look_at_backends(report.backends, subject.left_out)
+    yield from look_at_backends(subject.backends, report.backends, subject.left_out)
 
 
-def _try_gpus(subject: Subject, device: DraftDevice, table: str) -> Iterator[Finding]:
+def _try_gpus(
+    subject: Subject, device: DraftDevice, table: str, all_backends: bool
+) -> Iterator[Finding]:
     from vllm.platforms import current_platform
 
     from vllm_ssd.check.device_trial import Trial, try_gpu
@@ -138,12 +155,13 @@ def _try_gpus(subject: Subject, device: DraftDevice, table: str) -> Iterator[Fin
     from vllm_ssd.service.placement import gpu_environment, target_gpus
 
     name = f"GPU {device.gpu}"
-    report = try_gpu(Trial(subject.heads, subject.backends, table), device.environment)
+    trial = Trial(subject.heads, subject.backends, all_backends, table)
+    report = try_gpu(trial, device.environment)
     if isinstance(report, str):
         yield failed_trial(name, report)
     else:
         yield from look_at_memory(name, report, subject.need)
-        yield from look_at_backends(report.backends, subject.left_out)
+        yield from look_at_backends(subject.backends, report.backends, subject.left_out)
         used = next((each for each in report.backends if each.fault is None), None)
         yield look_at_reach("draft", name, report, must=used is not None and used.graphs)
     # Of the target's GPUs the first one looks drafts up.

@@ -1,7 +1,7 @@
-"""What a device can do for ssd: python -m vllm_ssd.check.device_trial < trial.json
+"""What a device can do for ssd: python -m vllm_ssd.check.device_trial < trial.json, for a GPU
 
-In a process of its own where it is a GPU, which that process sees alone, as the draft's does; and a
-process that has looked at a GPU keeps some of its memory.
+A GPU is tried in a process of its own, which sees it alone, as the draft's does; and a process that
+has looked at a GPU keeps some of its memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape
-from vllm_ssd.draft.attention.registry import Backend
+from vllm_ssd.draft.attention.registry import Backend, load_backend
 from vllm_ssd.draft.attention.self_test import find_fault
 from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.service.launch import absolute_paths
@@ -47,11 +47,13 @@ class Heads:
 
 @dataclass(frozen=True)
 class Trial:
-    """backends: of the draft's attention, to be tried. table: the path of one that the device is to
-    reach; None if it need not."""
+    """backends: of the draft's attention, the preferred one first. all_backends: whether to try
+    those after the first sound one, too. table: the path of one that the device is to reach; None
+    if it need not."""
 
     heads: Heads
     backends: tuple[Backend, ...] = ()
+    all_backends: bool = False
     table: str | None = None
 
 
@@ -81,24 +83,34 @@ class Report:
     out_of_reach: str | None = None
 
 
-def try_device(trial: Trial) -> Report:
-    """On the first visible GPU, or on the CPU if there is none."""
-    if not torch.cuda.is_available():
-        memory = psutil.virtual_memory()
-        tried = [_try_backend(b, trial.heads.shape(torch.device("cpu"))) for b in trial.backends]
-        return Report("CPU", memory.available, memory.total, tried)
+def try_cpu(trial: Trial) -> Report:
+    """In this process, on its cores."""
+    memory = psutil.virtual_memory()
+    tried = _try_backends(trial, torch.device("cpu"))
+    return Report("CPU", memory.available, memory.total, tried)
+
+
+def _try_first_gpu(trial: Trial) -> Report:
+    """torch's own error if there is none."""
     device = torch.device("cuda")
-    free, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info(0)
     look_ns, out_of_reach = None, None
     if trial.table is not None:
         look_ns, out_of_reach = _try_table(Path(trial.table), device)
-    tried = [_try_backend(b, trial.heads.shape(device)) for b in trial.backends]
-    return Report(torch.cuda.get_device_name(), free, total, tried, look_ns, out_of_reach)
+    tried = _try_backends(trial, device)
+    return Report(torch.cuda.get_device_name(0), free, total, tried, look_ns, out_of_reach)
+
+
+def _try_backends(trial: Trial, device: torch.device) -> list[TriedBackend]:
+    tried: list[TriedBackend] = []
+    for backend in trial.backends:
+        tried.append(_try_backend(backend, trial.heads.shape(device)))
+        if tried[-1].fault is None and not trial.all_backends:
+            break
+    return tried
 
 
 def _try_backend(backend: Backend, shape: AttentionShape) -> TriedBackend:
-    from vllm_ssd.draft.attention.registry import load_backend
-
     seconds, fault = [], None
     for _ in range(2):
         began = time.perf_counter()
@@ -142,7 +154,7 @@ def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Report | str:
 def main() -> None:
     """Entry point of that process: what libraries print comes before its one line."""
     trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
-    report = msgspec.json.encode(try_device(trial)).decode()
+    report = msgspec.json.encode(_try_first_gpu(trial)).decode()
     print(f"\n{report}", flush=True)
     # What libraries do at an orderly end can take minutes on GPU machines.
     os._exit(0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vllm_ssd.check.device_trial import Report, TriedBackend
 from vllm_ssd.check.findings import Finding, gib
+from vllm_ssd.draft.attention.registry import Backend
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,12 @@ def look_at_memory(device: str, report: Report, need: DraftMemory | None) -> Ite
 
 
 def look_at_backends(
-    tried: Sequence[TriedBackend], left_out: Sequence[tuple[str, str]]
+    backends: Sequence[Backend],
+    tried: Sequence[TriedBackend],
+    left_out: Sequence[tuple[str, str]],
 ) -> Iterator[Finding]:
-    """The draft's attention: the first sound one is used. left_out: backends that were not tried,
-    and why, as the end of a sentence."""
+    """The draft's attention: the first sound one is used. tried: the first of ``backends``, or all
+    of them. left_out: backends that are none of these, and why, as the end of a sentence."""
     used = next((each.backend for each in tried if each.fault is None), None)
     for each in tried:
         times = f"{each.first_s:.2f} s at first, {each.again_s * 1000:.0f} ms again"
@@ -80,8 +83,11 @@ def look_at_backends(
                 f"{each.backend} {each.fault}",
                 'write "tree_backend": "sdpa"' if used is None else f"none: {used} is used instead",
             )
-    for backend, why in left_out:
-        yield Finding("ok", "attention", f"{backend} {why}: not used")
+    for backend in backends[len(tried) :]:
+        fact = f"{backend}: not tried, as {used} is used; --all-backends has it tried"
+        yield Finding("ok", "attention", fact)
+    for name, why in left_out:
+        yield Finding("ok", "attention", f"{name} {why}: not used")
 
 
 def look_at_reach(whose: str, device: str, report: Report, must: bool) -> Finding:

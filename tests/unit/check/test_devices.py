@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_ssd.check.device_trial import Heads, Report, Trial, TriedBackend, try_device
+from vllm_ssd.check.device_trial import Heads, Report, Trial, TriedBackend, try_cpu
 from vllm_ssd.check.devices import (
     DraftMemory,
     look_at_backends,
@@ -49,14 +49,21 @@ def test_no_draft_needs_nothing():
 
 def test_the_first_sound_backend_is_used():
     wrong = tried("triton", "is wrong on this GPU")
-    found = list(look_at_backends([wrong, tried("sdpa", None)], [("flashinfer", "is missing")]))
+    both, missing = ("triton", "sdpa"), [("flashinfer", "is missing")]
+    found = list(look_at_backends(both, [wrong, tried("sdpa", None)], missing))
     assert [each.state for each in found] == ["note", "ok", "ok"]
     assert "sdpa is used instead" in found[0].remedy and "is used" in found[1].fact
 
 
 def test_a_chosen_backend_that_is_wrong_is_bad():
-    (found,) = look_at_backends([tried("triton", "does not run on this GPU (no)")], [])
+    wrong = tried("triton", "does not run on this GPU (no)")
+    (found,) = look_at_backends(("triton",), [wrong], [])
     assert found.state == "bad" and "sdpa" in found.remedy
+
+
+def test_what_would_not_be_used_is_not_tried():
+    used, other = look_at_backends(("triton", "sdpa"), [tried("triton", None)], [])
+    assert used.fact.startswith("triton: right") and other.fact.startswith("sdpa: not tried")
 
 
 @pytest.mark.parametrize("must, state", [(True, "bad"), (False, "note")])
@@ -80,13 +87,18 @@ class Deaf(SDPAAttention):
         return plan
 
 
+@pytest.mark.parametrize("all_backends, count", [(False, 1), (True, 2)])
+def test_as_a_start_does_or_all(all_backends, count):
+    trial = Trial(HEADS, ("sdpa", "sdpa"), all_backends)
+    assert len(try_cpu(trial).backends) == count
+
+
 def test_backends_are_really_tried(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (right,) = try_device(Trial(HEADS, ("sdpa",))).backends
+    (right,) = try_cpu(Trial(HEADS, ("sdpa",))).backends
     assert right.fault is None and right.first_s > 0 and right.again_s > 0
 
     from vllm_ssd.draft.attention import self_test
 
     monkeypatch.setattr(self_test, "load_backend", lambda _: Deaf)
-    (wrong,) = try_device(Trial(HEADS, ("sdpa",))).backends
+    (wrong,) = try_cpu(Trial(HEADS, ("sdpa",))).backends
     assert "is wrong" in wrong.fault

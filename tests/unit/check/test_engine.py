@@ -101,7 +101,7 @@ def test_both_gpus_are_tried_as_their_processes_see_them(monkeypatch, shared):
     device = DraftDevice([], draft, {"CUDA_VISIBLE_DEVICES": str(draft)})
     parallel = ParallelConfig(distributed_executor_backend="uni")
     subject = usual_subject(device, parallel)
-    found = list(command._try_gpus(subject, device, "/a/table"))
+    found = list(command._try_gpus(subject, device, "/a/table", all_backends=True))
     assert asked[0] == (str(draft), subject.backends)
     assert asked[1:] == ([] if shared else [("0", ())])
     states = {each.name: each.state for each in found}
