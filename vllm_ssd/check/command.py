@@ -21,6 +21,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help=_HELP,
+        allow_abbrev=False,  # what is not known here is vLLM's
         description=f"Tells {_HELP}. The exit status is 1 if it cannot. Models are not loaded.",
         epilog="Further arguments are those of vllm serve: -tp 4, --speculative-config '{..}', ...",
     )

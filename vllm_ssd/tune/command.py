@@ -31,6 +31,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
         help=_HELP,
+        allow_abbrev=False,  # what is not known here is vLLM's
         description=f"Measures {_HELP}. Each candidate is an engine with vLLM's defaults in a "
         "process of its own. Ends with the --speculative-config to use, and why. A second call "
         "measures only what the first did not.",

@@ -20,6 +20,7 @@ def can_plot() -> bool:
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     """Write an SVG file: tokens a second as a multiple of plain vLLM's, the best candidate at the
     top. outcomes: plain vLLM's among them; those that failed are left out."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     plain = plain_of(outcomes)
@@ -40,4 +41,5 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     axes.set_yticks(range(len(shown)), [each.candidate.name for each in shown])
     axes.set_xlabel("tokens/s, as a multiple of plain vLLM's")
     axes.legend()
-    figure.savefig(path, format="svg")
+    with rc_context({"svg.fonttype": "none"}):  # words are words, which can be searched
+        figure.savefig(path, format="svg")
