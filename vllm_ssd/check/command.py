@@ -23,7 +23,8 @@ def add_command(commands: Any) -> None:
         help=_HELP,
         allow_abbrev=False,  # what is not known here is vLLM's
         description=f"Tells {_HELP}. The exit status is 1 if it cannot. Models are not loaded.",
-        epilog="Further arguments are those of vllm serve: -tp 4, --speculative-config '{..}', ...",
+        epilog="Further arguments are the engine's, as for vllm serve: -tp 4, "
+        "--speculative-config '{..}', ...",
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="the model to be served")
     parser.add_argument("--draft", help='"model" of --speculative-config; default: by family')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,15 +54,13 @@ def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> Engi
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(
-        prog="vllm-ssd check", usage="vllm-ssd check [TARGET] [--draft DRAFT] [vLLM's arguments]"
+        prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [engine arguments of vllm serve]"
     )
     words = ["--model", target, *further]
     args: EngineArgs = AsyncEngineArgs.from_cli_args(
         AsyncEngineArgs.add_cli_args(parser).parse_args(words)
     )
-    options: Any = args.speculative_config or {}
-    if isinstance(options, str):
-        options = json.loads(options)
+    options: dict[str, Any] = args.speculative_config or {}
     named = {} if draft is None else {"model": draft}
     return replace(args, speculative_config={"method": "ssd", **options, **named})
 
@@ -77,7 +74,7 @@ def look_at_engine(args: EngineArgs) -> tuple[list[Finding], Subject | None]:
 
     try:
         plain = _config(replace(args, speculative_config=None))
-    except (ValueError, OSError, RuntimeError) as error:
+    except Exception as error:  # vLLM's, and those of the libraries that it reads models with
         return [_vllms_own("target", args.model, error)], None
     target, parallel = plain.model_config, plain.parallel_config
     found: list[Finding] = []
@@ -96,7 +93,7 @@ def look_at_engine(args: EngineArgs) -> tuple[list[Finding], Subject | None]:
         return [*found, refusal(name, error)], None
     try:
         complete = _config(args)
-    except (ValueError, OSError, RuntimeError) as error:
+    except Exception as error:  # as above
         return [*found, _vllms_own("engine", "target and draft together", error)], None
     runner = "V2" if complete.use_v2_model_runner else "V1"
     found.append(Finding("ok", "model runner", runner))

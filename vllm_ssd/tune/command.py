@@ -35,7 +35,8 @@ def add_command(commands: Any) -> None:
         description=f"Measures {_HELP}. Each candidate is an engine with vLLM's defaults in a "
         "process of its own. Ends with the --speculative-config to use, and why. A second call "
         "measures only what the first did not.",
-        epilog="Further arguments are those of vllm serve: -tp 4, --dtype bfloat16, ...",
+        epilog="Further arguments are the engine's, as for vllm serve: -tp 4, "
+        "--dtype bfloat16, ...",
     )
     add = parser.add_argument
     add("target", metavar="TARGET", help="the model to be served")
