@@ -34,7 +34,8 @@ def test_a_draft_is_compared_with_plain_vllm(target, draft, tmp_path, monkeypatc
     assert [outcome["candidate"]["draft"] for outcome in outcomes] == [None, draft]
     (plain,), (drafted,) = (outcome["figures"] for outcome in outcomes)
     assert plain["tokens_per_round"] == 1 and plain["hit"] is None
-    assert drafted["tokens_per_round"] > 1.5 and 0 <= drafted["hit"] <= 1
+    logs = "\n".join(path.read_text(errors="replace") for path in tmp_path.glob("*k=2*.log"))
+    assert drafted["tokens_per_round"] > 1.5 and 0 <= drafted["hit"] <= 1, f"{drafted}\n{logs}"
     assert "[0 of at most 12 done]" in done.stderr
     assert "Use " in done.stdout or "Leave ssd off: " in done.stdout
     assert picture.read_text().startswith("<?xml")
