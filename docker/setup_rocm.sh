@@ -36,9 +36,8 @@ END
 constraints="$(mktemp)"
 trap 'rm -f "$constraints"' EXIT
 "$python" -m pip list --format=freeze --exclude vllm-ssd --exclude ray >"$constraints"
-"$python" -m pip install -c "$constraints" -e ".[dev]"
+"$python" -m pip install -c "$constraints" -e ".[rocm,dev]"
 if [ -n "$flashinfer" ]; then
-    "$python" -m pip install -c "$constraints" ninja
     # --no-deps: it names torch 2.8 and 2.9, and would replace a newer one. Its kernels are compiled
     # against the torch that is there, when they are first used.
     "$python" -m pip install --no-deps --index-url "$index" "$flashinfer"
@@ -70,6 +69,8 @@ END
 
 if "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
     "$python" -m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py
+    # Last, as its exit status is the script's: whether ssd can start here, and what to do if not.
+    "$python" -m vllm_ssd.cli check
 else
-    echo "setup_rocm.sh: no GPU is visible here: try the kernels later, see docs/rocm.md"
+    echo "setup_rocm.sh: no GPU is visible here: try the kernels later, see docs/rocm.md, and run vllm-ssd check"
 fi

@@ -1,15 +1,18 @@
-"""``vllm-ssd``: looks at running engines."""
+"""``vllm-ssd``: looks at running engines, whether one can be started, and with which options."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 from vllm_ssd import __version__
+from vllm_ssd.check import command as check
 from vllm_ssd.metrics import describe, snapshot
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
+from vllm_ssd.tune import command as tune
 
 WORK = {
     "prefill": "prefill (tokens)",
@@ -25,8 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("stats", help="counters of this user's running engines")
-    parser.parse_args(arguments)
-    return show_stats()
+    check.add_command(commands)
+    tune.add_command(commands)
+    args, further = parser.parse_known_args(arguments)
+    if further and not hasattr(args, "takes_further"):
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
+    return args.run(args, further) if hasattr(args, "run") else show_stats()
 
 
 def show_stats() -> int:
@@ -67,3 +74,7 @@ def report(path: Path, table: SpeculationTable) -> list[str]:
         mean = counters[f"{name}_us"] / max(count, 1) / 1000
         lines.append(f"  draft   {label}: {count}, {mean:.2f} ms each")
     return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -32,14 +32,6 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
     return list(found.values())
 
 
-def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
-    """The run directory of the engine that has one of these processes for its core; None if it
-    does not use method ssd. Other engines may be running under the same user."""
-    held = {file.path for process in processes for file in process.open_files()}
-    own = [d for d in rundir.living() if any(path.startswith(f"{d}/") for path in held)]
-    return own[0] if own else None
-
-
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Those that still run."""
     return [process for process in processes if not has_ended(process)]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.common.running import run_dir_of
+from vllm_ssd.measure.own_engine import run_dir_of
 
 VLLM = Path(sys.executable).with_name("vllm")
 VLLM_MODULE = "vllm.entrypoints.cli.main"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.common.records import OURS, Kind, Speculation
-from benchmarks.offline.load import Counters
+from vllm_ssd.measure.closed_loop import Counters
 from vllm_ssd.metrics import rates, snapshot, subtract
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable

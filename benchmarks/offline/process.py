@@ -1,10 +1,5 @@
 """Runs a side in its own process and collects what it measures, whatever becomes of it."""
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +8,7 @@ import msgspec
 
 from benchmarks.common.records import Event, Measurement, Progress, Result, Side, Up
 from benchmarks.offline.turns import Turns
-
-LAST_LINES = 15
+from vllm_ssd.measure.process import Measuring
 
 
 def run_side(
@@ -25,28 +19,14 @@ def run_side(
     vLLM prints."""
     result = Result(side)
     decoder = msgspec.json.Decoder(Event)
-    events, theirs = os.pipe()
+    told = msgspec.json.encode(side)
     is_up = False
-    with log.open("wb") as output, os.fdopen(events, "rb") as lines, ExitStack() as held:
-        # A session of its own, so that nothing it has started outlives the limit. The draft's
-        # keeper leaves that session, and ends when the engine does.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.offline.side", str(theirs)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=(theirs,),
-            env={**os.environ, **side.environment},
-            start_new_session=True,
-        )
-        os.close(theirs)
-        limit = threading.Timer(limit_s, _kill, (process,))
-        limit.start()
+    with (
+        ExitStack() as held,
+        Measuring("benchmarks.offline.side", told, side.environment, log, limit_s) as process,
+    ):
         try:
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(side) + b"\n")
-            process.stdin.flush()
-            for line in lines:
+            for line in process.lines():
                 match decoder.decode(line):
                     case Progress(text):
                         say(f"{side.name}: {text}")
@@ -55,30 +35,16 @@ def run_side(
                         is_up = True
                         turns.started()
                         held.enter_context(turns.turn())
-                        process.stdin.close()
+                        process.go_on()
                     case Measurement() as measurement:
                         result.measurements.append(measurement)
                         rate = measurement.tokens / measurement.seconds
                         say(f"{side.name}: batch {measurement.batch}: {rate:.1f} tokens/s")
-            status = process.wait()
-            in_time = limit.is_alive()
+            result.error = process.error()
         finally:
-            limit.cancel()
-            _kill(process)
             if not is_up:
                 turns.started()
-    if status != 0:
-        what = f"exit status {status}" if in_time else f"not done after {limit_s:g} s"
-        tail = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-        result.error = "\n".join([what, *tail])
+    if result.error is not None:
+        what, *_ = result.error.splitlines()
         say(f"{side.name}: failed, {what}; see {log}")
     return result
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a side and its session, if anything is left of them."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()

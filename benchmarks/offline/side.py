@@ -17,7 +17,7 @@ from benchmarks.common.prompts import make_prompts
 from benchmarks.common.records import Event, Measurement, Progress, Side, Up
 from benchmarks.offline.away import lose_draft
 from benchmarks.offline.counters import Counting, counting, table_of
-from benchmarks.offline.load import ClosedLoop
+from vllm_ssd.measure.closed_loop import ClosedLoop
 
 WARM_UP_TOKENS = 32
 

@@ -9,9 +9,10 @@ import psutil
 from openai import OpenAI
 
 from benchmarks.common import server as serve
-from benchmarks.common.running import counters, leftovers, processes_of, run_dir_of
+from benchmarks.common.running import counters, leftovers, processes_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.harness import ENGINE, SSD, wait_for
+from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service import rundir
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common.running import run_dir_of
+from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service.rundir import table_path
 from vllm_ssd.table import SpeculationTable
 

@@ -1,5 +1,5 @@
-"""What of the image for AMD GPUs can be checked without building it, and the script it shares with
-bare machines."""
+"""What of the images can be checked without building them, and the script that the one for AMD GPUs
+shares with bare machines."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
+
+from vllm_ssd.config.versions import SUPPORTED_ON_GPUS
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILE, SCRIPT = ROOT / "docker" / "Dockerfile.rocm", ROOT / "docker" / "setup_rocm.sh"
+CUDA, ROCM = ROOT / "docker" / "Dockerfile.cuda", ROOT / "docker" / "Dockerfile.rocm"
+SCRIPT = ROOT / "docker" / "setup_rocm.sh"
+BOTH = pytest.mark.parametrize("dockerfile", [CUDA, ROCM], ids=["cuda", "rocm"])
 KNOWN = {"ARG", "FROM", "ENV", "WORKDIR", "COPY", "RUN", "ENTRYPOINT"}
 
 
-def instructions(path: Path = DOCKERFILE) -> list[tuple[str, str]]:
+def instructions(path: Path) -> list[tuple[str, str]]:
     """Name and arguments of each, continued lines joined."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
@@ -28,24 +33,26 @@ def instructions(path: Path = DOCKERFILE) -> list[tuple[str, str]]:
     ]
 
 
-def values(kind: str) -> dict[str, str]:
-    """Names and values that the instructions of this kind, ARG or ENV, set."""
+def values(path: Path, kind: str) -> dict[str, str]:
+    """Names and values that a Dockerfile's instructions of this kind, ARG or ENV, set."""
     pairs = re.compile(r'(\w+)=("[^"]*"|\S*)')
-    found = (pairs.findall(rest) for name, rest in instructions() if name == kind)
+    found = (pairs.findall(rest) for name, rest in instructions(path) if name == kind)
     return {name: value.strip('"') for all_of_one in found for name, value in all_of_one}
 
 
-def test_instructions():
-    names = [name for name, _ in instructions()]
+@BOTH
+def test_instructions(dockerfile):
+    names = [name for name, _ in instructions(dockerfile)]
     assert set(names) <= KNOWN
     assert names.count("FROM") == 1 and set(names[: names.index("FROM")]) == {"ARG"}
     assert names[-1] == "ENTRYPOINT"
 
 
-def test_variables_are_declared_before_they_are_used():
+@BOTH
+def test_variables_are_declared_before_they_are_used(dockerfile):
     """An ARG before FROM is known to FROM alone."""
     declared: set[str] = set()
-    for name, rest in instructions():
+    for name, rest in instructions(dockerfile):
         odd = set(re.findall(r"\$\{?(\w+)", rest)) - declared
         assert not odd, f"{name} {rest}"
         if name == "FROM":
@@ -54,15 +61,23 @@ def test_variables_are_declared_before_they_are_used():
             declared |= set(re.findall(r"(\w+)=", rest))
 
 
-def test_the_base_has_a_tag():
-    (base,) = (rest for name, rest in instructions() if name == "FROM")
-    assert base == "vllm/vllm-openai-rocm:${VLLM_ROCM_TAG}"
-    assert re.fullmatch(r"v\d+\.\d+\.\d+", values("ARG")["VLLM_ROCM_TAG"])
+@pytest.mark.parametrize(
+    "dockerfile, image, tag",
+    [(CUDA, "vllm-openai", "VLLM_TAG"), (ROCM, "vllm-openai-rocm", "VLLM_ROCM_TAG")],
+    ids=["cuda", "rocm"],
+)
+def test_the_base_is_a_vllm_that_is_supported_on_gpus(dockerfile, image, tag):
+    (base,) = (rest for name, rest in instructions(dockerfile) if name == "FROM")
+    assert base == f"vllm/{image}:${{{tag}}}"
+    version = values(dockerfile, "ARG")[tag]
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", version)
+    assert SpecifierSet(SUPPORTED_ON_GPUS).contains(version)
 
 
-def test_what_is_copied_is_there_and_enough(tmp_path):
+@BOTH
+def test_what_is_copied_is_there_and_enough(dockerfile, tmp_path):
     """The package can be set up from it, and it has the tests and the benchmarks."""
-    for name, rest in instructions():
+    for name, rest in instructions(dockerfile):
         if name != "COPY":
             continue
         *sources, target = rest.split()
@@ -76,17 +91,26 @@ def test_what_is_copied_is_there_and_enough(tmp_path):
         [sys.executable, "setup.py", "--name"], cwd=tmp_path, capture_output=True, text=True
     )
     assert said.stdout.split()[-1:] == ["vllm-ssd"], said.stderr
-    for part in ("tests/gpu/test_kernels.py", "benchmarks/offline/__main__.py", "docker"):
+    scripts = re.findall(r"docker/\w+\.sh", dockerfile.read_text())
+    for part in ("tests/gpu/test_kernels.py", "benchmarks/offline/__main__.py", *scripts):
         assert (tmp_path / part).exists()
+
+
+def test_cuda_keeps_what_the_image_has():
+    (run,) = (rest for name, rest in instructions(CUDA) if name == "RUN")
+    listed, installed, *_ = run.split(" && ")
+    constraints = listed.rpartition(">")[2]
+    assert listed.startswith("python3 -m pip list --format=freeze")
+    assert f" -c {constraints} " in installed and installed.endswith('-e ".[cuda,dev]"')
 
 
 def test_every_variable_is_explained():
     text = (ROOT / "docs" / "rocm.md").read_text()
-    for name, value in values("ENV").items():
+    for name, value in values(ROCM, "ENV").items():
         assert f"| `{name}" in text, f"{name} is missing in the table of docs/rocm.md"
         known = "$" in value or f"{name}={value}" in text or f'{name}="{value}"' in text
         assert known, f"docs/rocm.md has another value of {name}"
-    assert values("ARG")["AMD_FLASHINFER"] in SCRIPT.read_text(), "image and script differ"
+    assert values(ROCM, "ARG")["AMD_FLASHINFER"] in SCRIPT.read_text(), "image and script differ"
 
 
 def test_syntax_of_the_script():
@@ -126,10 +150,12 @@ def test_steps_of_the_script(recorder, flashinfer):
     assert calls[1].startswith("-m pip list"), "then what is there"
     installs = [call for call in calls if "pip install" in call]
     assert all(" -c " in call or " --no-deps " in call for call in installs)
-    assert installs[0].endswith("-e .[dev]")
+    assert installs[0].endswith("-e .[rocm,dev]")
     last = "amd-flashinfer==0.5.3+amd.2" if flashinfer is None else flashinfer
-    assert [call.split()[-1] for call in installs[1:]] == (["ninja", last] if last else [])
-    assert calls[-1] == "-m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py"
+    assert [call.split()[-1] for call in installs[1:]] == ([last] if last else [])
+    *_, kernels, check = calls
+    assert kernels == "-m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py"
+    assert check == "-m vllm_ssd.cli check", "last, as its exit status is the script's"
 
 
 @pytest.mark.skipif(torch.version.hip is not None, reason="would set up this very Python")

@@ -27,6 +27,8 @@ LAYERS = (
     ("metrics",),
     ("worker",),
     ("hooks",),
+    ("check", "measure"),
+    ("tune",),
     ("plugin", "cli"),
 )
 HEIGHTS = {part: height for height, parts in enumerate(LAYERS) for part in parts}

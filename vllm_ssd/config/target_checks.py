@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig) -> None:
     """Raise ``ValueError`` if ``ssd`` cannot serve the target. Called before vLLM completes its
     config, which would fail with another message or silently drop the option."""
+    check_host()
     for present, what, fix in (
-        # The speculation table needs stores that others see in the order in which they were made.
-        (host.machine() != "x86_64", f"{host.machine()} hosts", "serve on an x86-64 host"),
         (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
         (target.is_encoder_decoder, "an encoder-decoder target", "serve it without ssd"),
         (
@@ -59,7 +58,18 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
         ),
     ):
         if present:
-            raise ValueError(f"the speculative method 'ssd' does not support {what} yet: {fix}")
+            raise _refusal(what, fix)
+
+
+def check_host() -> None:
+    """Raise ``ValueError`` unless this is an x86-64 host: the speculation table needs stores that
+    others see in the order in which they were made."""
+    if host.machine() != "x86_64":
+        raise _refusal(f"{host.machine()} hosts", "serve on an x86-64 host")
+
+
+def _refusal(what: str, fix: str) -> ValueError:
+    return ValueError(f"the speculative method 'ssd' does not support {what} yet: {fix}")
 
 
 def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:

@@ -43,12 +43,11 @@ class DraftModel:
             self._model = get_model(vllm_config=self._config)
             layers = _attention_layers(self._config)
             shape = _attention_shape(layers, self._config)
-            per_block = shape.bytes_per_token() * BLOCK_SIZE
-            per_request = -(-(self.max_len + spec.scratch) // BLOCK_SIZE)
             memory = spec.kv_cache_bytes
             if memory is None:
-                memory = int(_KV_SHARE * torch.cuda.mem_get_info()[0])
-            self.num_blocks = min(memory // per_block, spec.max_requests * per_request)
+                memory = kv_memory(torch.cuda.mem_get_info()[0])
+            per_block = shape.bytes_per_token() * BLOCK_SIZE
+            self.num_blocks = min(memory // per_block, most_blocks(spec, self.max_len))
             if self.num_blocks < 1:
                 if spec.kv_cache_bytes is None:
                     raise MemoryError("no room for a block of the draft's KV cache")
@@ -107,6 +106,16 @@ class DraftModel:
         """[n, hidden] -> [n, vocab], cut to the tokens that the target knows."""
         logits: torch.Tensor = self._model.compute_logits(hidden)
         return logits[:, : self._vocab_size]
+
+
+def kv_memory(free: int) -> int:
+    """Bytes that the KV cache may take of a GPU that has ``free`` bytes left by the weights."""
+    return int(_KV_SHARE * free)
+
+
+def most_blocks(spec: DraftModelSpec, max_len: int) -> int:
+    """KV blocks that all requests need at their longest, of ``max_len`` tokens each."""
+    return spec.max_requests * -(-(max_len + spec.scratch) // BLOCK_SIZE)
 
 
 class _LayerAttention:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -74,21 +75,7 @@ class DraftLauncher:
         self._keeper_locks = locks
         self._locks += locks
         self._config.run_dir = str(self._run_dir)
-        shape = TableShape(
-            slots=self._vllm_config.scheduler_config.max_num_seqs,
-            k=self._config.k,
-            branches=max(self._config.max_branches, 1),
-            top_m=self._config.top_m,
-        )
-        try:
-            SpeculationTable.create(rundir.table_path(self._run_dir), shape)
-            self._locks.append(rundir.hold_table(self._run_dir))
-        except OSError as error:
-            size = SpeculationTable.size_of(shape) / 2**20
-            raise RuntimeError(
-                f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
-                f"{error}): free some, or in a container raise --shm-size"
-            ) from error
+        self._locks.append(make_table(self._run_dir, table_shape(self._vllm_config)))
         self._device = choose_device(self._vllm_config, current_platform)
         for name, value in self._device.of_target.items():
             self._before[name] = os.environ.get(name)
@@ -240,6 +227,31 @@ class DraftLauncher:
                     self._given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
+
+
+def table_shape(vllm_config: VllmConfig) -> TableShape:
+    """Of the table of an engine with this config."""
+    config: Any = vllm_config.speculative_config
+    return TableShape(
+        slots=vllm_config.scheduler_config.max_num_seqs,
+        k=config.k,
+        branches=max(config.max_branches, 1),
+        top_m=config.top_m,
+    )
+
+
+def make_table(run_dir: Path, shape: TableShape) -> int:
+    """Make the table that belongs to a run directory, and return the descriptor that holds it;
+    ``RuntimeError`` with a sentence if there is no room."""
+    try:
+        SpeculationTable.create(rundir.table_path(run_dir), shape)
+        return rundir.hold_table(run_dir)
+    except OSError as error:
+        size = SpeculationTable.size_of(shape) / 2**20
+        raise RuntimeError(
+            f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
+            f"{error}): free some, or in a container raise --shm-size"
+        ) from error
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

@@ -58,11 +58,11 @@ def place_draft(
     ``draft_device`` says where.
     """
     order = [] if parallel.use_ray else _order(parallel, platform)
-    wanted = engines * parallel.world_size
-    used, free = order[:wanted], order[wanted:]
+    used, free = _divide(order, engines, parallel)
     if draft_device is None:
         if len(free) < max(engines, engine + 1):
             need = "draft needs" if engines == 1 else "drafts need"
+            wanted = engines * parallel.world_size
             raise ValueError(
                 f"the target uses {wanted} of {len(order)} visible GPUs and its {need} "
                 f"{engines} more: make more visible or lower --tensor-parallel-size, or for "
@@ -78,6 +78,20 @@ def place_draft(
         with_target=index in used,
         with_drafts=engines > 1 and (len(named) == 1 or named.count(device) > 1),
     )
+
+
+def target_gpus(engines: int, parallel: ParallelConfig, platform: Any) -> list[int]:
+    """Indices among the visible GPUs of those that the targets of this host's engines get, as far
+    as there are enough. Not for the Ray executor."""
+    return _divide(_order(parallel, platform), engines, parallel)[0]
+
+
+def _divide(
+    order: list[int], engines: int, parallel: ParallelConfig
+) -> tuple[list[int], list[int]]:
+    """GPUs of the targets, and those that are left."""
+    wanted = engines * parallel.world_size
+    return order[:wanted], order[wanted:]
 
 
 def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:

@@ -14,12 +14,12 @@ from benchmarks.common.prompts import make_prompts
 from benchmarks.common.records import Load, Measurement, Result, Speculation
 from benchmarks.common.sides import Plan
 from benchmarks.offline import __main__ as offline
-from benchmarks.offline.load import ClosedLoop
 from benchmarks.offline.process import run_side
 from benchmarks.offline.run import run_together
 from benchmarks.offline.saved import save_results
 from benchmarks.offline.table import compare, make_rows, markdown
 from benchmarks.offline.turns import Turns
+from vllm_ssd.measure.closed_loop import ClosedLoop
 
 
 class Engine:

@@ -36,7 +36,7 @@ def first_sound(backends: Sequence[Backend], shape: AttentionShape, block_size: 
     backend, *others = backends
     if backend == "sdpa":  # what others are compared with
         return backend
-    fault = _fault(backend, shape, block_size)
+    fault = find_fault(backend, shape, block_size)
     if fault is None:
         return backend
     if not others:
@@ -45,7 +45,7 @@ def first_sound(backends: Sequence[Backend], shape: AttentionShape, block_size: 
     return first_sound(others, shape, block_size)
 
 
-def _fault(backend: Backend, shape: AttentionShape, block_size: int) -> str | None:
+def find_fault(backend: Backend, shape: AttentionShape, block_size: int) -> str | None:
     """What is wrong with a backend, as the end of a sentence; None if it is right."""
     try:
         worst = largest_error(load_backend(backend), shape, block_size)

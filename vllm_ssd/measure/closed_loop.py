@@ -1,5 +1,7 @@
 """A closed loop: the number of running requests is the batch size until no new ones are left."""
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,8 +13,11 @@ Counters = dict[str, Any]
 
 @dataclass
 class Window:
-    """What happened while the batch was full; see `records.Measurement` for the words. before,
-    after: what the engine had counted when it began and when it ended; None if it never did."""
+    """What happened while the batch was full. tokens: of output, in ``seconds``. A round is one
+    request's part of an engine step, but for the step that yields its first token; round_tokens are
+    of these. steps, step_seconds: engine steps in which every request decoded. texts: all token ids
+    of each request. before, after: what the engine had counted when it began and when it ended;
+    None if it never did."""
 
     texts: list[list[int]]
     seconds: float = 0.0

@@ -1,0 +1,60 @@
+"""`vllm-ssd check`, as users run it: a pair that fits, and one thing wrong each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.engine.test_start import SMALL
+from tests.support.model_folders import write_model
+from tests.support.starts import ROOT
+
+
+@pytest.fixture(scope="module")
+def checks(target, draft, tmp_path_factory):
+    """What each says, and its exit status; two at a time, as most of a check is a start of Ray."""
+
+    def check(*words: str, before: tuple[str, ...] = ()) -> tuple[str, int]:
+        done = subprocess.run(
+            [*before, sys.executable, "-m", "vllm_ssd.cli", "check", *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout, done.returncode
+
+    other = write_model(tmp_path_factory.mktemp("other"))
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "right": pool.submit(check, target, "--draft", draft),
+            "vocabulary": pool.submit(check, target, "--draft", other),
+            "shared memory": pool.submit(check, target, "--draft", draft, before=SMALL),
+        }
+
+
+def test_a_pair_that_fits(checks):
+    said, status = checks["right"].result()
+    assert status == 0, said
+    lines = [line.split() for line in said.splitlines() if line]
+    assert {line[0] for line in lines[:-1]} == {"ok"}, said
+    assert said.splitlines()[-1] == "ssd can start"
+    for words in ("49152 tokens", "sdpa: right in the self-test", "GiB of weights", "with a token"):
+        assert words in said
+
+
+def test_a_draft_with_another_vocabulary(checks):
+    said, status = checks["vocabulary"].result()
+    assert status == 1 and "different vocabularies" in said and "-> name another with" in said, said
+
+
+def test_too_little_shared_memory(checks):
+    if subprocess.run([*SMALL, "true"], capture_output=True).returncode != 0:
+        pytest.skip("only root can have a /dev/shm of its own")
+    said, status = checks["shared memory"].result()
+    assert status == 1 and "worker processes ask for 0.16 GiB" in said, said
+    assert "--shm-size" in said

