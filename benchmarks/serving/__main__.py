@@ -3,7 +3,8 @@ its default settings, one side after the other, under a client that everybody ha
 
     python -m benchmarks.serving [concurrency|rate|length|data|temperature|kf|draft|tp]
 
-Prints a markdown table with the ratios between all sides measured; --json saves every figure.
+Prints a markdown table with the ratios between all sides measured; --json saves every figure, and
+`python -m benchmarks.serving.plots` draws what was saved.
 """
 
 import argparse
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokenizer=target.path,
         bounds=dict(args.goodput),
         start_s=args.side_timeout,
+        timeline=args.timeline,
     )
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-serving-"))
     logs.mkdir(parents=True, exist_ok=True)

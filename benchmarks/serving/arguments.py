@@ -66,6 +66,7 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
         "--goodput", type=_bound, nargs="+", default=[], help="bounds in ms, as in ttft:500 tpot:50"
     )
     add("--side-timeout", type=float, default=900.0, help="seconds that a server may take to start")
+    add("--timeline", action="store_true", help="watch one more request of each side of ssd's")
     add("--json", type=Path, help="where to save all figures")
     asked = parser.parse_known_args(arguments)[0]
     parser.set_defaults(**SWEEPS[asked.sweep])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 
 from benchmarks.common.server import Server, ServerFailed
 from benchmarks.serving.clients import CLIENTS
@@ -14,6 +15,7 @@ from benchmarks.serving.counters import Counting
 from benchmarks.serving.prompts import Prompts
 from benchmarks.serving.records import Load, Result, Run, Side
 from benchmarks.serving.table import speed
+from benchmarks.serving.timeline import record
 from benchmarks.standin.folders import say
 
 _WARM_UP_TOKENS = 16
@@ -23,7 +25,8 @@ _WARM_UP_REQUESTS = 256  # at most
 @dataclass(frozen=True)
 class Measure:
     """What every side is measured with. tokenizer: the target's folder or hub name. bounds: as
-    `records.Saved` has them. start_s: seconds that a server may take to start."""
+    `records.Saved` has them. start_s: seconds that a server may take to start. timeline: whether
+    one more request of each side of ours is watched."""
 
     clients: Sequence[str]
     loads: Sequence[Load]
@@ -31,6 +34,7 @@ class Measure:
     tokenizer: str
     bounds: dict[str, float]
     start_s: float
+    timeline: bool = False
 
     def side(self, side: Side, log: Path) -> Result:
         """Start a server, put it under all loads, and end it; what failed is in the result."""
@@ -46,6 +50,9 @@ class Measure:
                 for client in self.clients:
                     result.runs.append(self._run(side, server, client, load, first))
                 first += load.requests
+            run_dir = server.run_dir()
+            if self.timeline and run_dir is not None:
+                result.timeline = record(run_dir, lambda: self._ask_one(server, first))
         except (ServerFailed, ClientFailed, httpx.TransportError) as error:
             result.error = str(error)
             say(f"{side.name} failed; its log is {log}")
@@ -65,18 +72,21 @@ class Measure:
         say(f"{side.name}: {_words(load)}, {client}: {speed(run):.1f} tokens/s")
         return run
 
+    def _ask_one(self, server: Server, first: int) -> None:
+        load = replace(self.loads[0], requests=1, concurrency=1, rate=None)
+        self._ask(server, load, first)
+
     def _warm_up(self, server: Server) -> None:
         """As many at a time as there will be, so that nothing is compiled while it is measured."""
         most = max(self.loads, key=lambda load: load.concurrency or load.requests)
         places = min(most.concurrency or most.requests, _WARM_UP_REQUESTS)
-        load = Load(
-            most.dataset,
-            places,
-            min(most.tokens, _WARM_UP_TOKENS),
-            places,
-            prompt_tokens=most.prompt_tokens,
-        )
-        prompts = self.prompts.take(load, 0)
+        tokens = min(most.tokens, _WARM_UP_TOKENS)
+        load = replace(most, requests=places, concurrency=places, rate=None, tokens=tokens)
+        self._ask(server, load, 0)
+
+    def _ask(self, server: Server, load: Load, first: int) -> None:
+        """A load that is not measured."""
+        prompts = self.prompts.take(load, first)
         with tempfile.TemporaryDirectory() as scratch:
             task = Task(server.url, self.tokenizer, load, prompts, {}, Path(scratch))
             CLIENTS["own"].measure(task)

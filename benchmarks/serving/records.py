@@ -14,6 +14,8 @@ KINDS: tuple[Kind, ...] = (
     "ssd",
     "ssd-quantised",
 )
+# Of the target, then of the draft.
+Work = Literal["verify", "wait", "prefill", "fallback", "glue", "branch"]
 OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draft of their own
 
 
@@ -93,11 +95,23 @@ class Run(msgspec.Struct, frozen=True):
     speculation: Speculation | None = None
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """A piece of work of target or draft, from and to a time in milliseconds. ended: of a verify
+    step, what its outcome was: "hit", "miss" or "late"."""
+
+    work: Work
+    begin: float
+    end: float
+    ended: str = ""
+
+
 class Result(msgspec.Struct):
-    """A side with its runs. error: why there are no more, if it failed."""
+    """A side with its runs. timeline: of one more request, if it was asked for. error: why there
+    are no more runs, if it failed."""
 
     side: Side
     runs: list[Run] = []
+    timeline: list[Moment] = []
     error: str | None = None
 
 
