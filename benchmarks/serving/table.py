@@ -69,9 +69,8 @@ def _row(
     yield "side", side.name
     yield "tokens/s", f"{speed(run):.1f}"
     for kind in kinds:
-        other = beside(side, run, runs, kind)
-        own = other is None or other is run
-        yield f"x {kind}", _NONE if other is None or own else f"{speed(run) / speed(other):.2f}"
+        other = None if side.kind == kind else beside(side, run, runs, kind)
+        yield f"x {kind}", f"{speed(run) / speed(other):.2f}" if other else _NONE
     yield "tokens/s/GPU", f"{speed(run) / side.gpus:.1f}" if side.gpus else _NONE
     yield "E2E", _spread(seen.e2e, 0)
     yield "TTFT", _spread(seen.ttft, 0)

@@ -3,7 +3,8 @@
     python -m benchmarks.serving.plots FILE --out FOLDER
 
 Speed-up over what was varied, throughput against latency, distributions of times, and, of a run
-with --timeline, target and draft side by side. --draft-round draws what `benchmarks.draft_round
+with --timeline, target and draft side by side. Of several clients it is the first that counts.
+--draft-round draws what `benchmarks.draft_round
 --json` has saved.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.serving.plots.curves import Axis, pareto, speed_up
 from benchmarks.serving.plots.distributions import Times, distribution, told_by
@@ -52,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def draw(saved: Saved, out: Path) -> list[Path]:
     """All plots that these results have enough for; their paths."""
+    saved = _of_first_client(saved)
     runs = [run for result in saved.results for run in result.runs]
     made = []
     for name, (words, axis) in _AXES.items():
@@ -71,6 +74,15 @@ def draw(saved: Saved, out: Path) -> list[Path]:
             made.append(out / f"timeline-{re.sub('[^a-z0-9]+', '-', result.side.name)}.svg")
             timeline(result.timeline, result.side.name, made[-1])
     return made
+
+
+def _of_first_client(saved: Saved) -> Saved:
+    clients = [run.client for result in saved.results for run in result.runs]
+    results = [
+        replace(result, runs=[run for run in result.runs if run.client == clients[0]])
+        for result in saved.results
+    ]
+    return replace(saved, results=results)
 
 
 if __name__ == "__main__":

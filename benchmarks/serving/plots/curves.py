@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from matplotlib.ticker import ScalarFormatter
-
 from benchmarks.serving.plots.style import INK, look, plot
 from benchmarks.serving.records import Load, Run, Saved
 from benchmarks.serving.table import beside, speed
@@ -28,7 +26,7 @@ def speed_up(saved: Saved, axis: Axis, name: str, path: Path) -> None:
             if points:
                 axes.plot(*zip(*sorted(points)), marker="o", **look(result.side, sides))
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(bottom=0)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.serving.plots.style import look, plot
 from benchmarks.serving.records import Load, Run, Saved
@@ -25,10 +26,12 @@ def distribution(saved: Saved, times: Times, load: Load, path: Path) -> None:
                 if run.load == load and len(values):
                     shares = np.arange(1, len(values) + 1) / len(values)
                     axes.step(values, shares, where="post", **look(result.side, sides))
-                    break  # several clients see the same
         axes.set_ylim(0, 1)
         if axes.has_data():
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def told_by(runs: list[Run]) -> list[Load]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -44,7 +45,7 @@ def timeline(moments: Sequence[Moment], name: str, path: Path) -> None:
             axes.text(moment.end - begin, 1.45, moment.ended, ha="center", va="bottom")
             axes.plot([moment.end - begin] * 2, [-0.4, 1.4], color=INK, linewidth=1, linestyle=":")
         works = [work for work in _FILLS if any(m.work == work for m in moments)]
-        fills = [Patch(facecolor=_FILLS[work][0], edgecolor=INK) for work in works]
+        fills = [Patch(**_look(work)) for work in works]
         labels = [_FILLS[work][1] for work in works]
         axes.figure.legend(fills, labels, loc="outside lower center", ncols=2, fontsize="small")
         axes.set_yticks([0, 1], ["draft", "target"])
@@ -53,9 +54,12 @@ def timeline(moments: Sequence[Moment], name: str, path: Path) -> None:
 
 
 def _bar(axes: Axes, moment: Moment, begin: float) -> None:
-    colour = _FILLS[moment.work][0]
     left, width = moment.begin - begin, moment.end - moment.begin
-    axes.barh(_LANES[moment.work], width, 0.7, left, color=colour, edgecolor=INK, linewidth=0.5)
+    axes.barh(_LANES[moment.work], width, 0.7, left, linewidth=0.5, **_look(moment.work))
+
+
+def _look(work: Work) -> dict[str, Any]:
+    return {"facecolor": _FILLS[work][0], "edgecolor": INK, "hatch": "//" * (work == "wait")}
 
 
 def draft_step(rows: Sequence[Mapping[str, float]], path: Path) -> None:
