@@ -9,6 +9,7 @@ from benchmarks.standin import SHAPES, ensure_smollm2, ensure_standin
 from benchmarks.standin.build import STANDIN_KEY, is_extended
 
 SMOLLM2 = "smollm2"
+SMOLLM2_POSITIONS = 8192
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,15 @@ def find_model(
     positions: tokens of a text that a stand-in must take; beyond SmolLM2's own 8192 its text is
     worth nothing, and only its times are.
 
-    Raises ValueError for a shape that SmolLM2 does not fit into.
+    Raises ValueError for a shape that SmolLM2 does not fit into, and for SmolLM2 itself where it
+    has too few positions.
     """
     if name == SMOLLM2:
+        if (positions or 0) > SMOLLM2_POSITIONS:
+            raise ValueError(
+                f"{SMOLLM2} takes texts of {SMOLLM2_POSITIONS} tokens, and {positions} are asked "
+                "for: write a stand-in's shape instead, as in --target 576,30,9,3,64,1536"
+            )
         return Model(str(ensure_smollm2(models)), "SmolLM2-135M-Instruct", "auto", name)
     if name in SHAPES or "," in name:
         # A stand-in must have some data type; where vLLM may choose it, it is this one.

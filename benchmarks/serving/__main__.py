@@ -39,15 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for client in args.client:
             CLIENTS[client].check()
         datasets = _datasets(args.dataset, args.models / "datasets", args.all)
+        target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
+        drafts = [
+            find_model(draft, args.models, args.dtype, args.drop, args.max_model_len)
+            for draft in args.drafts
+        ]
     except ValueError as error:
         say(f"python -m benchmarks.serving: {error}")
         return 2
     args.dataset = list(datasets)
-    target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
-    drafts = [
-        find_model(draft, args.models, args.dtype, args.drop, args.max_model_len)
-        for draft in args.drafts
-    ]
     before = visible_gpus()
     engine = engine_arguments(args, target, drafts[0], bool(before))
     plan = Plan(
@@ -70,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "draft": "; ".join(draft.about for draft in drafts),
         "data": "; ".join(f"{data.name}: {data.about}" for data in datasets.values()),
     }
-    if plan.left_out:
-        about["left out"] = "; ".join(plan.left_out)
+    if left_out := plan.left_out():
+        about["left out"] = "; ".join(left_out)
     measure = Measure(
         clients=args.client,
         loads=loads(args),

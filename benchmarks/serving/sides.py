@@ -1,7 +1,7 @@
 """The servers that are compared: vLLM's arguments and environment of each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -31,20 +31,29 @@ class Plan:
     options: Sequence[dict[str, Any]] = ({},)
     eagle3: str | None = None
     quantisation: str = "fp8"
-    left_out: list[str] = field(default_factory=list)
 
     def sides(self) -> list[Side]:
-        """In the order of the table; ``left_out`` then says which need more GPUs than there are."""
-        found: dict[str, Side] = {}
-        for tp in self.tps:
-            for kind in self.kinds:
-                for name, speculation in self._of_kind(kind):
-                    side = self._side(name, kind, tp, speculation)
-                    if side.gpus > self.gpus > 0:
-                        self.left_out.append(f"{side.name} needs {side.gpus} GPUs of {self.gpus}")
-                    else:
-                        found[side.name] = side
-        return list(found.values())
+        """Those that this machine can run, in the order of the table."""
+        return [side for side in self._all() if self._obstacle(side) is None]
+
+    def left_out(self) -> list[str]:
+        """What the others need, a phrase each."""
+        return [obstacle for side in self._all() if (obstacle := self._obstacle(side))]
+
+    def _all(self) -> list[Side]:
+        return [
+            self._side(name, kind, tp, speculation)
+            for tp in self.tps
+            for kind in self.kinds
+            for name, speculation in self._of_kind(kind)
+        ]
+
+    def _obstacle(self, side: Side) -> str | None:
+        if side.gpus > self.gpus:
+            return f"{side.name} needs {side.gpus} GPUs of {self.gpus}"
+        if side.kind == "ssd-quantised" and self.quantisation == "fp8" and not self.gpus:
+            return f"{side.name} needs a GPU, or another --quantisation"
+        return None
 
     def _of_kind(self, kind: Kind) -> list[tuple[str, dict[str, Any] | None]]:
         """(name, --speculative-config) of all sides of a kind."""

@@ -13,6 +13,8 @@ from benchmarks.serving.records import Seen, Spread
 
 _ROOT = Path(__file__).parents[3]
 PYTHON = _ROOT / ".venv-bench" / "bin" / "python"
+_LONGEST = 1024  # tokens of a prompt; it leaves out longer ones
+_SENT_AS_IT_IS = _LONGEST - 24  # of one that may be some tokens longer than said
 _LAST_WORDS = 3000
 
 
@@ -20,7 +22,7 @@ class SglangClient:
     """The reference engine's yardstick. It takes every answer to have as many tokens as asked for,
     tells no single times, and asks the first prompt once more before it begins."""
 
-    longest_prompt: int | None = 1024  # it leaves out longer ones
+    longest_prompt: int | None = _LONGEST
 
     def check(self) -> None:
         """Its environment must have been made."""
@@ -58,7 +60,7 @@ def _arguments(task: Task, prompts: Path) -> list[str]:
     words += ["--dataset-path", str(prompts), "--disable-tqdm"]
     words += ["--output-file", str(task.scratch / "seen.jsonl")]
     words += ["--extra-request-body", json.dumps({"temperature": load.temperature})]
-    if load.prompt_tokens is None:
+    if load.prompt_tokens is None or load.prompt_tokens <= _SENT_AS_IT_IS:
         words += ["--dataset-name", "sharegpt", "--sharegpt-output-len", str(load.tokens)]
     else:
         # What it calls random is the file's prompts, cut or repeated to just this length.

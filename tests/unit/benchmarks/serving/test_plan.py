@@ -60,8 +60,10 @@ def test_without_a_head_there_is_no_eagle3():
 def test_sides_that_need_more_gpus_are_left_out_and_named():
     small = plan(kinds=["plain", "ssd"], tps=[1, 2], gpus=2)
     assert [side.name for side in small.sides()] == ["plain TP 1", "ssd k=7 f=3 TP 1", "plain TP 2"]
-    assert small.left_out == ["ssd k=7 f=3 TP 2 needs 3 GPUs of 2"]
+    assert small.left_out() == ["ssd k=7 f=3 TP 2 needs 3 GPUs of 2"]
     assert len(plan(tps=[1, 2], gpus=0, kinds=["ssd"]).sides()) == 2, "CPUs have no such number"
+    (why,) = plan(kinds=["ssd-quantised"], gpus=0).left_out()
+    assert "needs a GPU, or another --quantisation" in why
 
 
 @pytest.mark.parametrize("quick", [[], ["--quick"]])
@@ -112,11 +114,12 @@ def test_a_bad_command_line(arguments, sentence, capsys):
         (["--client", "sglang"], "run `make bench-clients`"),
         (["--client", "own", "--dataset", "nothing"], "no data set 'nothing': write passages"),
         (["--client", "own", "--dataset", "none.jsonl"], "there is no file none.jsonl"),
+        (["length", "--client", "own"], "smollm2 takes texts of 8192 tokens, and 33088 are asked"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(arguments, sentence, capsys, monkeypatch):
     monkeypatch.setattr(sglang, "PYTHON", Path("none"))
-    monkeypatch.setattr(serving, "find_model", lambda *_: pytest.fail("it has started"))
+    monkeypatch.setattr(serving, "visible_gpus", lambda: pytest.fail("it has started"))
     assert serving.main(arguments) == 2
     assert sentence in capsys.readouterr().err
 
