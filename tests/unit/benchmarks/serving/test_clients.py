@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
+from benchmarks.serving import calibrate
 from benchmarks.serving.clients import own, sglang, vllm
 from benchmarks.serving.clients.client import Answer, ClientFailed, Task, sum_up
 from benchmarks.serving.clients.own import OwnClient
@@ -219,3 +220,14 @@ def test_a_client_that_fails_says_why(program, tmp_path, module, name, client):
     program(module, name, "sys.exit('no such server')")
     with pytest.raises(ClientFailed, match="no such server"):
         client.measure(task("http://x", tmp_path))
+
+
+def test_calibration_counts_every_token(tmp_path):
+    """An answer at the set pace is complete, whatever its length; times are for the reader."""
+    for tokens in (1, 2, 5, 6):
+        with calibrate.paced_server() as url:
+            seen = OwnClient().measure(task(url, tmp_path, ("a",), tokens=tokens))
+        assert seen.tokens == tokens and len(seen.itls_ms) == -(-(tokens - 1) // 4)
+    so = calibrate.truth()
+    assert so.tokens == 40 * 64 and so.ttft.p50 == 100 and so.itl.p50 == pytest.approx(80)
+    assert so.tokens / so.seconds == pytest.approx(2 * 64 / (0.1 + 16 * 0.08))
