@@ -65,7 +65,8 @@ def _fetched(name: str, cache: Path) -> Dataset:
                 f'of lines {{"text": ...}}, in a folder, and name the folder in {FOLDER}'
             )
         cache.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"text": text}) for text in islice(questions, _MOST)]
+        said = (question for question in questions if question.strip())
+        lines = [json.dumps({"text": text}) for text in islice(said, _MOST)]
         path.write_text("\n".join(lines), encoding="utf-8")
         about.write_text(where, encoding="utf-8")
         say(f"{path}: {len(lines)} questions, {where}")
@@ -77,15 +78,14 @@ def _read(name: str, path: Path, where: str) -> Dataset:
         questions = list(islice(_questions(path), _MOST))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    if not questions:
-        raise ValueError(f"{path} has no questions")
     return Dataset(name, questions, f"{len(questions)} questions, {where}")
 
 
 def _questions(path: Path) -> Iterator[str]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # Not splitlines, which also splits where texts have separators of other kinds.
+    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         try:
             entry = json.loads(line)
-            yield entry.get("text") or entry["prompt"]
-        except (json.JSONDecodeError, KeyError, AttributeError):
+            yield entry["text"] if "text" in entry else entry["prompt"]
+        except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f'{path}, line {number}, is not {{"text": "..."}}') from None

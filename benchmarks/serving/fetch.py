@@ -43,7 +43,7 @@ def _instruction(row: dict[str, Any]) -> str:
 
 
 def _prompts(content: bytes) -> Iterator[str]:
-    for line in content.decode("utf-8").splitlines():
+    for line in content.decode("utf-8").rstrip("\n").split("\n"):
         yield json.loads(line)["prompt"]
 
 
@@ -124,7 +124,7 @@ def from_hub(name: str) -> Iterator[str]:
     rows = load_dataset(
         place.path, place.config, split=place.split, data_files=place.file, streaming=True
     )
-    return (question for question in map(place.question, rows) if question)
+    return map(place.question, rows)
 
 
 def from_package(name: str) -> Iterator[str]:

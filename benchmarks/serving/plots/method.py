@@ -38,13 +38,13 @@ def timeline(moments: Sequence[Moment], name: str, path: Path) -> None:
         raise ValueError(f"the timeline of {name} has no rounds")
     begin, end = shown[0].begin, shown[-1].end
     with plot(path, f"One request, {name}", "ms", "") as axes:
-        for moment in moments:
-            if begin <= moment.begin and moment.end <= end:
-                _bar(axes, moment, begin)
+        drawn = [m for m in moments if begin <= m.begin and m.end <= end]
+        for moment in drawn:
+            _bar(axes, moment, begin)
         for moment in shown:
             axes.text(moment.end - begin, 1.45, moment.ended, ha="center", va="bottom")
             axes.plot([moment.end - begin] * 2, [-0.4, 1.4], color=INK, linewidth=1, linestyle=":")
-        works = [work for work in _FILLS if any(m.work == work for m in moments)]
+        works = [work for work in _FILLS if any(m.work == work for m in drawn)]
         fills = [Patch(**_look(work)) for work in works]
         labels = [_FILLS[work][1] for work in works]
         axes.figure.legend(fills, labels, loc="outside lower center", ncols=2, fontsize="small")

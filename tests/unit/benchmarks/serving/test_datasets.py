@@ -36,9 +36,9 @@ def package(monkeypatch):
 
 def test_a_file(tmp_path):
     path = tmp_path / "mine.jsonl"
-    path.write_text('{"text": "one"}\n{"prompt": "two"}\n')
+    path.write_text('{"text": "one\u2028line"}\n{"prompt": "two"}\n', encoding="utf-8")
     found = find_dataset(str(path), tmp_path)
-    assert (found.name, found.questions) == ("mine", ["one", "two"])
+    assert (found.name, found.questions) == ("mine", ["one\u2028line", "two"])
     assert "2 questions" in found.about
 
 
@@ -62,7 +62,7 @@ def test_a_bad_line_is_named(tmp_path):
     with pytest.raises(ValueError, match="line 2, is not"):
         find_dataset(str(path), tmp_path)
     path.write_text("")
-    with pytest.raises(ValueError, match="has no questions"):
+    with pytest.raises(ValueError, match="line 1, is not"):
         find_dataset(str(path), tmp_path)
 
 
@@ -82,6 +82,7 @@ def test_conversations_that_are_cut_off(package, tmp_path):
         talk(("human", "one {"), ("gpt", "answer")),
         talk(("gpt", "an answer first"), ("human", "no")),
         talk(("human", "without an answer")),
+        talk(("human", " "), ("gpt", "an answer to nothing")),
         talk(("human", "two"), ("gpt", "answer")),
         talk(("human", "cut"), ("gpt", "off")),
     ]
