@@ -1,6 +1,6 @@
-# make setup | demo | unit | test | lint | wheel | clean.  Everything happens in .venv and .models of
-# this folder. unit: the tests that start no engine, in three minutes. test: lint and all tests.
-# wheel: the package, into dist.
+# make setup | bench-clients | demo | unit | test | lint | wheel | clean.  Everything happens in .venv,
+# .venv-bench and .models of this folder. unit: the tests that start no engine, in three minutes.
+# test: lint and all tests. wheel: the package, into dist.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,12 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup demo unit test lint wheel clean
+# sglang's client of servers, in an environment of its own: of sglang itself it needs what comes with
+# the bare package, so no torch.
+BENCH := .venv-bench
+BENCH_PACKAGES := sglang==0.4.1.post4 aiohttp transformers jinja2
+
+.PHONY: setup bench-clients demo unit test lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -25,6 +30,14 @@ $(VENV)/.ready: setup.py packaging/vllm-on-cpu/pyproject.toml
 	@$(PIP) install --no-deps ./packaging/vllm-on-cpu 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@touch $@
 
+bench-clients: $(BENCH)/.ready
+
+$(BENCH)/.ready:
+	@echo "bench-clients: environment in $(BENCH)"
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/pip --quiet --disable-pip-version-check install $(BENCH_PACKAGES) 2>$(BENCH)/pip.log || { cat $(BENCH)/pip.log; exit 1; }
+	@touch $@
+
 demo: setup
 	@$(BIN)/python -m examples.demo
 
@@ -37,7 +50,7 @@ lint: setup
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
 
-test: lint unit
+test: lint unit bench-clients
 	$(BIN)/python -m pytest tests/engine tests/gpu
 
 # What an earlier build has left would be packed, too.
@@ -46,4 +59,4 @@ wheel: setup
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) .models build dist *.egg-info
+	rm -rf $(VENV) $(BENCH) .models build dist *.egg-info

@@ -22,7 +22,8 @@ setup(
         # compiles its kernels with.
         "rocm": ["ninja"],
         "tune": ["matplotlib"],
-        "dev": ["gguf", "httpx", "hypothesis", "matplotlib", "mypy", "pytest", "ruff"],
+        "bench": ["datasets", "gguf", "httpx", "matplotlib", "pandas"],
+        "dev": ["gguf", "httpx", "hypothesis", "matplotlib", "mypy", "pandas", "pytest", "ruff"],
     },
     entry_points={
         "vllm.general_plugins": ["ssd = vllm_ssd.plugin:register"],

@@ -15,6 +15,7 @@ floor is what a step takes if it only reads the weights and each request's KV, o
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -181,8 +182,9 @@ def make_engine(
 
 def measure(
     arguments: argparse.Namespace, engine: DraftEngine, script: Script, table: SpeculationTable
-) -> None:
-    """Print a row for every batch size and context."""
+) -> list[dict[str, float]]:
+    """Print a row for every batch size and context, and return them."""
+    rows = []
     names = "batch context branches tokens hits_first_us ready_ms fallback_ms glue_us step_us"
     names += " fallback_step_us floor_us step/floor"
     print("| " + " | ".join(names.split()) + " |")
@@ -214,6 +216,8 @@ def measure(
                 each[1] / floor_us,
             ]
             print(f"| {batch} | {context} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
+            rows.append(dict(zip(names.split(), [batch, context, *cells])))
+    return rows
 
 
 def profile(arguments: argparse.Namespace, script: Script) -> None:
@@ -250,6 +254,7 @@ def main() -> None:
         "--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)"
     )
     parser.add_argument("--vllm-layers", action="store_true", help="do without fused layers")
+    parser.add_argument("--json", type=Path, help="where to save the rows")
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins
@@ -261,7 +266,9 @@ def main() -> None:
             engine.model.fused = None
         engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))
         script = Script(engine, table, policy)
-        measure(arguments, engine, script, table)
+        rows = measure(arguments, engine, script, table)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(rows), encoding="utf-8")
         if arguments.profile:
             profile(arguments, script)
 

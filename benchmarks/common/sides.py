@@ -9,14 +9,8 @@ from benchmarks.common.records import OURS, Kind, Load, Side
 from benchmarks.standin import environment
 from vllm_ssd.service.cores import available_cores
 
-# Half the start-up time of vLLM's default at the same speed; a verify step is a uniform decode,
-# and so a CUDA graph.
-GPU_ENGINE: dict[str, Any] = {
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-}
 # Both would compile kernels for minutes and change nothing measurable.
 GPU_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-CPU_ENGINE: dict[str, Any] = {"enforce_eager": True}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
 # How `counters` learns which table is an engine's own.
 _TELL_RUN_DIR = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
@@ -79,10 +73,7 @@ class Plan:
 
     def _engine(self) -> dict[str, Any]:
         return {
-            **(GPU_ENGINE if self.on_gpus else CPU_ENGINE),
             "tensor_parallel_size": self.tensor_parallel,
-            "max_num_seqs": max(self.load.batch_sizes),
-            "enable_prefix_caching": False,
             "disable_log_stats": False,
             **self.engine,
         }

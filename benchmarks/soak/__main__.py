@@ -62,11 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     draft = find_model(args.draft, args.models, args.dtype, args.drop)
     gpus = visible_gpus()
     plan = Plan(
-        # Prefix caching as users have it: prompts repeat.
-        engine={
-            "enable_prefix_caching": True,
-            **engine_arguments(args, target, draft, bool(gpus)),
-        },
+        engine=engine_arguments(args, target, draft, bool(gpus)),
         draft=draft.path,
         tensor_parallel=args.tp,
         on_gpus=bool(gpus),

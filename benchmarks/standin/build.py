@@ -16,6 +16,7 @@ from benchmarks.standin.widen import standin_config, standin_tensors
 # In config.json of a stand-in without weights: {"small": folder, "drop": layers}, the small model's
 # folder as seen from the stand-in's own.
 STANDIN_KEY = "standin"
+_POSITIONS = "max_position_embeddings"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,9 +47,12 @@ def ensure_draft(folder: Path, drop: Sequence[int] = (14,)) -> Path:
     return build_once(folder / name, partial(drop_layers, small, layers=drop))
 
 
-def ensure_standin(folder: Path, shape: str, dtype: str, drop: Sequence[int] = ()) -> Path:
+def ensure_standin(
+    folder: Path, shape: str, dtype: str, drop: Sequence[int] = (), positions: int | None = None
+) -> Path:
     """Return a stand-in's folder in `folder`, for the load format "standin": everything but
     weights, which are made from `folder`/smollm2 less the layers `drop` whenever it is loaded.
+    It takes texts of SmolLM2's length, or of `positions` tokens if that is more.
 
     Raises KeyError for an unknown dtype, ValueError for a shape that `parse_shape` does not know
     or SmolLM2 does not fit into.
@@ -57,16 +61,27 @@ def ensure_standin(folder: Path, shape: str, dtype: str, drop: Sequence[int] = (
     parts = ["standin", shape.replace(",", "-"), dtype]
     if drop:
         parts += ["without", *map(str, drop)]
-    build = partial(_build_standin, small, parse_shape(shape), DTYPES[dtype], list(drop))
+    most = max(positions or 0, read_config(small)[_POSITIONS])
+    if most > read_config(small)[_POSITIONS]:
+        parts += ["positions", str(most)]
+    build = partial(_build_standin, small, parse_shape(shape), DTYPES[dtype], list(drop), most)
     return build_once(folder / "-".join(parts), build)
 
 
+def is_extended(standin: Path) -> bool:
+    """Whether a stand-in takes longer texts than the model that it was made from."""
+    config = read_config(standin)
+    small = standin / config[STANDIN_KEY]["small"]
+    return bool(config[_POSITIONS] > read_config(small)[_POSITIONS])
+
+
 def _build_standin(
-    small: Path, shape: Shape, dtype: torch.dtype, drop: list[int], folder: Path
+    small: Path, shape: Shape, dtype: torch.dtype, drop: list[int], positions: int, folder: Path
 ) -> None:
     # No tensor is taken from it: it is asked for because it refuses a shape that does not fit.
     standin_tensors(small, shape, dtype, torch.device("cpu"), drop)
     copy_tokenizer(small, folder)
     config = standin_config(read_config(small), shape, dtype)
+    config[_POSITIONS] = positions
     config[STANDIN_KEY] = {"small": f"../{small.name}", "drop": drop}
     write_json(folder / "config.json", config)

@@ -44,6 +44,9 @@ SHAPES = {
     "70b": Shape(8192, 80, 64, 8, 128, 28672),
     # A draft of 1.2e9 parameters: SmolLM2 fits when one of its 30 layers is left out.
     "draft-1b": Shape(2048, 29, 32, 8, 64, 4096),
+    # Llama 3.2 3B, with a layer more than its own, and SmolLM2's own size.
+    "draft-3b": Shape(3072, 29, 24, 8, 128, 8192),
+    "draft-small": Shape(576, 29, 9, 3, 64, 1536),
 }
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.standin.build import ensure_draft, ensure_target
+from benchmarks.standin.build import ensure_draft, ensure_standin, ensure_target, is_extended
 from benchmarks.standin.checkpoint import write_json, write_tensors
 from benchmarks.standin.drop import drop_layers
 from benchmarks.standin.folders import build_once
@@ -280,3 +280,17 @@ def test_gguf_becomes_the_same_model(tmp_path: Path) -> None:
     assert bare.tokens == tokens
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert chat == "<|im_start|>hi"
+
+
+def test_standin_of_longer_texts(models: Path) -> None:
+    """More positions than the small model has, and never fewer."""
+    positions = json.loads((models / "smollm2" / "config.json").read_text())[
+        "max_position_embeddings"
+    ]
+    shape = "32,3,4,2,8,48"
+    own = ensure_standin(models, shape, "float32", positions=positions - 1)
+    longer = ensure_standin(models, shape, "float32", positions=2 * positions)
+    assert own == ensure_standin(models, shape, "float32") != longer
+    assert not is_extended(own) and is_extended(longer)
+    config = json.loads((longer / "config.json").read_text())
+    assert config["max_position_embeddings"] == 2 * positions

@@ -1,0 +1,128 @@
+"""Plain vLLM, vLLM's own speculation and ssd as users run them and measure them: `vllm serve` with
+its default settings, one side after the other, under a client that everybody has.
+
+    python -m benchmarks.serving [concurrency|rate|length|data|temperature|kf|draft|tp]
+
+Prints a markdown table with the ratios between all sides measured; --json saves every figure, and
+`python -m benchmarks.serving.plots` draws what was saved.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.common.about import about_run
+from benchmarks.common.arguments import combinations, engine_arguments
+from benchmarks.common.gpus import visible_gpus
+from benchmarks.common.models import find_model
+from benchmarks.serving.arguments import parse
+from benchmarks.serving.clients import CLIENTS
+from benchmarks.serving.datasets import Dataset, find_dataset
+from benchmarks.serving.measure import Measure
+from benchmarks.serving.prompts import Prompts
+from benchmarks.serving.records import Result, Saved
+from benchmarks.serving.sides import Plan
+from benchmarks.serving.sweeps import loads
+from benchmarks.serving.table import markdown
+from benchmarks.standin.folders import say
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. The exit status is 1 if a side failed, 2 if it was refused."""
+    args = parse(arguments, __doc__)
+    try:
+        for client in args.client:
+            CLIENTS[client].check()
+        datasets = _datasets(args.dataset, args.models / "datasets", args.all)
+        target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
+        drafts = [
+            find_model(draft, args.models, args.dtype, args.drop, args.max_model_len)
+            for draft in args.drafts
+        ]
+    except ValueError as error:
+        say(f"python -m benchmarks.serving: {error}")
+        return 2
+    args.dataset = list(datasets)
+    before = visible_gpus()
+    engine = engine_arguments(args, target, drafts[0], bool(before))
+    plan = Plan(
+        engine=engine,
+        kinds=args.sides,
+        drafts=drafts,
+        k=args.k,
+        f=args.f,
+        other_k=args.other_k,
+        gpus=len(before),
+        tps=args.tps,
+        options=combinations(args.option),
+        eagle3=args.eagle3,
+        quantisation=args.quantisation,
+    )
+    sides = plan.sides()
+    about = about_run("benchmarks.serving", arguments, [name for name, _ in before], engine)
+    about |= {
+        "target": target.about,
+        "draft": "; ".join(draft.about for draft in drafts),
+        "data": "; ".join(f"{data.name}: {data.about}" for data in datasets.values()),
+    }
+    if left_out := plan.left_out():
+        about["left out"] = "; ".join(left_out)
+    measure = Measure(
+        clients=args.client,
+        loads=loads(args),
+        prompts=_prompts(target.path, datasets, args),
+        tokenizer=target.path,
+        bounds=dict(args.goodput),
+        start_s=args.side_timeout,
+        timeline=args.timeline,
+    )
+    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-serving-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    say(f"{len(sides)} sides; their logs are in {logs}")
+    results: list[Result] = []
+    for number, side in enumerate(sides):
+        if results and before:
+            visible_gpus([used for _, used in before])
+        results.append(measure.side(side, logs / f"side-{number}.log"))
+        if args.json is not None:  # now, as the machine may be gone before the last
+            args.json.write_bytes(msgspec.json.encode(Saved(about, measure.bounds, results)))
+    print("\n".join(f"* {name}: {text}" for name, text in about.items()))
+    print(f"\n{markdown(results)}")
+    return int(any(result.error is not None for result in results))
+
+
+def _datasets(names: Sequence[str], cache: Path, where_possible: bool) -> dict[str, Dataset]:
+    """By name. where_possible: leave out those that cannot be had."""
+    found = {}
+    for name in names:
+        try:
+            dataset = find_dataset(name, cache)
+        except ValueError as error:
+            if not where_possible:
+                raise
+            say(f"left out: {error}")
+        else:
+            found[dataset.name] = dataset
+    if not found:
+        raise ValueError("none of the data sets can be had")
+    return found
+
+
+def _prompts(target: str, datasets: dict[str, Dataset], args: argparse.Namespace) -> Prompts:
+    from transformers import AutoTokenizer
+
+    limits = [CLIENTS[client].longest_prompt for client in args.client]
+    room = args.max_model_len - args.tokens
+    longest = min([room, *(limit for limit in limits if limit is not None)])
+    return Prompts(AutoTokenizer.from_pretrained(target), datasets, longest)
+
+
+if __name__ == "__main__":
+    # Asked to end, it takes the server down that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The servers that are compared: vLLM's arguments and environment of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from benchmarks.common.models import Model
+from benchmarks.common.sides import engine_environment
+from benchmarks.serving.records import OURS, Kind, Side
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare, at each of the tensor parallel sizes ``tps``.
+
+    engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
+    as is each k and f of ssd. ssd-f0 has the same k; draft_model, ngram and eagle3, whose head
+    is ``eagle3``, have ``other_k``. options: further ones of ssd, each combination a side.
+    quantisation: of the draft of ssd-quantised, as vLLM names it. gpus: visible ones, 0 on CPUs.
+    """
+
+    engine: dict[str, Any]
+    kinds: Sequence[Kind]
+    drafts: Sequence[Model]
+    k: Sequence[int]
+    f: Sequence[int]
+    other_k: Sequence[int]
+    gpus: int
+    tps: Sequence[int] = (1,)
+    options: Sequence[dict[str, Any]] = ({},)
+    eagle3: str | None = None
+    quantisation: str = "fp8"
+
+    def sides(self) -> list[Side]:
+        """Those that this machine can run, in the order of the table."""
+        return [side for side in self._all() if self._obstacle(side) is None]
+
+    def left_out(self) -> list[str]:
+        """What the others need, a phrase each."""
+        return [obstacle for side in self._all() if (obstacle := self._obstacle(side))]
+
+    def _all(self) -> list[Side]:
+        return [
+            self._side(name, kind, tp, speculation)
+            for tp in self.tps
+            for kind in self.kinds
+            for name, speculation in self._of_kind(kind)
+        ]
+
+    def _obstacle(self, side: Side) -> str | None:
+        if side.gpus > self.gpus:
+            return f"{side.name} needs {side.gpus} GPUs of {self.gpus}"
+        if side.kind == "ssd-quantised" and self.quantisation == "fp8" and not self.gpus:
+            return f"{side.name} needs a GPU, or another --quantisation"
+        return None
+
+    def _of_kind(self, kind: Kind) -> list[tuple[str, dict[str, Any] | None]]:
+        """(name, --speculative-config) of all sides of a kind."""
+        if kind == "plain":
+            return [(kind, None)]
+        if kind in OURS:
+            return self._ours(kind)
+        if kind == "draft_model":
+            models = [(draft.path, self._of(draft)) for draft in self.drafts]
+            return self._vllms(kind, [({"model": path}, told) for path, told in models])
+        if kind == "eagle3":
+            return self._vllms(kind, [({"model": self.eagle3}, "")] if self.eagle3 else [])
+        return self._vllms(kind, [({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, "")])
+
+    def _vllms(
+        self, method: str, variants: Sequence[tuple[dict[str, Any], str]]
+    ) -> list[tuple[str, dict[str, Any] | None]]:
+        """Sides with a method of vLLM's. variants: (further options, what tells them apart)."""
+        return [
+            (f"{method} k={k}{told}", {"method": method, **own, "num_speculative_tokens": k})
+            for own, told in variants
+            for k in self.other_k
+        ]
+
+    def _ours(self, kind: Kind) -> list[tuple[str, dict[str, Any] | None]]:
+        fixed: dict[str, Any] = {"method": "ssd"}
+        if kind == "ssd-f0":
+            # As ordinary speculation does; "auto" would do without drafts where they cost more.
+            fixed["on_miss"] = "wait"
+        elif kind == "ssd-quantised":
+            fixed["quantization"] = self.quantisation
+        found: list[tuple[str, dict[str, Any] | None]] = []
+        for draft, further, k in product(self.drafts, self.options, self.k):
+            for f in [0] if kind == "ssd-f0" else self.f:
+                told = f"{kind} k={k}" + (f" f={f}" if f else "")
+                told += "".join(f" {name}={value}" for name, value in further.items())
+                own = {"model": draft.path, "k": k, "f": f}
+                found.append((told + self._of(draft), {**fixed, **own, **further}))
+        return found
+
+    def _of(self, draft: Model) -> str:
+        """What tells sides with several drafts apart."""
+        return f" draft={draft.name}" if len(self.drafts) > 1 else ""
+
+    def _side(self, name: str, kind: Kind, tp: int, speculation: dict[str, Any] | None) -> Side:
+        has_draft = kind in OURS
+        engine = {**self.engine, "tensor_parallel_size": tp}
+        if speculation is not None:
+            engine["speculative_config"] = speculation
+        environment = engine_environment(self.gpus > 0, has_draft, tp)
+        if len(self.tps) > 1:
+            name += f" TP {tp}"
+        gpus = tp + has_draft if self.gpus else 0
+        return Side(name, kind, tp, gpus, engine, environment)

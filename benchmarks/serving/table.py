@@ -1,0 +1,112 @@
+"""All runs side by side, as markdown."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.serving.records import KINDS, OURS, Kind, Load, Result, Run, Side, Spread
+
+_NONE = "–"
+# Those that others are compared with; ssd-f0 is ordinary speculation.
+_BASELINES = [kind for kind in KINDS if kind not in OURS or kind == "ssd-f0"]
+_OF_LOAD: dict[str, Callable[[Run], str]] = {
+    "client": lambda run: run.client,
+    "data": lambda run: run.load.dataset,
+    "prompt": lambda run: _told(run.load.prompt_tokens, "own"),
+    "T": lambda run: f"{run.load.temperature:g}",
+    "requests/s": lambda run: _told(run.load.rate, "at once"),
+    "clients": lambda run: _told(run.load.concurrency, "any"),
+}
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """What is the same in all runs, a table of them, and what failed."""
+    runs = [(result.side, run) for result in results for run in result.runs]
+    varied = [name for name, of in _OF_LOAD.items() if len({of(run) for _, run in runs}) > 1]
+    kinds = [kind for kind in _BASELINES if any(side.kind == kind for side, _ in runs)]
+    rows = [dict(_row(side, run, runs, varied, kinds)) for side, run in _by_load(runs)]
+    lines = []
+    if rows:
+        fixed = [f"{name} {of(runs[0][1])}" for name, of in _OF_LOAD.items() if name not in varied]
+        lines = [f"{', '.join(fixed)}. Times in ms: mean / median / 99th percentile.", ""]
+        shown = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
+        lines += [_line(shown), _line(["---"] * len(shown))]
+        lines += [_line([row[name] for name in shown]) for row in rows]
+    for result in results:
+        if result.error is not None:
+            lines += ["", f"{result.side.name} failed:", "", "```", result.error, "```"]
+    return "\n".join(lines)
+
+
+def speed(run: Run) -> float:
+    """Output tokens a second."""
+    return run.seen.tokens / run.seen.seconds
+
+
+def beside(side: Side, run: Run, runs: Sequence[tuple[Side, Run]], kind: Kind) -> Run | None:
+    """The fastest run of a side of ``kind`` under the same load, with as many ranks; None if there
+    is none."""
+    same = [
+        other
+        for other_side, other in runs
+        if other_side.kind == kind
+        and other_side.tp == side.tp
+        and (other.client, other.load) == (run.client, run.load)
+    ]
+    return max(same, key=speed, default=None)
+
+
+def _row(
+    side: Side,
+    run: Run,
+    runs: Sequence[tuple[Side, Run]],
+    varied: Sequence[str],
+    kinds: Sequence[Kind],
+) -> Iterator[tuple[str, str]]:
+    """(column, cell) of a run."""
+    seen, counted = run.seen, run.speculation
+    for name in varied:
+        yield name, _OF_LOAD[name](run)
+    yield "side", side.name
+    yield "tokens/s", f"{speed(run):.1f}"
+    for kind in kinds:
+        other = None if side.kind == kind else beside(side, run, runs, kind)
+        yield f"x {kind}", f"{speed(run) / speed(other):.2f}" if other else _NONE
+    yield "tokens/s/GPU", f"{speed(run) / side.gpus:.1f}" if side.gpus else _NONE
+    yield "E2E", _spread(seen.e2e, 0)
+    yield "TTFT", _spread(seen.ttft, 0)
+    yield "ITL", _spread(seen.itl, 1)
+    yield "TPOT", _spread(seen.tpot, 1)
+    yield "longest gap", _spread(seen.gap, 0)
+    yield "tokens a round", f"{counted.tokens_per_round:.2f}" if counted else _NONE
+    yield "hit / miss / late", _shares(counted)
+    yield "good requests/s", _told(seen.good, _NONE, ".2f")
+
+
+def _by_load(runs: Sequence[tuple[Side, Run]]) -> list[tuple[Side, Run]]:
+    """Runs of one load together, loads and sides in the order in which they were measured."""
+    order: dict[tuple[str, Load], int] = {}
+    for _, run in runs:
+        order.setdefault((run.client, run.load), len(order))
+    return sorted(runs, key=lambda pair: order[pair[1].client, pair[1].load])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _told(value: float | None, none: str, form: str = "g") -> str:
+    return none if value is None else f"{value:{form}}"
+
+
+def _spread(times: Spread | None, digits: int) -> str:
+    if times is None:
+        return _NONE
+    return " / ".join(
+        _told(value, _NONE, f".{digits}f") for value in (times.mean, times.p50, times.p99)
+    )
+
+
+def _shares(counted: Any) -> str:
+    if counted is None or counted.hit is None:
+        return _NONE
+    return f"{counted.hit:.0%} / {counted.miss:.0%} / {counted.late:.0%}"

