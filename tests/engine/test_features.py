@@ -117,6 +117,8 @@ def test_vllm_counts_what_ssd_counts(runs):
     own = [now - then for now, then in zip(counters(run_dir)["accepted"], before)]
     assert output.outputs[0].spec_decode_metrics.histogram[1:] == own[1:]
     assert total() - vllms == sum(drafts * times for drafts, times in enumerate(own)) > 0
+    (rounds,) = [m for m in runs.llm.get_metrics() if m.name == "vllm:ssd_round_tokens"]
+    assert rounds.count == sum(counters(run_dir)["accepted"])
 
 
 def test_a_request_can_turn_drafting_off(runs):

@@ -12,6 +12,7 @@ from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of, run_dir_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.harness import ENGINE, SSD, wait_for
+from tests.support.scraping import scrape
 from vllm_ssd.service import rundir
 
 
@@ -42,6 +43,12 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         counted = [counters(run_dir) for run_dir in run_dirs]
         assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)
         own = {run_dir: processes_of(run_dir) for run_dir in run_dirs}
+        # With one API server for each engine by default: any of them answers for both.
+        for _ in range(4):
+            shown = scrape(server.url)
+            assert shown["vllm:ssd_draft_up"] == {("0",): 1, ("1",): 1}
+            rounds = shown["vllm:ssd_round_tokens_count"].values()
+            assert sorted(rounds) == sorted(sum(each["accepted"]) for each in counted)
 
         worker = next(p for p in server.processes() if "Worker" in " ".join(p.cmdline()))
         of_it = run_dir_of([psutil.Process(worker.ppid())])

@@ -22,7 +22,7 @@ from vllm_ssd.service.draft_device import DraftDevice, choose_device
 from vllm_ssd.service.messages import Sleep, Wake, ask
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -80,8 +80,13 @@ class DraftLauncher:
             branches=max(self._config.max_branches, 1),
             top_m=self._config.top_m,
         )
+        owner = TableOwner(
+            model=self._vllm_config.model_config.served_model_name,
+            engine=self._vllm_config.parallel_config.data_parallel_index,
+            pid=os.getpid(),
+        )
         try:
-            SpeculationTable.create(rundir.table_path(self._run_dir), shape)
+            SpeculationTable.create(rundir.table_path(self._run_dir), shape, owner)
             self._locks.append(rundir.hold_table(self._run_dir))
         except OSError as error:
             size = SpeculationTable.size_of(shape) / 2**20
