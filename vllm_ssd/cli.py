@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
-from pathlib import Path
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
 
 from vllm_ssd import __version__
-from vllm_ssd.metrics import describe, snapshot
+from vllm_ssd.metrics.report import EngineReport, as_table
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
 
-WORK = {
-    "prefill": "prefill (tokens)",
-    "glue": "glue",
-    "branch": "branch step",
-    "fallback": "fallback step",
-}
+NOBODY = "no engine with method ssd is running under this user"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,46 +24,93 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="vllm-ssd", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("stats", help="counters of this user's running engines")
-    parser.parse_args(arguments)
-    return show_stats()
+    about = "what this user's running engines have counted since their start"
+    stats = commands.add_parser(
+        "stats",
+        help=about,
+        description=f"{about}. The exit status is 0 if there are some and every draft serves.",
+    )
+    how = stats.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="as JSON, with all counters")
+    how.add_argument(
+        "--live",
+        type=_seconds,
+        nargs="?",
+        const=1.0,
+        metavar="SECONDS",
+        help="look again every so many seconds, 1 if not given, and show what came since the last "
+        "look, until Ctrl-C",
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.live is not None:
+        return _show_live(chosen.live)
+    look = Look.now()
+    if chosen.json:
+        print(json.dumps([report.as_json() for report in look.reports], indent=2))
+        print(*look.problems, sep="\n", end="", file=sys.stderr)
+    else:
+        Console().print(look.shown())
+    return look.status
 
 
-def show_stats() -> int:
-    """Print every engine's counters since its start; returns 1 if no engine with SSD runs."""
-    found = 0
-    for run_dir in rundir.living():
-        path = rundir.table_path(run_dir)
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds: write one above 0")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Look:
+    """At all engines. problems: of those whose tables cannot be read, a sentence each."""
+
+    reports: list[EngineReport]
+    problems: list[str]
+
+    @classmethod
+    def now(cls) -> Look:
+        look = cls([], [])
+        for path in rundir.tables():
+            try:
+                table = SpeculationTable.open(path, writable=False)
+                look.reports.append(EngineReport.read(path, table))
+            except FileNotFoundError:
+                continue  # stopping right now
+            except ValueError as error:  # of another version of this package
+                look.problems.append(str(error))
+        return look
+
+    def since(self, earlier: Look) -> Look:
+        """What came since an earlier look; of engines that are new, since their start."""
+        before = {report.path: report for report in earlier.reports}
+        reports = [
+            report.since(before[report.path]) if report.path in before else report
+            for report in self.reports
+        ]
+        return Look(reports, self.problems)
+
+    def shown(self) -> Group:
+        found = [as_table(self.reports)] if self.reports else []
+        return Group(*found, *self.problems, *([] if found or self.problems else [NOBODY]))
+
+    @property
+    def status(self) -> int:
+        """Of the process: 0 if there are engines and every draft serves."""
+        serve = [report.serves for report in self.reports]
+        return 0 if serve and all(serve) and not self.problems else 1
+
+
+def _show_live(seconds: float) -> int:
+    """Look every so many seconds until Ctrl-C; returns the exit status after the last look."""
+    look = Look.now()
+    with Live(look.shown(), auto_refresh=False) as live:
         try:
-            table = SpeculationTable.open(path, writable=False)
-        except FileNotFoundError:
-            continue  # starting or stopping right now
-        except ValueError as error:  # another version of this package, in another environment
-            print(error)
-            continue
-        found += 1
-        print("\n".join(report(path, table)))
-    if not found:
-        print("no engine with method ssd is running under this user")
-    return 0 if found else 1
-
-
-def report(path: Path, table: SpeculationTable) -> list[str]:
-    """The lines that are printed for one engine."""
-    counters = snapshot(table)
-    age = (time.monotonic_ns() - counters["heartbeat"]) / 1e9
-    beat = f"last seen {age:.1f} s ago"
-    if not counters["heartbeat"]:
-        beat = "is gone or sleeps" if counters["pid"] else "has not started yet"
-    lines = [
-        f"engine {path.stem}: k={table.shape.k}, {table.shape.branches} branches, "
-        f"{table.shape.slots} slots",
-        f"  target  {describe(counters)}",
-        f"  draft   process {counters['pid']}, {beat}, {counters['live']} requests, "
-        f"{counters['free_blocks']} free KV blocks, started again {counters['restarts']} times",
-    ]
-    for name, label in WORK.items():
-        count = counters[name]
-        mean = counters[f"{name}_us"] / max(count, 1) / 1000
-        lines.append(f"  draft   {label}: {count}, {mean:.2f} ms each")
-    return lines
+            while True:
+                time.sleep(seconds)
+                before, look = look, Look.now()
+                live.update(look.since(before).shown(), refresh=True)
+        except KeyboardInterrupt:
+            return look.status

@@ -102,13 +102,16 @@ def test_vllm_bench_serve_completes(servers, target, tmp_path):
     assert figures["total_output_tokens"] == 8 * 12
 
 
-def test_stats_shows_both_engines(servers):
-    shown = subprocess.run(
-        [serve.VLLM.with_name("vllm-ssd"), "stats"], capture_output=True, text=True, check=True
-    )
+def test_stats_shows_both_engines(servers, tmp_path):
+    """From an environment with another temporary folder, too."""
+    command = [serve.VLLM.with_name("vllm-ssd"), "stats", "--json"]
+    elsewhere = {**os.environ, "TMPDIR": str(tmp_path)}
+    said = subprocess.run(command, capture_output=True, text=True, env=elsewhere)
+    shown = {engine["pid"]: engine for engine in json.loads(said.stdout)}
     for server in servers:
-        assert server.run_dir.name in shown.stdout
-    assert "Hit rate" in shown.stdout
+        engine = shown[server.engine_core().pid]
+        assert engine["model"] == serve.NAME and engine["draft_serves"]
+        assert engine["counters"]["pid"] == counters(server.run_dir)["pid"]
 
 
 def test_interrupted_server_leaves_nothing_and_the_other_goes_on(servers):
