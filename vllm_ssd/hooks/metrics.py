@@ -8,7 +8,7 @@ one is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import msgspec
 from vllm_ssd.hooks.engine_args import uses_ssd
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
     from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.engine.core_client import MPClient
@@ -67,22 +67,20 @@ def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
-def with_ssd_in_registry(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In an API server, before it opens ``/metrics``: one of several has a registry of its own."""
+def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In one of several API servers, whose ``/metrics`` collects from files only."""
 
-    def get_prometheus_registry() -> CollectorRegistry:
+    def collect(self: MultiProcessCollector) -> Iterator[Any]:
         from prometheus_client import REGISTRY
 
         from vllm_ssd.metrics.prometheus import SpeculationCollector
 
-        registry: CollectorRegistry = original()
-        if registry is not REGISTRY:
-            for collector in list(REGISTRY._collector_to_names):
-                if isinstance(collector, SpeculationCollector):
-                    registry.register(collector)
-        return registry
+        yield from original(self)
+        for collector in list(REGISTRY._collector_to_names):
+            if isinstance(collector, SpeculationCollector):
+                yield from collector.collect()
 
-    return get_prometheus_registry
+    return collect
 
 
 def _make_collector(vllm_config: VllmConfig) -> Any:

@@ -1,4 +1,4 @@
-"""Every function of vLLM that is replaced, where, and by what.
+"""Every function of vLLM, and of its Prometheus client, that is replaced, where, and by what.
 
 All wrappers pass other speculative methods through untouched. Importing this module imports neither
 vLLM nor the wrappers: both are imported when a function is replaced.
@@ -101,7 +101,7 @@ PATCHES = (
         "metrics.with_run_dir_heard",
         "self payload",
     ),
-    # ssd's metrics beside vLLM's. API servers import the function by name, perhaps before us.
+    # ssd's metrics beside vLLM's, with one API server and with several.
     Patch(
         _FRONT,
         "vllm.v1.metrics.loggers:PrometheusStatLogger.__init__",
@@ -110,15 +110,9 @@ PATCHES = (
     ),
     Patch(
         _FRONT,
-        "vllm.v1.metrics.prometheus:get_prometheus_registry",
-        "metrics.with_ssd_in_registry",
-        "",
-    ),
-    Patch(
-        _FRONT,
-        "vllm.entrypoints.serve.instrumentator.metrics:get_prometheus_registry",
-        "metrics.with_ssd_in_registry",
-        if_imported=True,
+        "prometheus_client.multiprocess:MultiProcessCollector.collect",
+        "metrics.with_ssd_collected",
+        "self",
     ),
     # ``collective_rpc`` finds a method that changes the draft's weights.
     Patch(_ALL, "vllm.v1.worker.worker_base:WorkerBase.__init__", "reload.with_draft_reload"),

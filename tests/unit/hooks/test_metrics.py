@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from vllm.v1.engine import EngineCoreReadyResponse
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
@@ -13,7 +14,7 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.metrics import (
     with_run_dir_heard,
     with_run_dir_told,
-    with_ssd_in_registry,
+    with_ssd_collected,
     with_ssd_metrics,
 )
 from vllm_ssd.service import rundir
@@ -77,11 +78,19 @@ def frontend(tmp_path, monkeypatch):
     unregister_vllm_metrics()
 
 
+class OfFiles:
+    """As ``MultiProcessCollector``, patched."""
+
+    @with_ssd_collected
+    def collect(self):
+        yield CounterMetricFamily("others", "What the files have.", value=3)
+
+
 @pytest.mark.usefixtures("frontend")
-def test_one_of_several_api_servers_has_them_in_its_own_registry():
+def test_one_of_several_api_servers_has_them_beside_those_of_the_files():
     own = CollectorRegistry()
+    own.register(OfFiles())
     for registry in (own, REGISTRY):
-        found = with_ssd_in_registry(lambda r=registry: r)()
-        assert found is registry
-        text = generate_latest(found).decode()
+        text = generate_latest(registry).decode()
         assert text.count('vllm:ssd_draft_up{engine="0",model_name="m"} 0.0') == 1
+        assert ("others_total 3.0" in text) == (registry is own)
