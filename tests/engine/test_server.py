@@ -44,7 +44,8 @@ def servers(target, draft, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
-    started = [serve.Server(arguments, folder / f"{name}.log") for name in ("one", "two")]
+    logs = [folder / f"{name}.log" for name in ("one", "two")]
+    started = [serve.Server(arguments, log, {"VLLM_LOGGING_LEVEL": "INFO"}) for log in logs]
     try:
         for served in started:
             served.wait_healthy(240)
@@ -54,6 +55,19 @@ def servers(target, draft, tmp_path_factory):
         for served in started:
             if served.process.poll() is None:
                 served.end()
+
+
+def lines_of_ssd(server: Server) -> list[str]:
+    """What a server's log has of ssd and of its draft."""
+    log = server.served.log.read_text(errors="replace")
+    return [line for line in log.splitlines() if "SSD: " in line or "DraftServer" in line]
+
+
+def test_a_start_is_a_few_lines(servers):
+    for server in servers:
+        starting, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
+        assert str(server.run_dir) in starting
+        assert loaded.startswith("draft ") and " loaded in " in loaded
 
 
 def completion(server: Server, prompt: str) -> str:

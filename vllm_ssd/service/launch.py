@@ -102,6 +102,7 @@ class DraftLauncher:
             self._vllm_config, str(self._run_dir), self._device, current_platform
         )
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        logger.info("SSD: starting the draft of %r in %s", self._config, self._run_dir)
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
