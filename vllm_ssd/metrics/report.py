@@ -80,8 +80,12 @@ class EngineReport:
         yield "target", f"{self.owner.model}, process {self.owner.pid}"
         yield "draft", f"process {counted['pid']}, {self._state()}"
         yield "  started again", f"{counted['restarts']} times"
-        yield "  requests", str(counted["live"])
-        yield "  KV cache in use", f"{self._kv_usage():.1%}"
+        if self.heartbeat_age_s is None:
+            yield "  requests", "none"
+            yield "  KV cache in use", "none"
+        else:
+            yield "  requests", str(counted["live"])
+            yield "  KV cache in use", f"{self._kv_usage():.1%}"
         yield "  busy", f"{self._busy():.0%} of the time"
         for kind, unit in _WORK.items():
             done = counted[kind]
@@ -91,8 +95,8 @@ class EngineReport:
         yield "rounds", str(counted["rounds"])
         for name in ("hit", "miss", "late"):
             yield f"  {name}", f"{of_rounds[name]:.1%}"
-        yield "  without drafts, beside", str(counted["off"])
-        yield "  drafts ready at the first look", f"{_mean(counted['ready']):.2f}"
+        yield "  without drafts", str(counted["off"])
+        yield "  ready at the first look", f"{_mean(counted['ready']):.2f}"
         yield "  waited", f"{of_rounds['wait_ms']:.2f} ms"
         yield "  waits that timed out", str(counted["timeouts"])
         yield "  drafts given", f"{counted['drafts'] / rounds:.2f}"
