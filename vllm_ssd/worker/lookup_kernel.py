@@ -151,12 +151,12 @@ def look_up_kernel(
         found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
         found = tl.where(predicted & (depth >= steps), AT.counter_hits, found)
 
-        first_ready = tl.where(sibling, 0, depth)
+        ready = tl.where(sibling, 0, depth)
+        tl.atomic_add(counters + AT.counter_ready + ready, 1, sem="relaxed")
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
         wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
-        ready = first_ready
         short = ready < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
@@ -232,7 +232,6 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_accepted + accepted, 1, mask=counted, sem="relaxed")
         tl.atomic_add(counters + AT.counter_rounds, 1, sem="relaxed")
         tl.atomic_add(counters + found, 1, sem="relaxed")
-        tl.atomic_add(counters + AT.counter_ready + first_ready, 1, sem="relaxed")
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
