@@ -45,10 +45,11 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         own = {run_dir: processes_of(run_dir) for run_dir in run_dirs}
         # With one API server for each engine by default: any of them answers for both.
         for _ in range(4):
-            shown = scrape(server.url)
-            assert shown["vllm:ssd_draft_up"] == {("0",): 1, ("1",): 1}
-            rounds = shown["vllm:ssd_round_tokens_count"].values()
-            assert sorted(rounds) == sorted(sum(each["accepted"]) for each in counted)
+            rounds = scrape(server.url)["vllm:ssd_round_tokens_count"]
+            assert sorted(rounds) == [("0",), ("1",)]
+            assert sorted(rounds.values()) == sorted(sum(each["accepted"]) for each in counted)
+        both = {("0",): 1, ("1",): 1}
+        wait_for("both drafts", lambda: scrape(server.url)["vllm:ssd_draft_up"] == both)
 
         worker = next(p for p in server.processes() if "Worker" in " ".join(p.cmdline()))
         of_it = run_dir_of([psutil.Process(worker.ppid())])

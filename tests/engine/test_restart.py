@@ -105,9 +105,9 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
             load.until(f"loss of the draft, {die.__name__}", draft.silent)
             assert scrape(server.url)["vllm:ssd_draft_up"] == {("0",): 0}
             load.until(f"new draft after {die.__name__}", lambda: not draft.silent())
-            shown = scrape(server.url)
-            assert shown["vllm:ssd_draft_up"] == {("0",): 1}
-            assert shown["vllm:ssd_draft_restarts_total"] == {("0",): draft.counted()["restarts"]}
+            load.until("its metrics", lambda: scrape(server.url)["vllm:ssd_draft_up"]["0",] == 1)
+            restarts = scrape(server.url)["vllm:ssd_draft_restarts_total"]
+            assert restarts == {("0",): draft.counted()["restarts"]}
             load.until("hits as before", lambda: AS_BEFORE * usual <= at_work(draft, load))
             assert pid not in {process.pid for process in draft.processes()}
             assert draft.server().rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY
