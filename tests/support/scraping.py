@@ -10,7 +10,7 @@ Values = dict[str, dict[tuple[str, ...], float]]
 
 def scrape(url: str) -> Values:
     """What the server at this address says now, as ``values``."""
-    answer = httpx.get(f"{url}/metrics", follow_redirects=True)
+    answer = httpx.get(f"{url}/metrics", follow_redirects=True, timeout=60)  # of a busy machine
     assert answer.status_code == httpx.codes.OK
     return values(answer.text)
 
