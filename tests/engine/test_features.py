@@ -17,6 +17,7 @@ from tests.support.features.prompts import LONG, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
 from tests.support.harness import SSD, engine, greedy, own_run_dir
+from vllm_ssd.metrics import subtract
 
 # One token a request, which ends with its prompt; or no request at all.
 WITHOUT_DRAFTS = {"beam search", "embed"}
@@ -112,11 +113,15 @@ def test_vllm_counts_what_ssd_counts(runs):
         return sum(metric.value for metric in runs.llm.get_metrics() if metric.name == name)
 
     run_dir = own_run_dir()
-    before, vllms = counters(run_dir)["accepted"], total()
+    before, vllms = counters(run_dir), total()
     (output,) = runs.llm.generate([SHORT], greedy(20), use_tqdm=False)
-    own = [now - then for now, then in zip(counters(run_dir)["accepted"], before)]
-    assert output.outputs[0].spec_decode_metrics.histogram[1:] == own[1:]
+    between = subtract(counters(run_dir), before)
+    own, of_request = between["accepted"], output.outputs[0].spec_decode_metrics
+    assert of_request.histogram[1:] == own[1:]
+    assert of_request.num_draft_tokens == sum(between["verified"])
     assert total() - vllms == sum(drafts * times for drafts, times in enumerate(own)) > 0
+    (rounds,) = [m for m in runs.llm.get_metrics() if m.name == "vllm:ssd_round_tokens"]
+    assert rounds.count == sum(counters(run_dir)["accepted"])
 
 
 def test_a_request_can_turn_drafting_off(runs):

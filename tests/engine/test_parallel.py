@@ -12,6 +12,7 @@ from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.harness import ENGINE, SSD, wait_for
+from tests.support.scraping import scrape
 from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service import rundir
 
@@ -43,6 +44,13 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         counted = [counters(run_dir) for run_dir in run_dirs]
         assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)
         own = {run_dir: processes_of(run_dir) for run_dir in run_dirs}
+        # With one API server for each engine by default: any of them answers for both.
+        for _ in range(4):
+            rounds = scrape(server.url)["vllm:ssd_round_tokens_count"]
+            assert sorted(rounds) == [("0",), ("1",)]
+            assert sorted(rounds.values()) == sorted(sum(each["accepted"]) for each in counted)
+        both = {("0",): 1, ("1",): 1}
+        wait_for("both drafts", lambda: scrape(server.url)["vllm:ssd_draft_up"] == both)
 
         worker = next(p for p in server.processes() if "Worker" in " ".join(p.cmdline()))
         of_it = run_dir_of([psutil.Process(worker.ppid())])

@@ -29,6 +29,7 @@ from tests.engine.deaths import (
 )
 from tests.engine.load import STUCK_S, Load
 from tests.support.harness import ENGINE, SSD, engine, greedy, texts, wait_for
+from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
 
@@ -102,7 +103,11 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
             die(draft, load)
             killed_while_loading(draft, load, successors)
             load.until(f"loss of the draft, {die.__name__}", draft.silent)
+            assert scrape(server.url)["vllm:ssd_draft_up"] == {("0",): 0}
             load.until(f"new draft after {die.__name__}", lambda: not draft.silent())
+            load.until("its metrics", lambda: scrape(server.url)["vllm:ssd_draft_up"]["0",] == 1)
+            restarts = scrape(server.url)["vllm:ssd_draft_restarts_total"]
+            assert restarts == {("0",): draft.counted()["restarts"]}
             load.until("hits as before", lambda: AS_BEFORE * usual <= at_work(draft, load))
             assert pid not in {process.pid for process in draft.processes()}
             assert draft.server().rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY

@@ -46,7 +46,8 @@ def servers(target, draft, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
-    started = [serve.Server(arguments, folder / f"{name}.log") for name in ("one", "two")]
+    logs = [folder / f"{name}.log" for name in ("one", "two")]
+    started = [serve.Server(arguments, log, {"VLLM_LOGGING_LEVEL": "INFO"}) for log in logs]
     try:
         for served in started:
             served.wait_healthy(240)
@@ -56,6 +57,19 @@ def servers(target, draft, tmp_path_factory):
         for served in started:
             if served.process.poll() is None:
                 served.end()
+
+
+def lines_of_ssd(server: Server) -> list[str]:
+    """What a server's log has of ssd and of its draft."""
+    log = server.served.log.read_text(errors="replace")
+    return [line for line in log.splitlines() if "SSD: " in line or "DraftServer" in line]
+
+
+def test_a_start_is_a_few_lines(servers):
+    for server in servers:
+        starting, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
+        assert str(server.run_dir) in starting
+        assert loaded.startswith("draft ") and " loaded in " in loaded
 
 
 def completion(server: Server, prompt: str) -> str:
@@ -104,13 +118,16 @@ def test_vllm_bench_serve_completes(servers, target, tmp_path):
     assert figures["total_output_tokens"] == 8 * 12
 
 
-def test_stats_shows_both_engines(servers):
-    shown = subprocess.run(
-        [serve.VLLM.with_name("vllm-ssd"), "stats"], capture_output=True, text=True, check=True
-    )
+def test_stats_shows_both_engines(servers, tmp_path):
+    """From an environment with another temporary folder, too."""
+    command = [serve.VLLM.with_name("vllm-ssd"), "stats", "--json"]
+    elsewhere = {**os.environ, "TMPDIR": str(tmp_path)}
+    said = subprocess.run(command, capture_output=True, text=True, env=elsewhere)
+    shown = {engine["pid"]: engine for engine in json.loads(said.stdout)}
     for server in servers:
-        assert server.run_dir.name in shown.stdout
-    assert "Hit rate" in shown.stdout
+        engine = shown[server.engine_core().pid]
+        assert engine["model"] == serve.NAME and engine["draft_serves"]
+        assert engine["counters"]["pid"] == counters(server.run_dir)["pid"]
 
 
 def test_chat_in_a_terminal(servers, tmp_path):

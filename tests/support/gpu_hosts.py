@@ -28,6 +28,7 @@ def parallel(
     return SimpleNamespace(
         world_size=tp,
         data_parallel_rank_local=engine,
+        data_parallel_index=engine,
         assigned_physical_gpu_ids=ids,
         **{"use_ray": False, "placement_group": "the group"} | fields,
     )
@@ -40,5 +41,5 @@ def engine(target: SimpleNamespace, **options: Any) -> Any:
         speculative_config=SSDConfig(k=2, f=1, draft_sample_method="greedy", **options),
         parallel_config=target,
         scheduler_config=SimpleNamespace(max_num_seqs=2),
-        model_config=SimpleNamespace(seed=0),
+        model_config=SimpleNamespace(seed=0, served_model_name="target"),
     )

@@ -117,6 +117,8 @@ def a_dead_draft_is_waited_for_once(folder, device):
         assert target.counted("timeouts") == 1
     looks = int(5e-3 * 1e9 / LOOK_NS)
     assert target.counted("wait_us") == looks * LOOK_NS // 1000, "the bound, to the look"
+    assert [i for i, count in enumerate(target.counted("waits")) if count] == [6], "3.2 to 6.4 ms"
+    assert sum(target.counted("waits")) == 1
     # too late, but it lives
     PredictionWriter(target.table).publish_fallback(0, make_stamp(1, 1), [8])
     target.write(0, [9])

@@ -97,6 +97,7 @@ def nothing_is_published_where_no_drafts_are_wanted(folder, device):
     assert target.table.slots.tobytes() == before
     assert not target.client.confidence.both[:, 0].any()
     assert target.counted("accepted") == [1, 0, 0, 0, 0] and target.counted("rounds") == 0
+    assert target.counted("off") == 1
     target.write(0, [9])
     target.step([(0, 1)])  # the draft learns of both tokens
     outcome = OutcomeReader(target.table).read(0, make_stamp(1, 0), 2)

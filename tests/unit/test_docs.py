@@ -18,7 +18,10 @@ from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("installation", "options", "operations", "tuning")))
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("installation", "options", "operations", "tuning")),
+)
 PAGES = (*PAGES, "docs/troubleshooting.md")
 _MARK = re.compile(r"<!-- (as it is: tests/\S+::\w+|needs: [^>]+) -->")
 _TEST = re.compile(r"(tests/\S+\.py)::(\w+)")

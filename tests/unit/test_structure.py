@@ -27,7 +27,7 @@ LAYERS = (
     ("metrics",),
     ("worker",),
     ("hooks",),
-    ("check", "measure"),
+    ("check", "measure", "stats"),
     ("tune",),
     ("plugin", "cli"),
 )

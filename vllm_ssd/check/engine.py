@@ -16,7 +16,7 @@ from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
 from vllm_ssd.service.draft_device import DraftDevice, choose_device
-from vllm_ssd.service.launch import table_shape
+from vllm_ssd.service.own_table import table_shape
 from vllm_ssd.service.server_spec import make_keeper_spec
 from vllm_ssd.table import TableShape
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from vllm_ssd.check.findings import Finding, gib, refusal
-from vllm_ssd.service.launch import make_table
+from vllm_ssd.service.own_table import make_table
 from vllm_ssd.service.rundir import table_path
 from vllm_ssd.table import SpeculationTable, TableShape
 

@@ -17,7 +17,14 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service.placement import local_engines
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-_INTERNAL = {"draft_model", "asked_for_adaptive_verification", "schedule", "run_dir", "engines"}
+_INTERNAL = {
+    "draft_model",
+    "asked_for_adaptive_verification",
+    "schedule",
+    "run_dir",
+    "run_dirs",
+    "engines",
+}
 OPTIONS = (
     "model",
     *(

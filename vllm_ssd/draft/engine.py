@@ -59,6 +59,7 @@ class DraftEngine:
         self._outcomes = OutcomeReader(table)
         self._predictions = PredictionWriter(table)
         self._counters = table.draft[0]
+        self._counters["blocks"] = model.num_blocks
         self._budget = BranchBudget(policy)
         slots = table.shape.slots
         self._states = HiddenStates(model, policy, slots)
@@ -146,6 +147,9 @@ class DraftEngine:
             verified = self._states.verified(request.slot, 1 + len(request.drafts))
             glues.append(make_glue(request, shape, verified, steps, has_room))
             self.requests.await_outcome(request)
+        planned = sum(glue.prediction is not None for glue in glues)
+        self._counters["planned"] += planned
+        self._counters["branches"] += planned * sum(shape.fan_out)
         self._ahead.append(self._executor.glue(glues, feeds, shape))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.hooks.patches import check_vllm
+from vllm_ssd.hooks.patches import Where, apply, check_vllm
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,6 +20,7 @@ def with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _asks_for_ssd(self):
             return original(self, *args, **kwargs)
         check_vllm()
+        apply(Where.FRONTEND)
         return _make_config(self, *args, **kwargs)
 
     return create_speculative_config

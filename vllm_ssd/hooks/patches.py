@@ -1,4 +1,4 @@
-"""Every function of vLLM that is replaced, where, and by what.
+"""Every function of vLLM, and of its Prometheus client, that is replaced, where, and by what.
 
 All wrappers pass other speculative methods through untouched. Importing this module imports neither
 vLLM nor the wrappers: both are imported when a function is replaced.
@@ -21,11 +21,11 @@ _PATCHED = "_patched_by_vllm_ssd"
 
 
 class Where(Enum):
-    """When a function is replaced: in every process, when vLLM loads its plugins; when an executor
-    is made; or in a worker, when runner V1 makes ssd's proposer, V2 its speculator, or V1 its
-    proposer on a CPU."""
+    """When a function is replaced: in every process, when vLLM loads its plugins; in a frontend,
+    when a config with ssd is made; when an executor is made; or in a worker, when runner V1 makes
+    ssd's proposer, V2 its speculator, or V1 its proposer on a CPU."""
 
-    EVERY_PROCESS, EXECUTOR_MADE, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(5)
+    EVERY_PROCESS, FRONTEND, EXECUTOR_MADE, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(6)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Patch:
         return self.function.partition(":")[2]
 
 
-_ALL, _MADE, _V1, _V2, _CPU = Where
+_ALL, _FRONT, _MADE, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -77,6 +77,13 @@ COUNTING = Patch(
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
     "scheduler.with_verified_drafts",
 )
+# Frontends learn where the engine's counters are.
+TELLING = Patch(
+    _MADE,
+    "vllm.v1.engine.core:EngineCoreProc._make_ready_response",
+    "metrics.with_run_dir_told",
+    "self",
+)
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
@@ -87,6 +94,26 @@ PATCHES = (
     SLEEPING,
     WAKING,
     COUNTING,
+    TELLING,
+    Patch(
+        _FRONT,
+        "vllm.v1.engine.core_client:MPClient._apply_ready_response",
+        "metrics.with_run_dir_heard",
+        "self payload",
+    ),
+    # ssd's metrics beside vLLM's, with one API server and with several.
+    Patch(
+        _FRONT,
+        "vllm.v1.metrics.loggers:PrometheusStatLogger.__init__",
+        "metrics.with_ssd_metrics",
+        "self vllm_config engine_indexes",
+    ),
+    Patch(
+        _FRONT,
+        "prometheus_client.multiprocess:MultiProcessCollector.collect",
+        "metrics.with_ssd_collected",
+        "self",
+    ),
     # ``collective_rpc`` finds a method that changes the draft's weights.
     Patch(_ALL, "vllm.v1.worker.worker_base:WorkerBase.__init__", "reload.with_draft_reload"),
     # The V2 runner's speculator. The runner imports the function by name, perhaps before us.
@@ -215,6 +242,7 @@ def check_vllm() -> None:
 
     mismatch = version_mismatch(on_gpus=not current_platform.is_cpu())
     mismatch = mismatch or find_mismatch() or find_mismatch(Where.EXECUTOR_MADE)
+    mismatch = mismatch or find_mismatch(Where.FRONTEND)
     if mismatch is not None:
         raise RuntimeError(mismatch)
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,9 +20,9 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_device import DraftDevice, choose_device
 from vllm_ssd.service.messages import Sleep, Wake, ask
+from vllm_ssd.service.own_table import make_table, table_owner, table_shape
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
-from vllm_ssd.table import SpeculationTable, TableShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,7 +74,11 @@ class DraftLauncher:
         self._keeper_locks = locks
         self._locks += locks
         self._config.run_dir = str(self._run_dir)
-        self._locks.append(make_table(self._run_dir, table_shape(self._vllm_config)))
+        self._locks.append(
+            make_table(
+                self._run_dir, table_shape(self._vllm_config), table_owner(self._vllm_config)
+            )
+        )
         self._device = choose_device(self._vllm_config, current_platform)
         for name, value in self._device.of_target.items():
             self._before[name] = os.environ.get(name)
@@ -84,6 +87,7 @@ class DraftLauncher:
             self._vllm_config, str(self._run_dir), self._device, current_platform
         )
         (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        logger.info("SSD: starting the draft of %r in %s", self._config, self._run_dir)
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
@@ -227,31 +231,6 @@ class DraftLauncher:
                     self._given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
-
-
-def table_shape(vllm_config: VllmConfig) -> TableShape:
-    """Of the table of an engine with this config."""
-    config: Any = vllm_config.speculative_config
-    return TableShape(
-        slots=vllm_config.scheduler_config.max_num_seqs,
-        k=config.k,
-        branches=max(config.max_branches, 1),
-        top_m=config.top_m,
-    )
-
-
-def make_table(run_dir: Path, shape: TableShape) -> int:
-    """Make the table that belongs to a run directory, and return the descriptor that holds it;
-    ``RuntimeError`` with a sentence if there is no room."""
-    try:
-        SpeculationTable.create(rundir.table_path(run_dir), shape)
-        return rundir.hold_table(run_dir)
-    except OSError as error:
-        size = SpeculationTable.size_of(shape) / 2**20
-        raise RuntimeError(
-            f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
-            f"{error}): free some, or in a container raise --shm-size"
-        ) from error
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

@@ -118,17 +118,26 @@ def living() -> list[Path]:
     return [path for path in _all() if is_alive(path)]
 
 
+def tables() -> list[Path]:
+    """Tables of this user's running engines, whatever temporary folders these have."""
+    return sorted(table for table in _all_tables() if _is_locked(table))
+
+
 def sweep() -> None:
     """Remove what engines that were killed have left behind."""
     for path in _all():
         if not is_alive(path):
             logger.info("SSD: removing what a killed engine left in %s", path)
             remove(path)
-    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else _base()
-    for table in memory.glob(f"{_prefix()}*.table"):
+    for table in _all_tables():
         run_dir = _base() / table.name.removesuffix(".table")
         if not run_dir.exists() and _is_abandoned(table):
             table.unlink(missing_ok=True)
+
+
+def _all_tables() -> list[Path]:
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else _base()
+    return list(memory.glob(f"{_prefix()}*.table"))
 
 
 def _is_abandoned(table: Path) -> bool:

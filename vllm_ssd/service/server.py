@@ -26,6 +26,7 @@ from vllm_ssd.service.messages import (
     Wake,
     endpoint,
 )
+from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
 
 logger = get_logger(__name__)
@@ -55,6 +56,7 @@ class DraftServer:
 
     def load(self) -> str:
         """Load the draft; returns a line that describes it. Raises as ``LoadedDraft.load``."""
+        hush_vllm()
         from vllm_ssd.service.loaded_draft import LoadedDraft
 
         self._draft = LoadedDraft(self._spec)

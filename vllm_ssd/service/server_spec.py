@@ -86,6 +86,7 @@ def _model_spec(
         "trust_remote_code": draft.trust_remote_code,
         "quantization": config.quantization,
         "load_format": load.load_format,
+        "use_tqdm_on_load": False,  # its bar would cut into the target's
         "download_dir": load.download_dir and os.path.abspath(load.download_dir),
         "seed": draft.seed,
         "enforce_eager": True,

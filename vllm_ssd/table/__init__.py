@@ -17,6 +17,7 @@ from vllm_ssd.table.schema import (
     GIVEN_UP,
     LOST,
     PREPARING,
+    TableOwner,
     TableShape,
     make_stamp,
     split_stamp,

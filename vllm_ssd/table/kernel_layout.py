@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_ssd.table.schema import TableShape
+from vllm_ssd.table.schema import WAIT_COUNTERS, TableShape
 from vllm_ssd.table.speculation_table import SpeculationTable
 
 _RECORDS = ("outcome", "prediction", "fallback")
@@ -22,8 +22,9 @@ class KernelLayout:
     of the first of two records. outcome_size and so on: the size of one record; outcome_stamp and
     so on: a field's offset in its record. Word w of the table is word w // 2 of its int64 view.
     In 8-byte words: counter_rounds and so on: a counter's offset from the target's first one.
-    k, branches, top_m: as in ``TableShape``; tail_size: its ``tail``. token_lanes, branch_lanes,
-    prob_lanes: k, branches and top_m rounded up to a power of two.
+    k, branches, top_m: as in ``TableShape``; tail_size: its ``tail``. wait_counters: of waits, by
+    duration. token_lanes, branch_lanes, prob_lanes, wait_lanes: k, branches, top_m and the last,
+    rounded up to a power of two.
 
     Layouts are compared by identity, as ``of`` makes one per shape: a launch compares its
     constants with those of earlier launches, and would otherwise compare all numbers.
@@ -55,6 +56,8 @@ class KernelLayout:
             "branches": shape.branches,
             "top_m": shape.top_m,
             "tail_size": shape.tail,
+            "wait_counters": WAIT_COUNTERS,
+            "wait_lanes": _power_of_2(WAIT_COUNTERS),
             "token_lanes": _power_of_2(shape.k),
             "branch_lanes": _power_of_2(shape.branches),
             "prob_lanes": _power_of_2(max(shape.top_m, 1)),

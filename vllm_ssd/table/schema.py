@@ -19,12 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 9
+VERSION = 10
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
 # LOST: it lacks the text (it fell behind or was restarted) and the target is to send it again.
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
+
+# Steps of the target that waited are counted by the microseconds that they did: up to this number
+# in the first counter, twice as long in each after it, and all longer waits in the last one.
+SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
@@ -35,6 +39,16 @@ def make_stamp(generation: int, round_: int) -> np.uint64:
 def split_stamp(stamp: int) -> tuple[int, int]:
     """``(generation, round)`` of a stamp."""
     return int(stamp) >> 32, int(stamp) & 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class TableOwner:
+    """Whose table it is. model: the target's name to clients; engine: its place in a data parallel
+    group, from 0; pid: the process of the engine core."""
+
+    model: str = ""
+    engine: int = 0
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,28 +68,46 @@ class TableShape:
     top_m: int = 0
 
     def header_dtype(self) -> np.dtype:
-        sizes = ("version", "slots", "k", "branches", "tail", "top_m")
-        return np.dtype([("magic", "u8"), *((name, "u4") for name in sizes)], align=True)
+        """Sizes of the table, and its ``TableOwner``: the name as UTF-8, cut to 256 bytes."""
+        sizes = ("version", "slots", "k", "branches", "tail", "top_m", "engine", "pid")
+        fields = [("magic", "u8"), *((name, "u4") for name in sizes), ("model", "S256")]
+        return np.dtype(fields, align=True)
 
     def target_dtype(self) -> np.dtype:
         """Counters written by the target. rounds: outcomes looked up, of each request by itself,
-        and of these hits, misses and late ones; timeouts: those with too few drafts after a wait;
+        and of these hits, misses and late ones; off: rounds in which the target did without drafts,
+        as that was measured to be faster; timeouts: those with too few drafts after a wait;
         drafts: tokens handed to vLLM; wait_us: microseconds that steps waited; started_s: Unix time
-        of the start; accepted: verifications by their number of accepted drafts, guesses too;
-        verified, taken: the draft's tokens that were verified and those accepted, by position."""
-        names = ("rounds", "hits", "misses", "late", "timeouts", "drafts", "wait_us", "started_s")
-        fields = [*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))]
+        of the start; ready: rounds by the number of drafts that were there at the first look;
+        waits: steps that waited, by how long (``SHORTEST_WAIT_US``); accepted: verifications by
+        their number of accepted drafts, guesses too; verified, taken: the draft's tokens that were
+        verified and those accepted, by position."""
+        names = (
+            "rounds",
+            "hits",
+            "misses",
+            "late",
+            "off",
+            "timeouts",
+            "drafts",
+            "wait_us",
+            "started_s",
+        )
+        fields = [*((name, "i8") for name in names), ("ready", "i8", (self.k + 1,))]
+        fields += [("waits", "i8", (WAIT_COUNTERS,)), ("accepted", "i8", (self.k + 1,))]
         fields += [("verified", "i8", (self.k,)), ("taken", "i8", (self.k,))]
         return np.dtype(fields, align=True)
 
     def draft_dtype(self) -> np.dtype:
         """The draft's status and counters. heartbeat: monotonic nanoseconds, 0 without a draft;
-        pid: of its process; live: requests it drafts for; free_blocks: of its KV cache. Then, for
-        each kind of work, the amount done (prompt tokens for prefill, forwards for the others)
-        and the microseconds it took. restarts: counted by the keeper, which also clears the
+        pid: of its process; live: requests it drafts for; blocks, free_blocks: of its KV cache.
+        Then, for each kind of work, the amount done (prompt tokens for prefill, forwards for the
+        others) and the microseconds it took. planned: rounds of requests that it drafts ahead for;
+        branches: of all these rounds. restarts: counted by the keeper, which also clears the
         heartbeat of a draft that is gone."""
-        names = ["heartbeat", "pid", "live", "free_blocks", "prefill", "prefill_us"]
-        names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us", "restarts"]
+        names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
+        names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
+        names += ["planned", "branches", "restarts"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def slot_dtype(self) -> np.dtype:

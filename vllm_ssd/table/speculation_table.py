@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.table.schema import MAGIC, VERSION, TableShape
+from vllm_ssd.table.schema import MAGIC, VERSION, TableOwner, TableShape
 
 
 class SpeculationTable:
@@ -35,6 +35,12 @@ class SpeculationTable:
         self.draft = view(shape.draft_dtype(), 1)
         self.slots = view(shape.slot_dtype(), shape.slots)
 
+    @property
+    def owner(self) -> TableOwner:
+        header = self.header[0]
+        model = bytes(header["model"]).decode(errors="ignore")
+        return TableOwner(model, int(header["engine"]), int(header["pid"]))
+
     @staticmethod
     def slots_offset(shape: TableShape) -> int:
         """Bytes before the first slot of a table of this shape."""
@@ -49,7 +55,9 @@ class SpeculationTable:
         return SpeculationTable.slots_offset(shape) + shape.slots * shape.slot_dtype().itemsize
 
     @classmethod
-    def create(cls, path: Path, shape: TableShape) -> SpeculationTable:
+    def create(
+        cls, path: Path, shape: TableShape, owner: TableOwner | None = None
+    ) -> SpeculationTable:
         """Make a zeroed table readable by its owner only; ``FileExistsError`` if there is one.
 
         Raises ``OSError`` (no space) if the memory cannot be had: pages are reserved now, since a
@@ -71,6 +79,9 @@ class SpeculationTable:
         header["version"], header["slots"], header["k"] = VERSION, shape.slots, shape.k
         header["branches"], header["tail"] = shape.branches, shape.tail
         header["top_m"] = shape.top_m
+        if owner is not None:
+            header["model"], header["engine"] = owner.model.encode(), owner.engine
+            header["pid"] = owner.pid
         header["magic"] = MAGIC  # last: a reader sees a complete header or none
         return table
 

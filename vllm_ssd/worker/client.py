@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.predictions import LookupResult, PredictionReader
-from vllm_ssd.worker.connection import Connection, draft_lives
+from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.slots import SlotMap, SlotState
 from vllm_ssd.worker.wait_policy import WaitPlanner
 from vllm_ssd.worker.wait_tuner import MOST_DRAFTS, Limits, WaitPlan
@@ -122,6 +123,7 @@ class SpeculationClient:
         if not most_drafts:
             # Nothing is published: the draft has nothing to do, and reads what it missed later.
             self._undrafted += sum(row.num_new for row in rows)
+            self.counters.went_without(len(rows))
             self.counters.log()
             return [[] for _ in rows]
         states = [self._publish(row) for row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,6 @@ from vllm_ssd.worker.wait_policy import WaitPolicy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-# Nanoseconds without a heartbeat after which the draft is not waited for; longer than any one
-# forward.
-HEARTBEAT_LIMIT_NS = 5_000_000_000
 
 
 @dataclass(frozen=True)
@@ -42,13 +37,3 @@ def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,
     )
-
-
-def draft_lives(table: SpeculationTable) -> bool:
-    """Whether the draft's last heartbeat is less than ``HEARTBEAT_LIMIT_NS`` ago."""
-    return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
-
-
-def draft_has_gone(table: SpeculationTable) -> bool:
-    """Whether there was a draft, and its last heartbeat is too long ago."""
-    return bool(table.draft["pid"][0]) and not draft_lives(table)

@@ -18,6 +18,7 @@ import triton.language as tl
 from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
+from vllm_ssd.table.schema import SHORTEST_WAIT_US
 from vllm_ssd.worker.confidence_kernels import grade, weigh
 from vllm_ssd.worker.guess_kernels import continuation
 from vllm_ssd.worker.kinds import (
@@ -34,6 +35,7 @@ from vllm_ssd.worker.kinds import (
 # not told of; nothing is published for it.
 SLOT_STATE_FIELDS = 6
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
+_SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
     tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, FROM_SIBLING, LEFT_OVER, GUESSED)
 )
@@ -116,12 +118,13 @@ def look_up_kernel(
     tl.store(expected + confidence_at, 0.0, mask=lane < AT.k)
     if row == 0:  # count the last step's wait once for all its rows, as the host does
         last = waits + 1 - turn
-        tl.atomic_add(counters + AT.counter_wait_us, tl.load(last) * look_ns // 1000, sem="relaxed")
+        count_wait(counters, tl.load(last) * look_ns // 1000, AT)
         tl.store(last, 0)
     if (generation != 0) & (sampled > 0) & (most_drafts == 0):
         tl.atomic_add(
             counters + AT.counter_accepted + tl.minimum(sampled - 1, AT.k), 1, sem="relaxed"
         )
+        tl.atomic_add(counters + AT.counter_off, 1, sem="relaxed")
     if (generation != 0) & (sampled > 0) & (length > known) & (most_drafts > 0):
         slot_base = AT.slots + slot * AT.slot_size
         parity = round_ & 1
@@ -148,10 +151,12 @@ def look_up_kernel(
         found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
         found = tl.where(predicted & (depth >= steps), AT.counter_hits, found)
 
+        ready = tl.where(sibling, 0, depth)
+        tl.atomic_add(counters + AT.counter_ready + ready, 1, sem="relaxed")
+
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
         wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
-        ready = tl.where(sibling, 0, depth)
         short = ready < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
@@ -230,6 +235,16 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
+
+
+@triton.jit
+def count_wait(counters, wait_us, AT: tl.constexpr):
+    """``TargetCounters.waited`` of a step; nothing for a step that did not wait."""
+    tl.atomic_add(counters + AT.counter_wait_us, wait_us, sem="relaxed")
+    lane = tl.arange(0, AT.wait_lanes).to(tl.int64)
+    longer = (lane < AT.wait_counters - 1) & (wait_us > (_SHORTEST_WAIT_US << lane))
+    place = tl.sum(longer.to(tl.int64))
+    tl.atomic_add(counters + AT.counter_waits + place, 1, mask=wait_us > 0, sem="relaxed")
 
 
 @triton.jit

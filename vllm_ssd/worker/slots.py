@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import make_stamp
-from vllm_ssd.worker.connection import Connection, draft_has_gone
+from vllm_ssd.table.heartbeat import draft_has_gone
+from vllm_ssd.worker.connection import Connection
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.draft.loop import MAX_LEN, PROMPT, SLOTS, VOCAB, Loop, Target
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.metrics import snapshot
 from vllm_ssd.table import make_stamp
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import client
@@ -32,9 +33,11 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     for _ in range(12):
         loop.work()
         assert target.round(loop.client) == k
-    counters = loop.counters()
+    counters = snapshot(loop.table)
     assert counters["hits"] == counters["rounds"] == 13
     assert counters["misses"] == counters["late"] == 0
+    assert counters["ready"] == [0] * k + [13]
+    assert (counters["planned"], counters["branches"]) == (13, 13 * f * (k + 1))
 
 
 def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, reference):

@@ -8,11 +8,11 @@ import pytest
 from tests.support.control_socket import Sent
 from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table import heartbeat as heartbeat_module
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import client as client_module
-from vllm_ssd.worker import connection as connection_module
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
@@ -45,7 +45,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(client_module, "time", clock)
-    monkeypatch.setattr(connection_module, "time", clock)
+    monkeypatch.setattr(heartbeat_module, "time", clock)
     return clock
 
 

@@ -76,6 +76,7 @@ def test_the_draft_is_left_alone_where_no_drafts_are_wanted(table, monkeypatch):
     assert client.exchange([_row()]) == [[]]
     client.add("b", [5, 6])
     assert sent == [] and not table.slots["outcome"]["stamp"].any()
+    assert (table.target["off"], table.target["rounds"]) == (1, 0)
     plan = WaitPlan(0, 0)
     assert client.exchange([_row(7)]) == [[]]
     assert [message.tokens for message in sent] == [[1, 2, BONUS]]

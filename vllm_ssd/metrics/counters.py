@@ -1,16 +1,14 @@
-"""Counters of a running engine, kept in the table's header, and how they are shown."""
+"""What the target counts in the table, and the lines that it logs of that."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.metrics.figures import describe, snapshot, subtract
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.predictions import LookupResult
+from vllm_ssd.table.schema import SHORTEST_WAIT_US, WAIT_COUNTERS
 
 logger = get_logger(__name__)
 
@@ -44,6 +42,7 @@ class TargetCounters:
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
+        counters["ready"][len(first.tokens)] += 1
         if first.predicted and len(first.tokens) >= first.steps:
             counters["hits"] += 1
         elif first.published and not first.predicted:
@@ -51,9 +50,16 @@ class TargetCounters:
         else:
             counters["late"] += 1
 
+    def went_without(self, rounds: int) -> None:
+        """So many requests had no drafts, as doing without them was measured to be faster."""
+        self._counters["off"] += rounds
+
     def waited(self, seconds: float, timeouts: int) -> None:
         """A step waited for the draft; ``timeouts`` of its requests still have too few drafts."""
-        self._counters["wait_us"] += int(seconds * 1e6)
+        wait_us = int(seconds * 1e6)
+        doublings = (max(wait_us - 1, 0) // SHORTEST_WAIT_US).bit_length()
+        self._counters["wait_us"] += wait_us
+        self._counters["waits"][min(doublings, WAIT_COUNTERS - 1)] += 1
         self._counters["timeouts"] += timeouts
 
     def log(self) -> None:
@@ -96,59 +102,3 @@ class _Acceptance:
                 100 * share,
                 100 * self._usual,
             )
-
-
-def snapshot(table: SpeculationTable) -> dict[str, Any]:
-    """All counters of a table: name -> int, ``accepted`` -> list of k + 1 ints."""
-    values: dict[str, Any] = {}
-    for part in (table.target[0], table.draft[0]):
-        for name in part.dtype.names or ():
-            value = part[name]
-            values[name] = value.tolist() if isinstance(value, np.ndarray) else int(value)
-    return values
-
-
-def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """What was counted between two snapshots; gauges keep their later value."""
-    gauges = ("started_s", "heartbeat", "pid", "live", "free_blocks")
-    difference: dict[str, Any] = {}
-    for name, value in later.items():
-        if name in gauges:
-            difference[name] = value
-        elif isinstance(value, list):
-            difference[name] = (np.array(value) - np.array(earlier[name])).tolist()
-        else:
-            difference[name] = value - earlier[name]
-    return difference
-
-
-def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: 1 + mean of accepted
-    drafts. acceptance: shares of verifications that accepted at least 1, 2, .. k drafts. wait_ms:
-    milliseconds that all steps waited, divided by the rounds."""
-    rounds = max(counters["rounds"], 1)
-    accepted = counters["accepted"]
-    verified = max(sum(accepted), 1)
-    reached = [sum(accepted[j:]) / verified for j in range(1, len(accepted))]
-    return {
-        "hit": counters["hits"] / rounds,
-        "miss": counters["misses"] / rounds,
-        "late": counters["late"] / rounds,
-        "tokens_per_round": 1 + sum(reached),
-        "acceptance": reached,
-        "wait_ms": counters["wait_us"] / 1000 / rounds,
-    }
-
-
-def describe(counters: Mapping[str, Any]) -> str:
-    """One line in the style of vLLM's speculative decoding metrics."""
-    derived = rates(counters)
-    acceptance = ", ".join(f"{share:.3f}" for share in derived["acceptance"])
-    return (
-        f"Rounds: {counters['rounds']}, Hit rate: {derived['hit']:.1%}, "
-        f"Miss rate: {derived['miss']:.1%}, Late rate: {derived['late']:.1%}, "
-        f"Timeouts: {counters['timeouts']}, "
-        f"Mean acceptance length: {derived['tokens_per_round']:.2f}, "
-        f"Per-position acceptance rate: {acceptance}, "
-        f"Wait: {derived['wait_ms']:.2f} ms/round"
-    )

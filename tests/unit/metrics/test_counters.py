@@ -1,10 +1,10 @@
-"""Counters, their rates, and how they are shown."""
+"""The counters of the target, what they say, and what is logged of them."""
 
 import numpy as np
 import pytest
 
-from vllm_ssd import cli, metrics
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
+from vllm_ssd.metrics import counters as target_counters
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.predictions import LookupResult
 
@@ -36,6 +36,16 @@ def test_rates_of_a_few_rounds(table):
     assert "Hit rate: 25.0%" in line and "0.667, 0.333" in line and "Timeouts: 1" in line
 
 
+@pytest.mark.parametrize(
+    "microseconds, counter",
+    [(0, 0), (100, 0), (101, 1), (200, 1), (201, 2), (100 << 15, 15), (101 << 15, 16), (10**9, 16)],
+)
+def test_waits_are_counted_by_their_length(table, microseconds, counter):
+    TargetCounters(table).waited(microseconds / 1e6, 0)
+    counted = snapshot(table)["waits"]
+    assert [place for place, count in enumerate(counted) if count] == [counter]
+
+
 def test_differences_of_snapshots(table):
     counters = TargetCounters(table)
     counters.verified(1, 3)
@@ -53,8 +63,10 @@ def test_differences_of_snapshots(table):
 def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     now = [100.0]
     lines: list[str] = []
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(metrics.logger, "info", lambda text, *args: lines.append(text % args))
+    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        target_counters.logger, "info", lambda text, *args: lines.append(text % args)
+    )
     counters = TargetCounters(table)
     for second in range(40):
         now[0] += 1.0
@@ -71,8 +83,10 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
 def test_one_warning_when_acceptance_has_halved(table, monkeypatch):
     now = [100.0]
     lines: list[str] = []
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(metrics.logger, "warning", lambda text, *args: lines.append(text % args))
+    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        target_counters.logger, "warning", lambda text, *args: lines.append(text % args)
+    )
     counters = TargetCounters(table)
 
     def interval(accepted, rounds=1000):
@@ -92,19 +106,3 @@ def test_one_warning_when_acceptance_has_halved(table, monkeypatch):
     interval(8)
     interval(1)
     assert len(lines) == 1
-
-
-def test_stats_without_engines(monkeypatch, capsys):
-    monkeypatch.setattr(cli.rundir, "living", lambda: [])
-    assert cli.main(["stats"]) == 1
-    assert "no engine with method ssd" in capsys.readouterr().out
-
-
-def test_stats_reports_an_engine(table):
-    TargetCounters(table).looked_up(found(True, True, [1, 2]), 2)
-    report = "\n".join(cli.report(table.path, table))
-    assert "k=2, 2 branches, 1 slots" in report
-    assert "Hit rate: 100.0%" in report and "has not started yet" in report
-    table.draft["pid"], table.draft["restarts"] = 7, 2
-    report = "\n".join(cli.report(table.path, table))
-    assert "process 7, is gone" in report and "started again 2 times" in report

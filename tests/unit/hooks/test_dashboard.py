@@ -1,0 +1,68 @@
+"""The example's dashboard asks for metrics that a server has, with labels that these have."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableShape
+
+FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
+METRIC = re.compile(r"(vllm:\w+)(?:\{([^}]*)\})?")
+
+
+@pytest.fixture
+def served(engine_args, models, tmp_path, monkeypatch):
+    """name -> labels, of all metrics of a server whose draft serves."""
+    monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir / "table")
+    table = SpeculationTable.create(tmp_path / "table", TableShape(slots=1, k=2, branches=2))
+    table.draft["heartbeat"] = time.monotonic_ns()
+    config = engine_args({"method": "ssd", "k": 2, "model": models.draft}).create_engine_config()
+    config.speculative_config.run_dirs[0] = str(tmp_path)
+    PrometheusStatLogger(config, [0])
+    yield {s.name: set(s.labels) for family in REGISTRY.collect() for s in family.samples}
+    unregister_vllm_metrics()
+
+
+def queries():
+    """The dashboard's, with the panels' titles."""
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        yield variable["name"], variable["query"]
+
+
+def test_every_query_names_a_metric_that_exists(served):
+    asked = set()
+    for title, query in queries():
+        found = METRIC.findall(query)
+        assert found, f"{title} asks for nothing"
+        grouped = set(re.findall(r"by \((\w+)\)", query))
+        for name, selector in found:
+            assert name in served, f"{title}: {name}"
+            labels = set(re.findall(r"(\w+) *(?:=~|!=|!~|=)", selector)) | grouped
+            assert labels <= served[name], f"{title}: {name} has no such labels"
+            asked.add(name)
+    families = {re.sub("_(total|bucket|sum|count)$", "", name) for name in asked}
+    ours = {name for name in served if name.startswith("vllm:ssd_")}
+    shown = {name for name in ours if re.sub("_(total|bucket|sum|count)$", "", name) in families}
+    assert ours - shown == {"vllm:ssd_draft_work_total"}, "everything else is in a panel"
+
+
+def test_what_is_mounted_is_there():
+    services = yaml.safe_load((FOLDER / "docker-compose.yaml").read_text())["services"]
+    mounted = {volume.split(":")[0] for of in services.values() for volume in of["volumes"]}
+    assert mounted == {
+        f"./{path.name}" for path in FOLDER.glob("*.*") if path.name != "README.md"
+    } - {"./docker-compose.yaml"}
+    for path in FOLDER.glob("*.yaml"):
+        assert yaml.safe_load(path.read_text())

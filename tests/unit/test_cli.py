@@ -1,0 +1,136 @@
+"""``vllm-ssd stats``."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vllm_ssd import cli
+from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
+from vllm_ssd.table.predictions import LookupResult
+
+OWNER = TableOwner("the model", engine=1, pid=4321)
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Of the one engine that runs."""
+    path = tmp_path / "t"
+    monkeypatch.setattr(rundir, "tables", lambda: [path])
+    return SpeculationTable.create(path, TableShape(slots=1, k=2, branches=2), OWNER)
+
+
+def look_up(counters):
+    counters.looked_up(LookupResult(True, True, [1, 2], np.zeros((2, 0), np.int64), 2), 2)
+
+
+def beat(table):
+    table.draft["pid"], table.draft["heartbeat"] = 7, time.monotonic_ns()
+
+
+def shown(capsys) -> str:
+    """What was printed, each run of spaces as one."""
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_without_engines(monkeypatch, capsys):
+    monkeypatch.setattr(rundir, "tables", lambda: [])
+    assert cli.main(["stats"]) == 1
+    assert "no engine with method ssd" in shown(capsys)
+    assert cli.main(["stats", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_the_status_says_whether_all_drafts_serve(table, capsys):
+    look_up(TargetCounters(table))
+    assert cli.main(["stats"]) == 1
+    assert "has not started yet" in shown(capsys)
+    beat(table)
+    table.draft["restarts"] = 2
+    table.draft["blocks"], table.draft["free_blocks"] = 4, 3
+    assert cli.main(["stats"]) == 0
+    text = shown(capsys)
+    assert "engine 1" in text and "the model, process 4321" in text
+    assert "process 7, serves" in text and "started again │ 2 times" in text
+    assert "hit │ 100.0%" in text and "KV cache in use │ 25.0%" in text
+    table.draft["heartbeat"] -= 6_000_000_000
+    assert cli.main(["stats"]) == 1
+    assert "process 7, silent, seen 6." in shown(capsys)
+    table.draft["heartbeat"] = 0
+    assert cli.main(["stats"]) == 1
+    assert "process 7, gone, asleep or loading" in shown(capsys)
+
+
+def test_json_has_all_counters(table, capsys):
+    look_up(TargetCounters(table))
+    beat(table)
+    assert cli.main(["stats", "--json"]) == 0
+    (engine,) = json.loads(capsys.readouterr().out)
+    assert (engine["model"], engine["engine"], engine["pid"]) == ("the model", 1, 4321)
+    assert engine["draft_serves"] and 0 <= engine["draft_heartbeat_age_s"] < 5
+    assert engine["rates"]["hit"] == 1.0 and engine["counters"]["ready"] == [0, 0, 1]
+
+
+def test_live_shows_what_came_since_the_last_look(table, capsys, monkeypatch):
+    counters = TargetCounters(table)
+    for _ in range(5):
+        look_up(counters)
+    beat(table)
+    looks = iter([1, 3])
+
+    def sleep(seconds):
+        assert seconds == 0.5
+        for _ in range(next(looks, 0) or stop()):
+            look_up(counters)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.time, "sleep", sleep)
+    assert cli.main(["stats", "--live", "0.5"]) == 0
+    assert "rounds │ 3" in shown(capsys)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "soon"])
+def test_a_bad_interval_is_refused(seconds, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["stats", f"--live={seconds}"])
+    assert "write one above 0" in capsys.readouterr().err
+
+
+def test_another_versions_table_is_named(table, capsys):
+    table.header["version"] -= 1
+    assert cli.main(["stats"]) == 1
+    assert "is not a speculation table of version" in shown(capsys)
+
+
+def test_engines_with_another_temporary_folder_are_found():
+    hold = (
+        "from vllm_ssd.service import rundir; import sys; "
+        "run_dir, locks = rundir.create(); rundir.table_path(run_dir).touch(); "
+        "lock = rundir.hold_table(run_dir); print(run_dir, flush=True); sys.stdin.read(); "
+        "rundir.remove(run_dir)"
+    )
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as elsewhere:  # a short path
+        engine = subprocess.Popen(
+            [sys.executable, "-c", hold],
+            env={**os.environ, "TMPDIR": elsewhere},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert engine.stdin is not None and engine.stdout is not None
+        run_dir = Path(engine.stdout.readline().strip())
+        assert str(run_dir.parent) == elsewhere
+        assert run_dir.name in {path.stem for path in rundir.tables()}
+        engine.stdin.close()
+        engine.wait()
+    assert run_dir.name not in {path.stem for path in rundir.tables()}

@@ -1,0 +1,94 @@
+"""``/metrics`` of vLLM's servers, and ``LLM.get_metrics``, have those of ssd, too.
+
+An engine tells each of its frontends, when it is ready, where its table is; a frontend reads the
+tables when it is asked for metrics. With several API servers vLLM collects its metrics from files
+that all of them write; every one of them reads the same tables, so that it does not matter which
+one is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_ssd.hooks.engine_args import uses_ssd
+
+if TYPE_CHECKING:
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from vllm.config import VllmConfig
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.engine.core_client import MPClient
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+_RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
+
+
+def with_run_dir_told(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In the engine core. vLLM's frontends overlook what they do not know in a response."""
+
+    def _make_ready_response(self: EngineCoreProc) -> Any:
+        response = original(self)
+        if not uses_ssd(self.vllm_config):
+            return response
+        run_dir = self.vllm_config.speculative_config.run_dir
+        return {**msgspec.to_builtins(response), _RUN_DIR: run_dir}
+
+    return _make_ready_response
+
+
+def with_run_dir_heard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In a frontend."""
+
+    def _apply_ready_response(self: MPClient, payload: bytes) -> None:
+        original(self, payload)
+        if payload and uses_ssd(self.vllm_config):
+            response = msgspec.msgpack.decode(payload)
+            run_dirs = self.vllm_config.speculative_config.run_dirs
+            run_dirs[response[_ENGINE]] = response[_RUN_DIR]
+
+    return _apply_ready_response
+
+
+def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In a frontend that has metrics."""
+
+    def __init__(
+        self: PrometheusStatLogger, vllm_config: VllmConfig, *args: Any, **kwargs: Any
+    ) -> None:
+        original(self, vllm_config, *args, **kwargs)
+        if uses_ssd(vllm_config):
+            from prometheus_client import REGISTRY
+
+            REGISTRY.register(_make_collector(vllm_config))
+
+    return __init__
+
+
+def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In one of several API servers, whose ``/metrics`` collects from files only."""
+
+    def collect(self: MultiProcessCollector) -> Iterator[Any]:
+        from prometheus_client import REGISTRY
+
+        from vllm_ssd.metrics.prometheus import SpeculationCollector
+
+        yield from original(self)
+        for collector in list(REGISTRY._collector_to_names):
+            if isinstance(collector, SpeculationCollector):
+                yield from collector.collect()
+
+    return collect
+
+
+def _make_collector(vllm_config: VllmConfig) -> Any:
+    from vllm_ssd.metrics.prometheus import SpeculationCollector
+    from vllm_ssd.service.rundir import table_path
+
+    config: Any = vllm_config.speculative_config
+    # An engine core in this very process has no need to tell it.
+    run_dirs = config.run_dirs or {0: config.run_dir}
+    tables = {engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()}
+    return SpeculationCollector(vllm_config.model_config.served_model_name, tables)

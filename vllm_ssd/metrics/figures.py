@@ -1,0 +1,67 @@
+"""What the counters of a running engine say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vllm_ssd.table import SpeculationTable
+
+_GAUGES = ("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks")
+
+
+def snapshot(table: SpeculationTable) -> dict[str, Any]:
+    """All counters and gauges of a table, as in ``TableShape``: name -> int or list of ints."""
+    values: dict[str, Any] = {}
+    for part in (table.target[0], table.draft[0]):
+        for name in part.dtype.names or ():
+            value = part[name]
+            values[name] = value.tolist() if isinstance(value, np.ndarray) else int(value)
+    return values
+
+
+def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """What was counted between two snapshots; gauges keep their later value."""
+    difference: dict[str, Any] = {}
+    for name, value in later.items():
+        if name in _GAUGES:
+            difference[name] = value
+        elif isinstance(value, list):
+            difference[name] = (np.array(value) - np.array(earlier[name])).tolist()
+        else:
+            difference[name] = value - earlier[name]
+    return difference
+
+
+def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: 1 + mean of accepted
+    drafts. acceptance: shares of verifications that accepted at least 1, 2, .. k drafts. wait_ms:
+    milliseconds that all steps waited, divided by the rounds."""
+    rounds = max(counters["rounds"], 1)
+    accepted = counters["accepted"]
+    verified = max(sum(accepted), 1)
+    reached = [sum(accepted[j:]) / verified for j in range(1, len(accepted))]
+    return {
+        "hit": counters["hits"] / rounds,
+        "miss": counters["misses"] / rounds,
+        "late": counters["late"] / rounds,
+        "tokens_per_round": 1 + sum(reached),
+        "acceptance": reached,
+        "wait_ms": counters["wait_us"] / 1000 / rounds,
+    }
+
+
+def describe(counters: Mapping[str, Any]) -> str:
+    """One line in the style of vLLM's speculative decoding metrics."""
+    derived = rates(counters)
+    acceptance = ", ".join(f"{share:.3f}" for share in derived["acceptance"])
+    return (
+        f"Rounds: {counters['rounds']}, Hit rate: {derived['hit']:.1%}, "
+        f"Miss rate: {derived['miss']:.1%}, Late rate: {derived['late']:.1%}, "
+        f"Timeouts: {counters['timeouts']}, "
+        f"Mean acceptance length: {derived['tokens_per_round']:.2f}, "
+        f"Per-position acceptance rate: {acceptance}, "
+        f"Wait: {derived['wait_ms']:.2f} ms/round"
+    )

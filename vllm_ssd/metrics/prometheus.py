@@ -1,0 +1,188 @@
+"""The counters as Prometheus metrics, ``vllm:ssd_*``, beside vLLM's own and labelled as these are.
+
+They are read from the engines' tables when somebody asks for them: no step of an engine is slower
+for it, and they go on while the draft is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from vllm_ssd.log import get_logger
+from vllm_ssd.metrics.figures import snapshot
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
+from vllm_ssd.table.schema import SHORTEST_WAIT_US
+
+logger = get_logger(__name__)
+
+WORK = ("prefill", "glue", "branch", "fallback")
+_RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}
+_LABELS = ("model_name", "engine")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the table of one engine says at a moment. labels: the values of its ``_LABELS``.
+    heartbeat_age_s: None where no heartbeat is expected."""
+
+    labels: tuple[str, str]
+    counted: Mapping[str, Any]
+    lives: bool
+    heartbeat_age_s: float | None
+
+    @classmethod
+    def read(cls, model: str, engine: int, table: SpeculationTable) -> Engine:
+        age_s, lives = heartbeat_age_s(table), draft_lives(table)
+        return cls((model, str(engine)), snapshot(table), lives, age_s)
+
+
+class SpeculationCollector(Collector):
+    """Of a server's engines, whose ``tables`` are given by their places in the data parallel
+    group. Those that are not on this machine have no metrics here."""
+
+    # vLLM drops what has such a name from the registry before it registers metrics anew.
+    _name = "vllm:ssd"
+
+    def __init__(self, model: str, tables: Mapping[int, Path]):
+        self._model = model
+        self._paths = tables
+        self._tables: dict[Path, SpeculationTable | None] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering does not read the tables yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        engines = []
+        for engine, path in sorted(self._paths.items()):
+            if path not in self._tables:
+                self._tables[path] = _open(path)
+            table = self._tables[path]
+            if table is not None:
+                engines.append(Engine.read(self._model, engine, table))
+        if engines:
+            yield from families(engines)
+
+
+def _open(path: Path) -> SpeculationTable | None:
+    try:
+        return SpeculationTable.open(path, writable=False)
+    except (OSError, ValueError) as error:  # of an engine on another machine, for example
+        logger.warning("SSD: no metrics of an engine whose table cannot be read here: %s", error)
+        return None
+
+
+def families(engines: Sequence[Engine]) -> Iterator[Metric]:
+    """All metrics of these engines."""
+    yield from _of_draft(engines)
+    yield from _of_rounds(engines)
+
+
+def _of_draft(engines: Sequence[Engine]) -> Iterator[Metric]:
+    up = _gauge("draft_up", "Whether the draft serves: 1, or 0 while it is gone, sleeps or loads.")
+    age = _gauge(
+        "draft_heartbeat_age_seconds",
+        "Seconds since the draft's last heartbeat; absent while none is expected.",
+    )
+    requests = _gauge("draft_num_requests", "Requests that the draft drafts for.")
+    kv = _gauge("draft_kv_cache_usage_perc", "Usage of the draft's KV cache. 1 means 100 percent.")
+    restarts = _counter("draft_restarts", "Starts of the draft after the first one.")
+    busy = _counter(
+        "draft_busy_seconds",
+        "Seconds that the draft's device worked, by kind of work: reading prompts, predicting "
+        "outcomes, drafting for predicted outcomes, and for those that were not predicted.",
+        "work",
+    )
+    work = _counter("draft_work", "Prompt tokens for prefill, else forwards, by kind.", "work")
+    rounds = _counter("draft_rounds", "Rounds of requests that the draft drafted ahead for.")
+    branches = _counter("draft_branches", "Predicted outcomes that it began to draft for.")
+    for engine in engines:
+        labels, counted = engine.labels, engine.counted
+        up.add_metric(labels, int(engine.lives))
+        if engine.heartbeat_age_s is not None:
+            age.add_metric(labels, engine.heartbeat_age_s)
+            used = counted["blocks"] - counted["free_blocks"]
+            kv.add_metric(labels, used / max(counted["blocks"], 1))
+            requests.add_metric(labels, counted["live"])
+        restarts.add_metric(labels, counted["restarts"])
+        for kind in WORK:
+            busy.add_metric((*labels, kind), counted[f"{kind}_us"] / 1e6)
+            work.add_metric((*labels, kind), counted[kind])
+        rounds.add_metric(labels, counted["planned"])
+        branches.add_metric(labels, counted["branches"])
+    yield from (up, age, requests, kv, restarts, busy, work, rounds, branches)
+
+
+def _of_rounds(engines: Sequence[Engine]) -> Iterator[Metric]:
+    rounds = _counter(
+        "rounds",
+        "Rounds of requests, by what the first look for drafts found: hit, miss or late; off: "
+        "none was looked for, as doing without was measured to be faster.",
+        "result",
+    )
+    ready = _histogram("ready_tokens", "Drafts that were ready at a round's first look.")
+    wait = _histogram("wait_time_seconds", "Seconds that a step waited for drafts, if it did.")
+    timeouts = _counter("wait_timeouts", "Requests that had too few drafts after the whole wait.")
+    tokens = _histogram("round_tokens", "Tokens of a round: those accepted, and one more.")
+    drafted = _counter("draft_tokens", "Drafts that the target's requests were given.")
+    verified = _counter("verified_tokens", "Drafts that the target verified.")
+    accepted = _counter("accepted_tokens", "Drafts that the target accepted.")
+    for engine in engines:
+        labels, counted = engine.labels, engine.counted
+        for result, name in _RESULTS.items():
+            rounds.add_metric((*labels, result), counted[name])
+        numbers = range(len(counted["ready"]))
+        _observe(ready, labels, [*map(str, numbers)], counted["ready"], _sum(counted["ready"]))
+        bounds = [f"{(SHORTEST_WAIT_US << i) / 1e6:g}" for i in range(len(counted["waits"]) - 1)]
+        _observe(wait, labels, [*bounds, "+Inf"], counted["waits"], counted["wait_us"] / 1e6)
+        timeouts.add_metric(labels, counted["timeouts"])
+        of_rounds = [0, *counted["accepted"]]  # by tokens: none has 0
+        _observe(tokens, labels, [*map(str, range(len(of_rounds)))], of_rounds, _sum(of_rounds))
+        drafted.add_metric(labels, counted["drafts"])
+        verified.add_metric(labels, sum(counted["verified"]))
+        accepted.add_metric(labels, sum(counted["taken"]))
+    yield from (rounds, ready, wait, timeouts, tokens, drafted, verified, accepted)
+
+
+def _observe(
+    family: HistogramMetricFamily,
+    labels: Sequence[str],
+    bounds: Sequence[str],
+    counts: Sequence[int],
+    total: float,
+) -> None:
+    """counts: of what is at most the bound, and more than the one before; total: of all values."""
+    buckets = [*zip(bounds, map(float, accumulate(counts)))]
+    if bounds[-1] != "+Inf":
+        buckets.append(("+Inf", float(sum(counts))))
+    family.add_metric(labels, buckets, total)
+
+
+def _sum(counts: Sequence[int]) -> float:
+    """Of values that are 0, 1, 2, .. so many times."""
+    return float(sum(value * count for value, count in enumerate(counts)))
+
+
+def _gauge(name: str, about: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"vllm:ssd_{name}", about, labels=_LABELS)
+
+
+def _counter(name: str, about: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"vllm:ssd_{name}", about, labels=(*_LABELS, *labels))
+
+
+def _histogram(name: str, about: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(f"vllm:ssd_{name}", about, labels=_LABELS)

@@ -1,0 +1,139 @@
+"""What ``vllm-ssd stats`` shows of running engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from vllm_ssd.metrics.figures import rates, snapshot, subtract
+from vllm_ssd.table import SpeculationTable, TableOwner
+from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
+
+# Kinds of the draft's work, and what is counted of each.
+_WORK = {
+    "prefill": "prompt token",
+    "glue": "glue",
+    "branch": "branch step",
+    "fallback": "fallback step",
+}
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What the table of one engine says. counted: its counters, since the engine's start or another
+    look. elapsed_s: seconds of that; looked_at: monotonic seconds. heartbeat_age_s: None where no
+    heartbeat is expected."""
+
+    path: Path
+    owner: TableOwner
+    counted: Mapping[str, Any]
+    serves: bool
+    heartbeat_age_s: float | None
+    elapsed_s: float
+    looked_at: float
+
+    @classmethod
+    def read(cls, path: Path, table: SpeculationTable) -> EngineReport:
+        counted = snapshot(table)
+        return cls(
+            path,
+            table.owner,
+            counted,
+            draft_lives(table),
+            heartbeat_age_s(table),
+            time.time() - counted["started_s"],
+            time.monotonic(),
+        )
+
+    def since(self, earlier: EngineReport) -> EngineReport:
+        """The same for the time since an earlier look at this engine."""
+        return replace(
+            self,
+            counted=subtract(self.counted, earlier.counted),
+            elapsed_s=self.looked_at - earlier.looked_at,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: numbers, with their units in their names, and shares from 0 to 1."""
+        return {
+            "engine": self.owner.engine,
+            "model": self.owner.model,
+            "pid": self.owner.pid,
+            "table": str(self.path),
+            "draft_serves": self.serves,
+            "draft_heartbeat_age_s": self.heartbeat_age_s,
+            "draft_kv_cache_usage": self._kv_usage(),
+            "draft_busy": self._busy(),
+            "rates": rates(self.counted),
+            "counters": dict(self.counted),
+        }
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """For people: labels and values."""
+        counted, of_rounds = self.counted, rates(self.counted)
+        rounds = max(counted["rounds"], 1)
+        yield "target", f"{self.owner.model}, process {self.owner.pid}"
+        yield "draft", f"process {counted['pid']}, {self._state()}"
+        yield "  started again", f"{counted['restarts']} times"
+        if self.heartbeat_age_s is None:
+            yield "  requests", "none"
+            yield "  KV cache in use", "none"
+        else:
+            yield "  requests", str(counted["live"])
+            yield "  KV cache in use", f"{self._kv_usage():.1%}"
+        yield "  busy", f"{self._busy():.0%} of the time"
+        for kind, unit in _WORK.items():
+            done = counted[kind]
+            mean_ms = counted[f"{kind}_us"] / max(done, 1) / 1000
+            yield f"  {unit}s", f"{done}, {mean_ms:.2f} ms each"
+        yield "  branches a round", f"{counted['branches'] / max(counted['planned'], 1):.1f}"
+        yield "rounds", str(counted["rounds"])
+        for name in ("hit", "miss", "late"):
+            yield f"  {name}", f"{of_rounds[name]:.1%}"
+        yield "  without drafts", str(counted["off"])
+        yield "  ready at the first look", f"{_mean(counted['ready']):.2f}"
+        yield "  waited", f"{of_rounds['wait_ms']:.2f} ms"
+        yield "  waits that timed out", str(counted["timeouts"])
+        yield "  drafts given", f"{counted['drafts'] / rounds:.2f}"
+        verified = sum(counted["verified"])
+        yield (
+            "  drafts accepted",
+            f"{sum(counted['taken']) / max(verified, 1):.1%} of verified ones",
+        )
+        yield "  tokens", f"{of_rounds['tokens_per_round']:.2f}"
+
+    def _state(self) -> str:
+        if self.heartbeat_age_s is None:
+            return "gone, asleep or loading" if self.counted["pid"] else "has not started yet"
+        seen = f"seen {self.heartbeat_age_s:.1f} s ago"
+        return f"serves, {seen}" if self.serves else f"silent, {seen}"
+
+    def _kv_usage(self) -> float:
+        blocks: int = self.counted["blocks"]
+        return 1 - self.counted["free_blocks"] / blocks if blocks else 0.0
+
+    def _busy(self) -> float:
+        """The share of the time that the draft's device works."""
+        busy_us = sum(self.counted[f"{kind}_us"] for kind in _WORK)
+        return float(busy_us) / 1e6 / max(self.elapsed_s, 1e-6)
+
+
+def as_table(reports: Sequence[EngineReport]) -> Table:
+    """A column for each engine."""
+    table = Table()
+    table.add_column()
+    for report in reports:
+        table.add_column(f"engine {report.owner.engine}", justify="right", overflow="fold")
+    for cells in zip(*(report.rows() for report in reports)):
+        table.add_row(cells[0][0], *(value for _, value in cells))
+    return table
+
+
+def _mean(counts: Sequence[int]) -> float:
+    """Of values that are 0, 1, 2, .. so many times."""
+    return sum(value * count for value, count in enumerate(counts)) / max(sum(counts), 1)

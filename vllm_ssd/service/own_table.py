@@ -1,0 +1,47 @@
+"""The speculation table of an engine: its shape, its owner, and the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def table_shape(vllm_config: VllmConfig) -> TableShape:
+    """Of the table of an engine with this config."""
+    config: Any = vllm_config.speculative_config
+    return TableShape(
+        slots=vllm_config.scheduler_config.max_num_seqs,
+        k=config.k,
+        branches=max(config.max_branches, 1),
+        top_m=config.top_m,
+    )
+
+
+def table_owner(vllm_config: VllmConfig) -> TableOwner:
+    """This process, as the one whose table it is."""
+    return TableOwner(
+        model=vllm_config.model_config.served_model_name,
+        engine=vllm_config.parallel_config.data_parallel_index,
+        pid=os.getpid(),
+    )
+
+
+def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None) -> int:
+    """Make the table that belongs to a run directory, and return the descriptor that holds it;
+    ``RuntimeError`` with a sentence if there is no room."""
+    try:
+        SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
+        return rundir.hold_table(run_dir)
+    except OSError as error:
+        size = SpeculationTable.size_of(shape) / 2**20
+        raise RuntimeError(
+            f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
+            f"{error}): free some, or in a container raise --shm-size"
+        ) from error
