@@ -32,7 +32,17 @@ setup(
         "rocm": ["ninja"],
         "tune": ["matplotlib"],
         "bench": ["datasets", "gguf", "httpx", "matplotlib", "pandas"],
-        "dev": ["gguf", "httpx", "hypothesis", "matplotlib", "mypy", "pandas", "pytest", "ruff"],
+        "dev": [
+            "gguf",
+            "httpx",
+            "hypothesis",
+            "matplotlib",
+            "mypy",
+            "pandas",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
     entry_points={
         "vllm.general_plugins": ["ssd = vllm_ssd.plugin:register"],

@@ -4,6 +4,9 @@ import os
 
 import pytest
 
+# Or the commands, which print and do not log, would set it for the process that all tests share.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+
 
 @pytest.fixture(autouse=True)
 def same_environment():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vllm_ssd import cli
+from vllm_ssd import cli, stats
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
@@ -94,7 +94,7 @@ def test_live_shows_what_came_since_the_last_look(table, capsys, monkeypatch):
     def stop():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.time, "sleep", sleep)
+    monkeypatch.setattr(stats.time, "sleep", sleep)
     assert cli.main(["stats", "--live", "0.5"]) == 0
     assert "rounds │ 3" in shown(capsys)
 

@@ -73,7 +73,7 @@ def test_nothing_to_draw(capsys, tmp_path):
     assert "name a file of results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("colour", {INK, *COLOURS.values()})
+@pytest.mark.parametrize("colour", sorted({INK, *COLOURS.values()}))
 def test_colours_show_on_light_and_dark_pages(colour):
     def linear(part):
         share = int(part, 16) / 255
