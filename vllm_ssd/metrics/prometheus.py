@@ -172,7 +172,7 @@ def _observe(
 
 
 def _sum(counts: Sequence[int]) -> float:
-    """Of values that are 0, 1, 2, .. so many times."""
+    """Of all values: ``counts[n]`` of them are n."""
     return float(sum(value * count for value, count in enumerate(counts)))
 
 

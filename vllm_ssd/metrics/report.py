@@ -135,5 +135,5 @@ def as_table(reports: Sequence[EngineReport]) -> Table:
 
 
 def _mean(counts: Sequence[int]) -> float:
-    """Of values that are 0, 1, 2, .. so many times."""
+    """Of all values: ``counts[n]`` of them are n."""
     return sum(value * count for value, count in enumerate(counts)) / max(sum(counts), 1)

@@ -73,10 +73,11 @@ class LoadedDraft:
         gc.collect()
         gc.freeze()
         model, cores = self._model, self._spec.cores
+        layers = "fused layers, " if model.fused else ""
         return (
             f"draft {self._of_model.engine_args['model']} ({model.device.type}"
             f"{', cores ' + str(cores) if cores else ''}, "
-            f"{model.tree_backend} attention, {model.num_blocks * BLOCK_SIZE} tokens of "
+            f"{model.tree_backend} attention, {layers}{model.num_blocks * BLOCK_SIZE} tokens of "
             f"KV cache) loaded in {time.monotonic() - started:.1f} s"
         )
 

@@ -26,7 +26,7 @@ def turns(*speeds: float, taken: float = 0.0) -> list[Turn]:
 
 
 def costs(target_ms: dict[int, float], draft_ms: float, bfloat16: float = 0.5) -> Costs:
-    """Of a machine on which the draft's rows are free, and its steps in bfloat16 cost so much."""
+    """Of a machine on which the draft's rows are free, and a step in bfloat16 has a given cost."""
     return Costs(
         plain=0.1,
         target={rows: target_ms.get(rows, target_ms[8]) / 1000 for rows in (1, *range(2, 9))},
