@@ -1,5 +1,5 @@
 """Plain vLLM, vLLM's own speculation and ssd as users run them and measure them: `vllm serve` with
-its default settings, one side after the other, under a client that everybody has.
+its default settings, one side after the other or side by side, under a client that everybody has.
 
     python -m benchmarks.serving [concurrency|rate|length|data|temperature|kf|draft|tp]
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.common.about import about_run
 from benchmarks.common.arguments import combinations, engine_arguments
@@ -25,7 +26,7 @@ from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.datasets import Dataset, find_dataset
 from benchmarks.serving.measure import Measure
 from benchmarks.serving.prompts import Prompts
-from benchmarks.serving.records import Result, Saved
+from benchmarks.serving.records import Result, Saved, Side
 from benchmarks.serving.sides import Plan
 from benchmarks.serving.sweeps import loads
 from benchmarks.serving.table import markdown
@@ -85,15 +86,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{len(sides)} sides; their logs are in {logs}")
     results: list[Result] = []
-    for number, side in enumerate(sides):
+    for group in _groups(sides, args.together):
         if results and before:
             visible_gpus([used for _, used in before])
-        results.append(measure.side(side, logs / f"side-{number}.log"))
-        if args.json is not None:  # now, as the machine may be gone before the last
-            args.json.write_bytes(msgspec.json.encode(Saved(about, measure.bounds, results)))
+        ended = results
+        paths = [logs / f"side-{len(ended) + place}.log" for place in range(len(group))]
+        for now in measure.sides(group, paths):
+            results = [*ended, *now]
+            if args.json is not None:  # now, as the machine may be gone before the last
+                args.json.write_bytes(msgspec.json.encode(Saved(about, measure.bounds, results)))
     print("\n".join(f"* {name}: {text}" for name, text in about.items()))
     print(f"\n{markdown(results)}")
     return int(any(result.error is not None for result in results))
+
+
+def _groups(sides: Sequence[Side], together: Sequence[tuple[str, str]]) -> list[list[Side]]:
+    """Sides whose servers run at the same time. together: (kind, its GPUs); empty: each side runs
+    alone."""
+    if not together:
+        return [[side] for side in sides]
+    gpus = dict(together)
+    visible = [{"CUDA_VISIBLE_DEVICES": gpus[side.kind]} for side in sides]
+    return [
+        [
+            replace(side, environment={**side.environment, **its})
+            for side, its in zip(sides, visible)
+        ]
+    ]
 
 
 def _datasets(names: Sequence[str], cache: Path, where_possible: bool) -> dict[str, Dataset]:

@@ -61,9 +61,18 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--requests-per-client", type=int, default=4, help="for each place, at least")
     add("--tokens", type=int, default=256, help="of every answer")
     add("--prompt-tokens", type=numbers, help="default: 128 of passages; the data set's own")
+    add("--repeats", type=int, default=1, help="times that every load is measured")
     add("--temperatures", type=reals, default=[0.0], help="of sampling, as in 0,0.7")
     add(
         "--goodput", type=_bound, nargs="+", default=[], help="bounds in ms, as in ttft:500 tpot:50"
+    )
+    together = "start all sides at once, on the GPUs that each kind of side is given"
+    place: dict[str, Any] = {"type": _place, "nargs": "+", "metavar": "KIND=GPU,.."}
+    add(
+        "--together",
+        default=[],
+        help=together + ", and measure every load on one after the other",
+        **place,
     )
     add("--side-timeout", type=float, default=900.0, help="seconds that a server may take to start")
     add("--timeline", action="store_true", help="watch one more request of each side of ssd's")
@@ -77,10 +86,19 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     args.drafts = args.drafts or [args.draft]
     args.all = args.all or (args.sweep == "data" and args.dataset is None)
     args.dataset = list(NAMES) if args.all else args.dataset or [BUILT_IN]
+    if args.together and (missing := set(args.sides) - {kind for kind, _ in args.together}):
+        parser.error(f"--together says nothing of {', '.join(sorted(missing))}")
     needed = max(args.prompt_tokens or [PASSAGE_TOKENS]) + args.tokens + SLACK_TOKENS
     if needed > args.max_model_len:
         parser.error(f"these prompts and answers need --max-model-len {needed} or more")
     return args
+
+
+def _place(text: str) -> tuple[str, str]:
+    kind, _, gpus = text.partition("=")
+    if kind not in KINDS or not all(gpu.isdecimal() for gpu in gpus.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a kind of side and its GPUs: plain=0,1")
+    return kind, gpus
 
 
 def _bound(text: str) -> tuple[str, float]:

@@ -1,8 +1,11 @@
-"""Measures one server after the other."""
+"""Puts servers under loads."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -22,6 +25,33 @@ _WARM_UP_TOKENS = 16
 _WARM_UP_REQUESTS = 256  # at most
 
 
+class _Subject:
+    """A side, its server, which starts at once, and what was measured of it until it failed."""
+
+    def __init__(self, side: Side, log: Path):
+        self.side = side
+        self.result = Result(side)
+        self.server = Server(side.engine, log, side.environment)
+        self._log = log
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What fails within is in the result."""
+        try:
+            yield
+        except (ServerFailed, ClientFailed, httpx.TransportError) as error:
+            self.result.error = str(error)
+            say(f"{self.side.name} failed; its log is {self._log}")
+
+    @property
+    def failed(self) -> bool:
+        return self.result.error is not None
+
+    def end(self) -> None:
+        if self.server.process.poll() is None:
+            self.server.end()
+
+
 @dataclass(frozen=True)
 class Measure:
     """What every side is measured with. tokenizer: the target's folder or hub name. bounds: as
@@ -36,32 +66,36 @@ class Measure:
     start_s: float
     timeline: bool = False
 
-    def side(self, side: Side, log: Path) -> Result:
-        """Start a server, put it under all loads, and end it; what failed is in the result."""
-        result = Result(side)
-        server = Server(side.engine, log, side.environment)
+    def sides(self, sides: Sequence[Side], logs: Sequence[Path]) -> Iterator[list[Result]]:
+        """Start the servers of all these sides, put one after the other under every load before
+        the next load, and end them. Yields after every load all that is known by then."""
+        subjects = [_Subject(side, log) for side, log in zip(sides, logs)]
         try:
-            server.wait_healthy(self.start_s)
-            say(f"{side.name}: server is up")
-            self._warm_up(server)
+            for subject in subjects:
+                with subject.attempt():
+                    subject.server.wait_healthy(self.start_s)
+                    say(f"{subject.side.name}: server is up")
+                    self._warm_up(subject.server)
             # Where a load's prompts begin in its data set.
             first = 0
             for load in self.loads:
-                for client in self.clients:
-                    result.runs.append(self._run(side, server, client, load, first))
+                for client, subject in product(self.clients, subjects):
+                    with subject.attempt():
+                        if not subject.failed:
+                            subject.result.runs.append(self._run(subject, client, load, first))
                 first += load.requests
-            run_dir = server.run_dir()
-            if self.timeline and run_dir is not None:
-                result.timeline = record(run_dir, lambda: self._ask_one(server, first))
-        except (ServerFailed, ClientFailed, httpx.TransportError) as error:
-            result.error = str(error)
-            say(f"{side.name} failed; its log is {log}")
+                yield [subject.result for subject in subjects]
+            for subject in subjects:
+                with subject.attempt():
+                    if self.timeline and not subject.failed:
+                        self._watch(subject, first)
         finally:
-            if server.process.poll() is None:
-                server.end()
-        return result
+            for subject in subjects:
+                subject.end()
+        yield [subject.result for subject in subjects]
 
-    def _run(self, side: Side, server: Server, client: str, load: Load, first: int) -> Run:
+    def _run(self, subject: _Subject, client: str, load: Load, first: int) -> Run:
+        server, side = subject.server, subject.side
         counting = Counting(server, side.kind)
         with tempfile.TemporaryDirectory() as scratch:
             prompts = self.prompts.take(load, first)
@@ -72,9 +106,13 @@ class Measure:
         say(f"{side.name}: {_words(load)}, {client}: {speed(run):.1f} tokens/s")
         return run
 
-    def _ask_one(self, server: Server, first: int) -> None:
-        load = replace(self.loads[0], requests=1, concurrency=1, rate=None)
-        self._ask(server, load, first)
+    def _watch(self, subject: _Subject, first: int) -> None:
+        """One more request, with all that target and draft do meanwhile, if the side is ours."""
+        run_dir = subject.server.run_dir()
+        if run_dir is not None:
+            load = replace(self.loads[0], requests=1, concurrency=1, rate=None)
+            ask = partial(self._ask, subject.server, load, first)
+            subject.result.timeline = record(run_dir, ask)
 
     def _warm_up(self, server: Server) -> None:
         """As many at a time as there will be, so that nothing is compiled while it is measured."""

@@ -22,7 +22,8 @@ OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draf
 class Load(msgspec.Struct, frozen=True):
     """What clients ask of a server. concurrency: requests under way at most; None: any number.
     rate: requests a second that arrive, as a Poisson process; None: all at once. prompt_tokens: of
-    each prompt, about; None: as the data set has it. tokens: of each answer."""
+    each prompt, about; None: as the data set has it. tokens: of each answer. repeat: which time it
+    is measured, beginning with 0."""
 
     dataset: str
     requests: int
@@ -31,6 +32,7 @@ class Load(msgspec.Struct, frozen=True):
     rate: float | None = None
     prompt_tokens: int | None = None
     temperature: float = 0.0
+    repeat: int = 0
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -62,8 +62,8 @@ def loads(args: argparse.Namespace) -> list[Load]:
         lengths: Sequence[int | None] = args.prompt_tokens or [
             PASSAGE_TOKENS if dataset == BUILT_IN else None
         ]
-        for tokens, temperature, rate, most in product(
-            lengths, args.temperatures, args.rates, args.concurrency
+        for repeat, tokens, temperature, rate, most in product(
+            range(args.repeats), lengths, args.temperatures, args.rates, args.concurrency
         ):
             found.append(
                 Load(
@@ -74,6 +74,7 @@ def loads(args: argparse.Namespace) -> list[Load]:
                     rate=None if rate == _ALL_AT_ONCE else rate,
                     prompt_tokens=tokens,
                     temperature=temperature,
+                    repeat=repeat,
                 )
             )
     return found

@@ -15,6 +15,7 @@ _OF_LOAD: dict[str, Callable[[Run], str]] = {
     "T": lambda run: f"{run.load.temperature:g}",
     "requests/s": lambda run: _told(run.load.rate, "at once"),
     "clients": lambda run: _told(run.load.concurrency, "any"),
+    "repeat": lambda run: str(run.load.repeat),
 }
 
 
@@ -26,7 +27,8 @@ def markdown(results: Sequence[Result]) -> str:
     rows = [dict(_row(side, run, runs, varied, kinds)) for side, run in _by_load(runs)]
     lines = []
     if rows:
-        fixed = [f"{name} {of(runs[0][1])}" for name, of in _OF_LOAD.items() if name not in varied]
+        same = [name for name in _OF_LOAD if name not in varied and name != "repeat"]
+        fixed = [f"{name} {_OF_LOAD[name](runs[0][1])}" for name in same]
         lines = [f"{', '.join(fixed)}. Times in ms: mean / median / 99th percentile.", ""]
         shown = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
         lines += [_line(shown), _line(["---"] * len(shown))]

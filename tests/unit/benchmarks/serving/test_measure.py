@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from benchmarks.common.server import ServerFailed
@@ -69,7 +70,8 @@ def test_every_load_with_every_client_on_prompts_of_its_own(start, tmp_path):
     with paced_server() as url:
         server = served(url)
         start(server)
-        result = Measure(["own"], loads, prompts, "t", {}, 1.0).side(SIDE, tmp_path / "log")
+        measure = Measure(["own"], loads, prompts, "t", {}, 1.0)
+        *_, [result] = measure.sides([SIDE], [tmp_path / "log"])
     assert result.error is None and server.ended
     assert [(run.load, run.seen.tokens) for run in result.runs] == [
         (load, load.requests * 5) for load in loads
@@ -84,5 +86,28 @@ def test_a_side_that_fails_says_why_and_is_ended(start, tmp_path):
     server = served()
     server.wait_healthy = wait_healthy
     start(server)
-    result = Measure(["own"], [], Prompts(), "t", {}, 1.0).side(SIDE, tmp_path / "log")
+    *_, [result] = Measure(["own"], [], Prompts(), "t", {}, 1.0).sides([SIDE], [tmp_path / "log"])
     assert result.error == "no memory left" and result.runs == [] and server.ended
+
+
+def test_servers_side_by_side_take_turns_under_every_load(start, tmp_path):
+    """And the one that fails does not end the others."""
+    loads = [Load("d", 1, 2, 1), Load("d", 2, 2, 2)]
+    sides = [SIDE, replace(SIDE, name="broken"), replace(SIDE, name="second")]
+    with paced_server() as url:
+        server, order = served(url), []
+        start(server)
+
+        def wait_healthy(limit_s):
+            order.append("start")
+            if len(order) == 2:
+                raise ServerFailed("no memory left")
+
+        server.wait_healthy = wait_healthy
+        measure = Measure(["own"], loads, Prompts(), "t", {}, 1.0)
+        known = [
+            [len(result.runs) for result in results]
+            for results in measure.sides(sides, [tmp_path / "log"] * 3)
+        ]
+    assert known == [[1, 0, 1], [2, 0, 2], [2, 0, 2]], "after each load, and at the end"
+    assert len(server.ended) == 3

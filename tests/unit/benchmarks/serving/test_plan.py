@@ -177,3 +177,28 @@ def test_what_failed_is_told():
     failed = result("ssd", 1, clients=())
     failed.error = "no memory left"
     assert "ssd failed:" in markdown([failed]) and "no memory left" in markdown([failed])
+
+
+def test_sides_together_have_the_gpus_that_they_are_given():
+    args = parse(
+        ["--sides", "plain,ssd", "--together", "plain=1", "ssd=0,1", "--repeats", "2"], None
+    )
+    [group] = serving._groups(plan(kinds=args.sides).sides(), args.together)
+    assert [side.environment["CUDA_VISIBLE_DEVICES"] for side in group] == ["1", "0,1"]
+    assert [load.repeat for load in loads(args)][:: len(args.concurrency)] == [0, 1]
+    alone = serving._groups(plan(kinds=args.sides).sides(), [])
+    assert [len(group) for group in alone] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["plain=1"], "--together says nothing of ssd"),
+        (["plain=1", "ssd"], "'ssd' is not a kind of side and its GPUs"),
+        (["plain=1", "sssd=0"], "'sssd=0' is not a kind of side and its GPUs"),
+    ],
+)
+def test_sides_together_that_are_not_placed_are_refused(given, said, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--sides", "plain,ssd", "--together", *given], None)
+    assert said in capsys.readouterr().err
