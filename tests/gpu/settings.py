@@ -21,5 +21,5 @@ OPTIONS: dict[str, Any] = {
 }
 GPUS = torch.cuda.device_count()
 # With one GPU the draft shares the target's. They take turns on it, of milliseconds each.
-_SHARED = {"draft_device": 0, "max_wait_ms": 2000}
+_SHARED = {"draft_device": 0, "max_wait_ms": 2000, "draft_kv_cache_gib": 2}
 SSD: dict[str, Any] = {**ON_ITS_OWN_DEVICE, **(_SHARED if GPUS == 1 else {})}
