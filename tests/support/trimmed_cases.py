@@ -3,6 +3,7 @@ than there are."""
 
 from unittest import mock
 
+import numpy as np
 import torch
 
 from tests.support.lookup_cases import SAMPLED, SHAPE, TOP_M, K, Target
@@ -12,6 +13,8 @@ from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.confidence import MANY_ROWS
 from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_SIBLING, GUESSED, LEFT_OVER
+from vllm_ssd.worker.wait_policy import WaitPlanner
+from vllm_ssd.worker.wait_tuner import WaitPlan
 
 DRAFTS = [11, 12, 13, 14]
 BONUS = 3
@@ -102,6 +105,40 @@ def nothing_is_published_where_no_drafts_are_wanted(folder, device):
     target.step([(0, 1)])  # the draft learns of both tokens
     outcome = OutcomeReader(target.table).read(0, make_stamp(1, 0), 2)
     assert outcome is not None and outcome.new_tokens == [BONUS, 9]
+
+
+def steps_scheduled_without_drafts_are_not_looked_up(folder, device):
+    """Only the requests that are drafted for are counted, at the latest with the next lookup; and
+    the draft reads later what it missed."""
+    target = _with_a_hit(folder, device)
+    for new in ([], [9]):  # the bonus is there
+        target.write(0, new)
+        target.client.go_without(np.array([0, 2]), 2)
+    before = target.table.slots.tobytes()
+    assert target.counted("rounds") == target.counted("off") == 0
+    assert target.table.slots.tobytes() == before
+    target.write(0, [10])
+    target.step([(0, 1)])
+    assert target.counted("off") == 2 and target.counted("rounds") == 1
+    outcome = OutcomeReader(target.table).read(0, make_stamp(1, 0), 2)
+    assert outcome is not None and outcome.new_tokens == [BONUS, 9, 10]
+    assert outcome.accepted < 0, "nobody knows what was accepted of which drafts"
+    for _ in range(64):
+        target.client.go_without(np.array([0, 2]), 2)
+    assert target.counted("off") == 2 + 64, "from time to time without a lookup"
+
+
+def the_scheduler_is_told_when_the_plan_is_to_do_without(folder, device):
+    target = _with_a_hit(folder, device)
+    told = []
+    for most in (0, 0, K):
+        with mock.patch.object(WaitPlanner, "plan", return_value=WaitPlan(0, 0, most)):
+            if told:
+                target.client.go_without(np.array([0]), 1)
+            else:
+                target.step([(0, 1)])
+        told.append(int(target.table.plan["undrafted"][0]))
+    assert told == [1, 1, 0]
 
 
 def confidence_is_what_drafts_of_the_kind_were_worth(folder, device):
@@ -216,6 +253,8 @@ TRIMMED_CASES = [
     what_is_left_over_keeps_its_distributions,
     no_more_drafts_than_are_wanted,
     nothing_is_published_where_no_drafts_are_wanted,
+    steps_scheduled_without_drafts_are_not_looked_up,
+    the_scheduler_is_told_when_the_plan_is_to_do_without,
     confidence_is_what_drafts_of_the_kind_were_worth,
     few_rows_are_expected_to_have_drafts_next,
     what_is_left_over_says_nothing_of_the_next_supply,

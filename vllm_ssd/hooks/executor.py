@@ -7,7 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import COUNTING, SLEEPING, STOPPING, TELLING, WAKING, apply_one
+from vllm_ssd.hooks.patches import (
+    COUNTING,
+    SCHEDULING,
+    SLEEPING,
+    STOPPING,
+    TELLING,
+    WAKING,
+    apply_one,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,7 +35,7 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         self._draft_launcher = launcher = DraftLauncher(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
-        for patch in (COUNTING, TELLING, SLEEPING, WAKING):
+        for patch in (COUNTING, SCHEDULING, TELLING, SLEEPING, WAKING):
             apply_one(patch)
         apply_one(STOPPING, next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls)))
         try:

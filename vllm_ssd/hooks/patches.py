@@ -77,6 +77,13 @@ COUNTING = Patch(
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
     "scheduler.with_verified_drafts",
 )
+# No drafts are scheduled while the worker's plan is to do without.
+SCHEDULING = Patch(
+    _MADE,
+    "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
+    "scheduler.with_plan_followed",
+    "self scheduler_output",
+)
 # Frontends learn where the engine's counters are.
 TELLING = Patch(
     _MADE,
@@ -94,6 +101,7 @@ PATCHES = (
     SLEEPING,
     WAKING,
     COUNTING,
+    SCHEDULING,
     TELLING,
     Patch(
         _FRONT,

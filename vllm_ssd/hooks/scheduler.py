@@ -1,9 +1,11 @@
-"""vLLM's ``vllm:spec_decode_*`` metrics count what was verified.
+"""The scheduler of an engine under Model Runner V2: it schedules no drafts while the worker's plan
+is to do without, and counts in vLLM's ``vllm:spec_decode_*`` metrics what was verified.
 
-Model Runner V2 schedules k tokens of every row, and the scheduler counts them all as drafts:
-guesses, what fills a row up, what was trimmed away on the GPU, and all of it while the draft is
-dead. The worker counts what the draft made and vLLM verified, in the table, which the engine core
-reads.
+V2 schedules k tokens of every row, and the scheduler counts them all as drafts: guesses, what
+fills a row up, what was trimmed away on the GPU, and all of it while the draft is dead. The worker
+counts what the draft made and vLLM verified, in the table, which the engine core reads. There it
+also finds the plan: a step with drafts scheduled takes longer even if none of them is verified, as
+the runner prepares for any.
 """
 
 from __future__ import annotations
@@ -19,17 +21,20 @@ from vllm_ssd.log import get_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+    from vllm_ssd.table import SpeculationTable
+
 logger = get_logger(__name__)
 
-# The attribute of a scheduler that holds its ``VerifiedDrafts``, None without a table.
-_VERIFIED = "_ssd_verified_drafts"
+# The attribute of a scheduler that holds its ``_WorkersView``, None without a table.
+_VIEW = "_ssd_workers_view"
 
 
-class VerifiedDrafts:
-    """``news`` once a step. ``OSError`` if the engine has no table."""
+class _WorkersView:
+    """What the worker says in the engine's table. ``OSError`` if the engine has none."""
 
     def __init__(self, config: VllmConfig):
         from vllm_ssd.service import rundir
@@ -37,8 +42,22 @@ class VerifiedDrafts:
 
         speculation: Any = config.speculative_config
         path = rundir.table_path(Path(speculation.run_dir))
-        self._counters = SpeculationTable.open(path, writable=False).target[0]
-        self._k: int = speculation.k
+        table = SpeculationTable.open(path, writable=False)
+        self._plan = table.plan[0]
+        self.verified = VerifiedDrafts(table)
+
+    @property
+    def undrafted(self) -> bool:
+        """Whether steps to come are to be scheduled without drafts."""
+        return bool(self._plan["undrafted"])
+
+
+class VerifiedDrafts:
+    """``news`` once a step."""
+
+    def __init__(self, table: SpeculationTable):
+        self._counters = table.target[0]
+        self._k = table.shape.k
         self._before = self._read()
 
     def news(self) -> SpecDecodingStats | None:
@@ -67,17 +86,38 @@ def with_verified_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_stats(
         self: Scheduler, spec_decoding_stats: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        config = self.vllm_config
-        if uses_ssd(config) and config.use_v2_model_runner:
-            if not hasattr(self, _VERIFIED):
-                try:
-                    setattr(self, _VERIFIED, VerifiedDrafts(config))
-                except OSError:  # no metric is worth an engine
-                    logger.warning("SSD: vLLM's metrics count all scheduled tokens as drafts")
-                    setattr(self, _VERIFIED, None)
-            verified = getattr(self, _VERIFIED)
-            if verified is not None:
-                spec_decoding_stats = verified.news()
+        view = _view(self)
+        if view is not None:
+            spec_decoding_stats = view.verified.news()
         return original(self, spec_decoding_stats, *args, **kwargs)
 
     return make_stats
+
+
+def with_plan_followed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the drafts proposed in this step, which the next one would verify."""
+
+    def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> Any:
+        view = _view(self)
+        if view is not None and view.undrafted:
+            scheduler_output.num_spec_tokens_to_schedule = 0
+        return original(self, scheduler_output)
+
+    return _update_after_schedule
+
+
+def _view(scheduler: Scheduler) -> _WorkersView | None:
+    """None where ssd does not run under Model Runner V2, or there is no table."""
+    if not hasattr(scheduler, _VIEW):
+        config, view = scheduler.vllm_config, None
+        if uses_ssd(config) and config.use_v2_model_runner:
+            try:
+                view = _WorkersView(config)
+            except OSError:  # neither metrics nor speed are worth an engine
+                logger.warning(
+                    "SSD: the scheduler does not find the speculation table: vLLM's metrics count "
+                    "all scheduled tokens as drafts, and some are scheduled where none pay"
+                )
+        setattr(scheduler, _VIEW, view)
+    found: _WorkersView | None = getattr(scheduler, _VIEW)
+    return found

@@ -42,6 +42,8 @@ def with_two_confidences(original: Callable[..., Any]) -> Callable[..., Any]:
         if speculator is None:
             original(self, confidence_probs, input_batch)
             return
+        if not speculator.has_proposed:
+            return
         original(self, speculator.expected_confidence_probs, input_batch)
         current = speculator.draft_token_confidence_probs[: input_batch.num_reqs]
         self._confidence_probs[input_batch.idx_mapping] = current

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 10
+VERSION = 11
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -64,7 +64,7 @@ class TableShape:
     slots: int
     k: int
     branches: int
-    tail: int = 512
+    tail: int = 2048
     top_m: int = 0
 
     def header_dtype(self) -> np.dtype:
@@ -109,6 +109,11 @@ class TableShape:
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
         names += ["planned", "branches", "restarts"]
         return np.dtype([(name, "i8") for name in names], align=True)
+
+    def plan_dtype(self) -> np.dtype:
+        """What the target's worker tells its scheduler. undrafted: 1 while steps are to be
+        scheduled without drafts, as that was measured to be faster, else 0."""
+        return np.dtype([("undrafted", "i8")])
 
     def slot_dtype(self) -> np.dtype:
         outcome = np.dtype(

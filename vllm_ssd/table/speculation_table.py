@@ -14,7 +14,8 @@ from vllm_ssd.table.schema import MAGIC, VERSION, TableOwner, TableShape
 
 
 class SpeculationTable:
-    """Structured arrays over shared pages: header, target and draft [1], slots [shape.slots]."""
+    """Structured arrays over shared pages: header, target, draft and plan [1], slots
+    [shape.slots]."""
 
     def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap, writable: bool):
         self.path = path
@@ -33,6 +34,7 @@ class SpeculationTable:
         self.header = view(shape.header_dtype(), 1)
         self.target = view(shape.target_dtype(), 1)
         self.draft = view(shape.draft_dtype(), 1)
+        self.plan = view(shape.plan_dtype(), 1)
         self.slots = view(shape.slot_dtype(), shape.slots)
 
     @property
@@ -45,7 +47,12 @@ class SpeculationTable:
     def slots_offset(shape: TableShape) -> int:
         """Bytes before the first slot of a table of this shape."""
         offset = 0
-        for part in (shape.header_dtype(), shape.target_dtype(), shape.draft_dtype()):
+        for part in (
+            shape.header_dtype(),
+            shape.target_dtype(),
+            shape.draft_dtype(),
+            shape.plan_dtype(),
+        ):
             offset = _next_line(offset) + part.itemsize
         return _next_line(offset)
 

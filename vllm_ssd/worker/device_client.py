@@ -8,6 +8,7 @@ first step that needs them. Nothing here waits for the GPU, except ``measure_loo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,11 +27,13 @@ from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.wait_policy import WaitPlanner
-from vllm_ssd.worker.wait_tuner import Limits
+from vllm_ssd.worker.wait_tuner import Limits, WaitPlan
 
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1
 _TRIAL_LOOKS = 2000
+# Steps without drafts between two updates of the counters on the device.
+_UNCOUNTED_STEPS = 64
 
 
 def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
@@ -46,8 +49,16 @@ def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
     return max(1, round(before.elapsed_time(after) * 1e6 / _TRIAL_LOOKS))
 
 
+@dataclass
+class _Uncounted:
+    """Steps without drafts, and rounds of requests in them."""
+
+    steps: int = 0
+    rounds: int = 0
+
+
 class DeviceClient:
-    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go.
+    """``exchange`` or ``go_without`` once a step; ``add`` and ``remove`` when requests come and go.
 
     A request's slot in the table is its slot in vLLM. texts: returns int32 [slots, max_model_len],
     every request's text in host memory. look_ns: nanoseconds that a look at the table takes.
@@ -90,6 +101,10 @@ class DeviceClient:
         self._last_probs = torch.zeros(count, k, top_m, dtype=torch.int64, device=device)
         self._waits = torch.zeros(2, dtype=torch.int64, device=device)
         self._turn = 0
+        # Of steps that vLLM scheduled without drafts: tokens of requests that are drafted for, and
+        # what the device's counters have yet to learn of them.
+        self._undrafted = 0
+        self._uncounted = _Uncounted()
 
     def add(
         self, request_id: str, slot: int, tokens: Sequence[int], temperature: float = 0.0
@@ -134,7 +149,8 @@ class DeviceClient:
         if self._staged:
             self._update_slot_states()
         self._turn ^= 1
-        plan = self._planner.plan(len(drafts), has_prompts)
+        plan = self._choose_plan(len(drafts), has_prompts)
+        self._count_undrafted()
         look_up_kernel[(len(drafts),)](
             *self._memory,
             num_sampled,
@@ -171,6 +187,32 @@ class DeviceClient:
         self.confidence.calibrate()
         self._shown.copy_(self._counted, non_blocking=True)
         self.counters.log()
+
+    def go_without(self, slots: NDArray[np.intp], batch: int, has_prompts: bool = False) -> None:
+        """In place of ``exchange`` in a step of ``batch`` requests that verified no drafts and
+        before one that vLLM has scheduled without. slots: of the requests that got a token. Nothing
+        is enqueued, so that the step takes no longer than plain vLLM's; the draft reads later what
+        it missed."""
+        own = int(np.count_nonzero(self._generations[slots]))
+        self._undrafted += own
+        self._uncounted.rounds += own
+        self._uncounted.steps += 1
+        if self._uncounted.steps >= _UNCOUNTED_STEPS:
+            self._count_undrafted()
+            self._shown.copy_(self._counted, non_blocking=True)
+        self._choose_plan(batch, has_prompts)
+        self.counters.log()
+
+    def _choose_plan(self, batch: int, has_prompts: bool) -> WaitPlan:
+        """Also tells the scheduler whether steps to come are to have drafts."""
+        plan = self._planner.plan(batch, has_prompts, self._undrafted)
+        self._table.plan["undrafted"] = int(plan.drafts == 0)
+        return plan
+
+    def _count_undrafted(self) -> None:
+        if self._uncounted.rounds:
+            self._counted[self._constants[-1].counter_off] += self._uncounted.rounds
+        self._uncounted = _Uncounted()
 
     def _update_slot_states(self) -> None:
         rows = [(slot, *state) for slot, state in self._staged.items()]

@@ -110,6 +110,11 @@ class HostLookup:
         if draft_probs is not None:
             draft_probs.copy_(proposed, non_blocking=True)
 
+    def go_without(self, batch: InputBatch) -> None:
+        """In place of ``look_up`` in a step that verified no drafts, before one that vLLM has
+        scheduled without."""
+        self._client.counters.went_without(len(_sampling(batch)))
+
 
 class DeviceLookup:
     """The same with a kernel."""
@@ -141,6 +146,17 @@ class DeviceLookup:
             batch.has_prefill,
             most_drafts,
         )
+
+    def go_without(self, batch: InputBatch) -> None:
+        """As ``HostLookup``'s."""
+        self._client.go_without(_sampling(batch), batch.num_reqs, batch.has_prefill)
+
+
+def _sampling(batch: InputBatch) -> NDArray[np.intp]:
+    """Slots of the requests that got a token in a step: those with nothing left of their prompt."""
+    seen = batch.num_computed_tokens_np + batch.num_scheduled_tokens
+    slots: NDArray[np.intp] = batch.idx_mapping_np[seen >= batch.prefill_len_np]
+    return slots
 
 
 def host_texts(states: RequestState) -> NDArray[np.int32]:

@@ -46,6 +46,7 @@ class SSDSpeculator(BaseSpeculator):
         # By id, of requests that will be added next: ``on_added`` is not given their settings.
         self._new: dict[str, SamplingParams] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
+        self.has_proposed = True  # in the last step
         self._lookup: HostLookup | DeviceLookup | None = None
         if self._tp_group.is_first_rank:
             self._lookup = make_draft_lookup(vllm_config, device, req_states)
@@ -97,10 +98,17 @@ class SSDSpeculator(BaseSpeculator):
         filled up, as V2 may verify k tokens of every request; the draft is told of its own only.
         ``draft_token_confidence_probs``, float32 [max_num_seqs, k], says what each is worth.
 
-        num_speculative_tokens: that V2 will verify of a row at most, k if not given."""
+        num_speculative_tokens: that V2 will verify of a row at most, k if not given. If it is 0,
+        V2 reads no drafts, and nothing is done that would make the step longer than plain vLLM's;
+        but where drafts have been verified in this step, their number has to be counted."""
         drafts = self._drafts[: input_batch.num_reqs]
         if dummy_run:
             return drafts.zero_()
+        self.has_proposed = num_speculative_tokens != 0 or input_batch.num_draft_tokens > 0
+        if not self.has_proposed:
+            if self._lookup is not None:
+                self._lookup.go_without(input_batch)
+            return drafts
         draft_probs = (
             None if self._draft_probs is None else self._draft_probs[: input_batch.num_reqs]
         )

@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 MOST_DRAFTS = 16  # of a row, whatever k is
 UNDRAFTED = "no drafts"  # a plan's name
 # What limits a step's drafts: nobody, so that each row verifies k tokens; the plans, row by row
-# (Model Runner V1); or vLLM, by what they are worth (adaptive verification). It would verify none
-# where that is best, but the draft would go on, and a batch be looked up in vain.
+# (Model Runner V1); or vLLM, by what they are worth (adaptive verification). It verifies none where
+# that is best, but a step for which none are scheduled is faster still.
 Limits = Literal["nobody", "plans", "vLLM"]
 
 _HALF = "half of k"
 
-# Steps at the start of a stretch that still show what was done before it, and steps after a prompt
-# that may still take longer for it: vLLM schedules ahead.
-_SETTLING, _AFTER_PROMPT = 4, 2
+# Steps at the start of a stretch that still show what was done before it; the same after one
+# without drafts, where the draft first reads what it missed; and steps after a prompt that may
+# still take longer for it: vLLM schedules ahead.
+_SETTLING, _CATCHING_UP, _AFTER_PROMPT = 4, 16, 2
 # A stretch is measured for this number of rounds, but for this number of steps at least; and for
 # this number of rounds where plans limit drafts: on CPUs, where a round takes 0.1 s and more.
 _ROUNDS, _STEPS, _SLOW_ROUNDS = 64, 12, 24
@@ -41,13 +42,15 @@ _HOPELESS, _EARLY, _FEWEST = 0.85, 0.75, 4
 # Stretches of the best plan between two turns of the others, at first and at most; doubled each
 # time.
 _FIRST_TURN, _LAST_TURN = 8, 64
-# The same at most while vLLM limits drafts and the best plan has none: then a stretch with drafts
-# costs no more than looking them up.
-_LAST_UNDRAFTED_TURN = 8
+# The same at most while vLLM limits drafts and the best plan has none: a stretch with drafts then
+# costs some hundredths of its time, and texts that are easier to draft for do not show by
+# themselves.
+_LAST_UNDRAFTED_TURN = 32
 # In one of this number of turns, plans beyond a hopeless one are tried too.
 _ALL_PLANS = 4
-# By how much another plan must be better to replace the best one.
-_CLEARLY = 1.03
+# By how much another plan must be better to replace the best one, and one without drafts: what is
+# equal is rather done without.
+_CLEARLY, _UNDRAFTED_CLEARLY = 1.03, 1.01
 # What earlier stretches weigh, beside a new one: of a plan; of the best plan where the latest are
 # looked at; of all plans.
 _KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
@@ -119,12 +122,16 @@ class _SizeClass:
         self._noise = _NOISE
         self._turns = self._until_turn = 0
         self._due: list[str] = []
+        self._followed = self.current  # in the last stretch
         self.begin()
 
     def begin(self) -> None:
         """A stretch of the current plan begins, again if it was interrupted."""
         self._stretch = _nothing()
         self._settling = _SETTLING
+        if self.current != UNDRAFTED and self._followed == UNDRAFTED and not self._limited:
+            self._settling = _CATCHING_UP
+        self._followed = self.current
 
     def add(self, seconds: float, tokens: int, has_prompts: bool) -> None:
         """Another step of the stretch has ended."""
@@ -197,7 +204,8 @@ class _SizeClass:
         """The plan of the next stretch."""
         goodputs = {name: self._goodput(measured) for name, measured in self._known.items()}
         fastest = max(goodputs, key=lambda name: goodputs[name], default=self._best)
-        if goodputs.get(fastest, 0.0) > _CLEARLY * self._best_goodput():
+        clearly = _UNDRAFTED_CLEARLY if fastest == UNDRAFTED else _CLEARLY
+        if goodputs.get(fastest, 0.0) > clearly * self._best_goodput():
             self._best, self._lately, self._last = fastest, self._known[fastest], 0.0
         if self._known and not self._until_turn and not self._due:
             self._due = self._others()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.hooks.scheduler import with_verified_drafts
+from vllm_ssd.hooks.scheduler import with_plan_followed, with_verified_drafts
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable, TableShape
@@ -43,10 +43,27 @@ def test_what_was_verified_is_counted_once(made):
     assert make_stats(scheduler, "k tokens of each row") is None
 
 
+@with_plan_followed
+def scheduled(scheduler, output):
+    """Drafts of a row that the next step will have."""
+    return output.num_spec_tokens_to_schedule
+
+
+def test_no_drafts_are_scheduled_while_the_worker_does_without(made, tmp_path):
+    scheduler, _ = made
+    plan = SpeculationTable.open(tmp_path / "t").plan
+    found = []
+    for undrafted in (0, 1, 0):
+        plan["undrafted"] = undrafted
+        found.append(scheduled(scheduler, SimpleNamespace(num_spec_tokens_to_schedule=K)))
+    assert found == [K, 0, K]
+
+
 def test_an_engine_without_a_table_goes_on(made, monkeypatch):
     scheduler, _ = made
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir / "none")
     assert [make_stats(scheduler, "its own") for _ in range(2)] == ["its own"] * 2
+    assert scheduled(scheduler, SimpleNamespace(num_spec_tokens_to_schedule=K)) == K
 
 
 def test_model_runner_v1_counts_by_itself(made):

@@ -91,8 +91,9 @@ def ranks(tmp_path, monkeypatch):
     return made, states, PredictionWriter(table), sent
 
 
-def propose(rank, temperatures, **slots):
-    """The drafts of a step of these requests, each of which has sampled a token."""
+def propose(rank, temperatures, most=None, verified=0, **slots):
+    """The drafts of a step of these requests, each of which has sampled a token. most: drafts of a
+    row that the runner asks for; verified: drafts of the step itself."""
     numbers = list(slots.values())
     batch = SimpleNamespace(
         num_reqs=len(slots),
@@ -100,9 +101,25 @@ def propose(rank, temperatures, **slots):
         idx_mapping=torch.tensor(numbers),
         idx_mapping_np=np.array(numbers),
         has_prefill=False,
+        num_draft_tokens=verified,
+        num_computed_tokens_np=np.full(len(slots), 2),
+        num_scheduled_tokens=np.ones(len(slots), np.int32),
+        prefill_len_np=np.full(len(slots), 2),
     )
     one = torch.ones(len(slots), dtype=torch.int32)
-    return rank.propose(batch, None, None, None, None, one, None, None, None, temperatures)
+    return rank.propose(
+        batch,
+        None,
+        None,
+        None,
+        None,
+        one,
+        None,
+        None,
+        None,
+        temperatures,
+        num_speculative_tokens=most,
+    )
 
 
 def test_every_rank_has_the_distributions_of_the_drafts(ranks):
@@ -141,3 +158,22 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
         expected[3, 1, 5] = expected[3, 2, 6] = 1
         found = (rank.draft_logits / temperatures.view(-1, 1, 1)).exp()
         torch.testing.assert_close(found, expected)
+
+
+def test_a_step_before_one_without_drafts_looks_nothing_up(ranks):
+    """On every rank; but where drafts have been verified, what was accepted is counted."""
+    both, states, _, _ = ranks
+    for rank, of_rank in zip(both, states):
+        rank.before_add(SimpleNamespace(scheduled_new_reqs=[]))
+        of_rank.add_request("a", all_token_ids=[1, 2])
+    table, temperatures = both[0]._lookup._client._table, torch.zeros(SLOTS)
+    states[0].write(3, [1, 2, 6])
+    for verified, rounds, off in ((0, 0, 1), (2, 0, 2)):
+        for rank in both:
+            propose(rank, temperatures, most=0, verified=verified, a=3)
+            assert rank.has_proposed is (verified > 0)
+        counted = table.target[0]
+        assert (counted["rounds"], counted["off"]) == (rounds, off)
+    for rank in both:
+        assert propose(rank, temperatures, a=3).tolist() == [[6] * K] and rank.has_proposed
+    assert table.target[0]["rounds"] == 1

@@ -88,6 +88,23 @@ def test_where_vllm_limits_drafts_the_draft_may_pause_for_large_batches(batch, t
     assert all(plan.drafts in (0, 16) for plan in plans)
 
 
+@pytest.mark.parametrize(("drafted", "least"), [(0.93, 0.985), (0.99, 0.985), (1.3, 1.25)])
+def test_hardly_slower_than_without_drafts_nor_than_with_them(drafted, least):
+    """drafted: tokens a second of steps with drafts, where those without have 1. After steps
+    without, the draft has to read first, and for so long there is nothing to verify."""
+    tuner, rng = WaitTuner(K, limits="vLLM"), random.Random(0)
+    now, tokens, missed, started = 1.0, 0, 0.0, (0, 0.0)
+    for step in range(30_000):
+        plan = tuner.plan(128, False, tokens, now)
+        missed = missed + 1 if not plan.drafts else max(missed - 40, 0)
+        rate = 1.0 if not plan.drafts else min(drafted, 0.93) if missed else drafted
+        tokens += 128
+        now += 0.007 / rate * (1 + rng.gauss(0, 0.02))
+        if step == 3000:
+            started = tokens, now
+    assert (tokens - started[0]) / (now - started[1]) * 0.007 / 128 > least
+
+
 def test_all_drafts_where_these_cost_nothing():
     tuner, now, tokens, followed = WaitTuner(K, limits="plans"), 1.0, 0, []
     for _ in range(4000):
