@@ -5,9 +5,7 @@ measured goes as lines of JSON to the file descriptor FD, and what vLLM prints t
 engine is up it waits for the end of stdin.
 """
 
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -18,24 +16,14 @@ from benchmarks.common.records import Event, Measurement, Progress, Side, Up
 from benchmarks.offline.away import lose_draft
 from benchmarks.offline.counters import Counting, counting, table_of
 from vllm_ssd.measure.closed_loop import ClosedLoop
+from vllm_ssd.measure.process import obey
 
 WARM_UP_TOKENS = 32
 
 
 def main() -> None:
     """Entry point: one side from stdin, events to FD."""
-    side = msgspec.json.decode(sys.stdin.buffer.readline(), type=Side)
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
-        try:
-            _run(side, events)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The engine is down. What libraries do at an orderly end can take minutes on GPU machines.
-    os._exit(status)
+    obey(Side, _run)
 
 
 def _run(side: Side, events: TextIO) -> None:

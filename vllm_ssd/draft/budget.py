@@ -104,7 +104,7 @@ class BranchBudget:
         self._window_us = 0.0
         self._shares: defaultdict[int, float] = defaultdict(lambda: 1.0)  # by requests
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
-        self._reached, self._accepted = np.zeros((2, policy.k))
+        self._reached, self._accepted = [0.0] * policy.k, [0.0] * policy.k
 
     def sizes(self, requests: int) -> list[int]:
         """Branches that each of ``requests`` requests may get, most first; one choice at least."""
@@ -182,9 +182,11 @@ class BranchBudget:
         # A draft that was not verified is the bonus itself, or the target would not have taken it.
         right = accepted + (accepted < len(drafts) and drafts[accepted] == bonus)
         reached = min(accepted + 1, len(drafts))
-        self._reached[:reached] += 1 - _OUTCOME * self._reached[:reached]
-        self._accepted[:reached] -= _OUTCOME * self._accepted[:reached]
-        self._accepted[:right] += 1
+        for position in range(reached):
+            self._reached[position] += 1 - _OUTCOME * self._reached[position]
+            self._accepted[position] -= _OUTCOME * self._accepted[position]
+        for position in range(right):
+            self._accepted[position] += 1
         took = (time.monotonic_ns() - request.decided_ns) / 1000
         if self._window_us:
             # A step that did more than verify (a prompt, a pause) says little about the next.

@@ -37,12 +37,13 @@ class Executor:
 
     def move(self, moves: Sequence[tuple[DraftRequest, list[tuple[int, int]]]]) -> None:
         """Copy keys and values within requests, from KV indices to others."""
+        size = self._attention.block_size
         slots = [
-            self._attention.slots_of(request.table.blocks, np.array(entries, dtype=np.int64))
+            [request.table.blocks[index // size] * size + index % size for index in pair]
             for request, pairs in moves
-            for entries in zip(*pairs)
+            for pair in pairs
         ]
-        both = np.stack([np.concatenate(slots[way::2]) for way in (0, 1)])
+        both = np.array(slots, dtype=np.int64).T.copy()
         sources, targets = on_device(both, self._attention.shape.device)
         self._attention.move(sources, targets)
 

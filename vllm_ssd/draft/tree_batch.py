@@ -26,6 +26,7 @@ class TreeBatch:
         self.step, self.steps = 0, steps
         self._program = program
         self._trees = trees
+        self._growing = sum(tree is not None for tree in trees)
         self._slots = slots
         self._last_tokens = last_tokens
         self._loaded = False
@@ -37,7 +38,7 @@ class TreeBatch:
 
     @property
     def empty(self) -> bool:
-        return all(tree is None for tree in self._trees)
+        return not self._growing
 
     def rows(self) -> list[TreeRow | None]:
         """One for each request, None where it has no tree."""
@@ -53,6 +54,7 @@ class TreeBatch:
 
     def leave(self, index: int) -> None:
         """A row becomes padding: its KV blocks may go to another request, its slot too."""
+        self._growing -= self._trees[index] is not None
         self._trees[index] = None
         self._slots[index] = PublishSlot()
         if self.empty:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import (
+    AWAITING,
     COUNTING,
     SCHEDULING,
     SLEEPING,
@@ -35,7 +36,7 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         self._draft_launcher = launcher = DraftLauncher(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
-        for patch in (COUNTING, SCHEDULING, TELLING, SLEEPING, WAKING):
+        for patch in (AWAITING, COUNTING, SCHEDULING, TELLING, SLEEPING, WAKING):
             apply_one(patch)
         apply_one(STOPPING, next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls)))
         try:
@@ -44,13 +45,30 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             self._stop_draft()
             raise
-        try:
-            launcher.wait_ready()
-        except BaseException:
-            self.shutdown()  # the caller gets no executor whose workers it could stop
-            raise
+        _or_shut_down(self, launcher.workers_started)
 
     return __init__
+
+
+def with_draft_awaited(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The target is compiled and warmed up while the draft is loaded, which takes a minute each."""
+
+    def compile_or_warm_up_model(self: Executor, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if hasattr(self, "_draft_launcher"):
+            _or_shut_down(self, self._draft_launcher.wait_ready)
+        return result
+
+    return compile_or_warm_up_model
+
+
+def _or_shut_down(executor: Executor, start: Callable[[], None]) -> None:
+    """The caller gets no executor whose workers it could stop if ``start`` fails."""
+    try:
+        start()
+    except BaseException:
+        executor.shutdown()
+        raise
 
 
 def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,6 +68,8 @@ ASKING_FOR_SSD = Patch(
 )
 # Executors override it without calling super: it is replaced on the class of the one that is made.
 STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
+# An engine serves when its draft is loaded, too.
+AWAITING = Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited")
 # The draft gives its memory back while the target sleeps.
 SLEEPING = Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep")
 WAKING = Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake")
@@ -98,6 +100,7 @@ PATCHES = (
     # The draft is started and stopped with the target.
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
     STOPPING,
+    AWAITING,
     SLEEPING,
     WAKING,
     COUNTING,

@@ -10,12 +10,33 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO, TypeVar
+
+import msgspec
 
 LAST_LINES = 15
+Order = TypeVar("Order")
+
+
+def obey(kind: type[Order], measure: Callable[[Order, TextIO], None]) -> NoReturn:
+    """The process itself: take an order of this kind from stdin, measure, end. measure: gets the
+    order and where its events go, a line each."""
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
+        try:
+            measure(order, events)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The engine is down. What libraries do at an orderly end can take minutes on GPU machines.
+    os._exit(status)
 
 
 class Measuring:

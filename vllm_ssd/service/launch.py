@@ -114,10 +114,16 @@ class DraftLauncher:
                 check=False,
             )
 
+    def workers_started(self) -> None:
+        """The target's, and its environment need not be theirs any more. Raises as ``wait_ready``
+        if the draft has failed by now, and does not wait for it."""
+        self._restore_environment()
+        if not self._words.empty():
+            self.wait_ready()
+
     def wait_ready(self) -> None:
         """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
         without drafts will do."""
-        self._restore_environment()
         if self._started:
             return
         timeout_s = self._config.start_timeout_s

@@ -70,13 +70,17 @@ class Outcome:
 
 
 class OutcomeReader:
-    """The draft's end."""
+    """The draft's end. It reads numbers out of arrays of one field with ``item``, several times as
+    fast as out of records: with 64 requests that is a millisecond before their next branches."""
 
     def __init__(self, table: SpeculationTable):
         self._k = table.shape.k
         self._tail_size = table.shape.tail
-        self._outcome = table.slots["outcome"]
-        self._stamps = table.slots["outcome"]["stamp"]
+        outcome = table.slots["outcome"]
+        self._stamps, self._lengths = outcome["stamp"], outcome["length"]
+        self._accepted, self._bonus = outcome["accepted"], outcome["bonus"]
+        self._drafts_stamps, self._num_drafts = outcome["drafts_stamp"], outcome["num_drafts"]
+        self._drafts = outcome["drafts"]
         self._tail = table.slots["tail"]
         self._read = np.zeros(table.shape.slots, np.uint64)  # stamps, by slot
 
@@ -95,24 +99,28 @@ class OutcomeReader:
 
         None if the target has moved on meanwhile: the newest stamp is then another.
         """
-        record = self._outcome[slot, int(stamp) & 1]
-        length = int(record["length"])
-        accepted, bonus = int(record["accepted"]), int(record["bonus"])
+        at = slot, int(stamp) & 1
+        length = self._lengths.item(at)
+        accepted, bonus = self._accepted.item(at), self._bonus.item(at)
         new_tokens: list[int] | None = None
         # Half the tail, since a newer outcome may be overwriting its oldest tokens right now.
         if 0 <= length - known <= self._tail_size // 2:
-            positions = np.arange(known, length) % self._tail_size
-            new_tokens = self._tail[slot][positions].tolist()
-        if self._stamps[slot].max() != stamp:
+            begin, end = known % self._tail_size, length % self._tail_size
+            tail = self._tail[slot]
+            if begin <= end:
+                new_tokens = tail[begin:end].tolist()
+            else:
+                new_tokens = tail[begin:].tolist() + tail[:end].tolist()
+        if max(self._stamps[slot].tolist()) != stamp:
             return None
         self._read[slot] = stamp
         return Outcome(length, accepted, bonus, new_tokens)
 
     def read_drafts(self, slot: int, stamp: np.uint64) -> list[int] | None:
         """The drafts the target verifies after this outcome; None if it has not decided yet."""
-        record = self._outcome[slot, int(stamp) & 1]
-        if record["drafts_stamp"] != stamp:
+        at = slot, int(stamp) & 1
+        if self._drafts_stamps.item(at) != stamp:
             return None
-        count = min(max(int(record["num_drafts"]), 0), self._k)
-        drafts: list[int] = record["drafts"][:count].tolist()
-        return drafts if record["drafts_stamp"] == stamp else None
+        count = min(max(self._num_drafts.item(at), 0), self._k)
+        drafts: list[int] = self._drafts[at][:count].tolist()
+        return drafts if self._drafts_stamps.item(at) == stamp else None

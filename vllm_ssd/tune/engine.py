@@ -7,9 +7,6 @@ and what vLLM prints to stdout.
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
-import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,6 +15,7 @@ import psutil
 
 from vllm_ssd.measure.closed_loop import ClosedLoop, Counters, Window
 from vllm_ssd.measure.own_engine import run_dir_of
+from vllm_ssd.measure.process import obey
 from vllm_ssd.metrics import rates, snapshot, subtract
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
@@ -54,18 +52,7 @@ Event = Up | Measured
 
 def main() -> None:
     """Entry point: an order from stdin, events to FD."""
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
-        try:
-            _run(order, events)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The engine is down. What libraries do at an orderly end can take minutes on GPU machines.
-    os._exit(status)
+    obey(Order, _run)
 
 
 def _run(order: Order, events: TextIO) -> None:

@@ -28,6 +28,9 @@ class FakeLauncher:
     def start(self):
         self._happen("start draft")
 
+    def workers_started(self):
+        self._happen("workers started")
+
     def wait_ready(self):
         self._happen("draft ready")
 
@@ -88,7 +91,9 @@ def config(engine_args, models):
 @pytest.mark.parametrize("executor", [Target, DerivedTarget])
 def test_draft_starts_and_stops_with_the_target(events, config, executor):
     target = executor(vllm_config=config)
-    assert events == ["start draft", "start target", "draft ready"]
+    assert events == ["start draft", "start target", "workers started"]
+    target.compile_or_warm_up_model()
+    assert events[3:] == ["target: compile_or_warm_up_model", "draft ready"]
     events.clear()
     target.shutdown()
     assert events == ["begin to stop draft", "stop target", "stop draft"]
@@ -111,25 +116,29 @@ def test_a_draft_that_does_not_start(events, config, monkeypatch):
     assert events == ["start draft", "stop draft"]
 
 
-def test_a_draft_that_does_not_get_ready_takes_the_target_down(events, config, monkeypatch):
-    monkeypatch.setattr(FakeLauncher, "fails_in", "draft ready")
-    with pytest.raises(RuntimeError, match="no luck in draft ready"):
-        Target(config)
-    assert events[:3] == ["start draft", "start target", "draft ready"]
-    assert events[3:] == ["begin to stop draft", "stop target", "stop draft"]
+@pytest.mark.parametrize("fails_in", ["workers started", "draft ready"])
+def test_a_draft_that_does_not_get_ready_takes_the_target_down(
+    events, config, monkeypatch, fails_in
+):
+    monkeypatch.setattr(FakeLauncher, "fails_in", fails_in)
+    with pytest.raises(RuntimeError, match=f"no luck in {fails_in}"):
+        Target(config).compile_or_warm_up_model()
+    assert events[:3] == ["start draft", "start target", "workers started"]
+    assert events[-4:] == [fails_in, "begin to stop draft", "stop target", "stop draft"]
 
 
 def test_draft_of_a_forgotten_target(events, config):
     Target(config)
     gc.collect()
-    assert events == ["start draft", "start target", "draft ready", "stop draft"]
+    assert events == ["start draft", "start target", "workers started", "stop draft"]
 
 
 def test_targets_without_ssd_have_no_draft(events, engine_args):
     for options in (None, {"method": "ngram", "num_speculative_tokens": 2}):
         target = Target(engine_args(options).create_engine_config())
+        target.compile_or_warm_up_model()
         target.shutdown()
-        assert events == ["start target", "stop target"]
+        assert events == ["start target", "target: compile_or_warm_up_model", "stop target"]
         events.clear()
 
 

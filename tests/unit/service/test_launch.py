@@ -91,6 +91,16 @@ def test_the_deadline_names_what_it_waited_for(talk):
     assert str(error.value) == f"SSD: the draft could not be started: {said}"
 
 
+def test_a_draft_that_has_failed_is_not_waited_for(talk):
+    """Neither is one that is on its way: the target goes on in the meantime."""
+    talk(b'{"awaited": "the draft\'s Ray"}\n').workers_started()
+    made = talk(b'{"failed": "no luck"}\n')
+    with pytest.raises(RuntimeError, match="the draft could not be started: no luck"):
+        for _ in range(1000):  # until the listener has heard it
+            made.workers_started()
+            time.sleep(0.01)
+
+
 def test_a_draft_that_is_not_required(talk, caplog):
     made = talk(b'{"failed": "no luck"}\n', required=False)
     made.wait_ready()
@@ -227,5 +237,5 @@ def test_the_next_engine_does_not_inherit_the_targets_cores(talk, monkeypatch):
     monkeypatch.setattr(launch, "choose_device", lambda *_: device)
     made = talk(b'{"ready": "here"}\n')
     assert os.environ[name] == "0", "its workers start now"
-    made.wait_ready()
+    made.workers_started()
     assert name not in os.environ
