@@ -137,3 +137,31 @@ def test_trimming_is_compiled_once(monkeypatch):
                 slots = torch.arange(rows)
                 compiled(manager._confidence_probs, slots, capacities, drafts, K)
                 assert capacities.sum() == drafts
+
+
+def test_confidences_are_recorded_where_there_are_drafts():
+    """Both kinds: of the step itself, and of a later one's number of drafts."""
+    recorded = []
+
+    @verification.with_two_confidences
+    def record(manager, confidence_probs, input_batch):
+        recorded.append(confidence_probs)
+
+    ours = SimpleNamespace(
+        has_proposed=True,
+        expected_confidence_probs="expected",
+        draft_token_confidence_probs=torch.tensor([[0.5], [0.25], [0.0]]),
+    )
+    manager = SimpleNamespace(
+        req_states=SimpleNamespace(**{SPECULATOR: ours}), _confidence_probs=torch.zeros(4, 1)
+    )
+    batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
+    record(manager, "current", batch)
+    assert recorded == ["expected"]
+    assert manager._confidence_probs.view(-1).tolist() == [0.0, 0.25, 0.0, 0.5]
+    ours.has_proposed = False
+    record(manager, "current", batch)
+    assert recorded == ["expected"], "nothing to record, and nothing is waited for"
+    setattr(manager.req_states, SPECULATOR, None)
+    record(manager, "another method's", batch)
+    assert recorded == ["expected", "another method's"]
