@@ -41,7 +41,8 @@ _BY_MACHINE = {
 
 @dataclass(frozen=True)
 class Block:
-    """Commands of a page. mark: the comment before them, "" if there is none."""
+    """Commands of a page; a fence of "text" is what they print. mark: the comment before them, "" if
+    there is none."""
 
     page: str
     line: int
@@ -57,7 +58,7 @@ def blocks() -> list[Block]:
     for page in PAGES:
         tokens = MarkdownIt().parse((ROOT / page).read_text())
         for before, token in zip([None, *tokens], tokens):
-            if token.type in ("code_block", "fence"):
+            if token.type in ("code_block", "fence") and token.info != "text":
                 mark = before.content.strip() if before and before.type == "html_block" else ""
                 found.append(Block(page, token.map[0] + 1, token.content, mark))
     return found
