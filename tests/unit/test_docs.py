@@ -41,8 +41,8 @@ _BY_MACHINE = {
 
 @dataclass(frozen=True)
 class Block:
-    """Commands of a page; a fence of "text" is what they print. mark: the comment before them, "" if
-    there is none."""
+    """Commands of a page (a fence of "text" is what they print). mark: the comment before them, ""
+    if there is none."""
 
     page: str
     line: int
