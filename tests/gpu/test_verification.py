@@ -9,7 +9,7 @@ if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.running import counters
-from tests.gpu.settings import OPTIONS, SSD
+from tests.gpu.settings import GPUS, OPTIONS, SSD
 from tests.support.harness import engine, greedy, own_run_dir, texts
 from vllm_ssd.metrics import describe
 
@@ -39,4 +39,6 @@ def test_same_tokens_with_rows_trimmed(models, method):
     print(describe(counted), counted)
     for count, plain, ssd in zip(BATCHES, *results):
         assert plain == ssd, count
-    assert 0 < sum(counted["taken"]) <= sum(counted["verified"]) < counted["drafts"]
+    assert 0 < sum(counted["taken"]) <= sum(counted["verified"]) <= counted["drafts"]
+    # Of few drafts all may be worth it, and a draft that shares the target's GPU has few in time.
+    assert GPUS == 1 or sum(counted["verified"]) < counted["drafts"]
