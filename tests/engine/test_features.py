@@ -16,7 +16,7 @@ from tests.support.features import FEATURES, OPTIONS, run_all
 from tests.support.features.prompts import LONG, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
-from tests.support.harness import SSD, engine, greedy, own_run_dir
+from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, wait_for
 from vllm_ssd.metrics import subtract
 
 # One token a request, which ends with its prompt; or no request at all.
@@ -113,6 +113,8 @@ def test_vllm_counts_what_ssd_counts(runs):
         return sum(metric.value for metric in runs.llm.get_metrics() if metric.name == name)
 
     run_dir = own_run_dir()
+    # The last feature was sleep, and the engine is awake before its draft is loaded again.
+    wait_for("the draft, awake", lambda: serves(counters(run_dir)))
     before, vllms = counters(run_dir), total()
     (output,) = runs.llm.generate([SHORT], greedy(20), use_tqdm=False)
     between = subtract(counters(run_dir), before)
