@@ -36,8 +36,8 @@ def prompt_logprobs(llm: Any) -> Any:
 
 
 def seed(llm: Any) -> Any:
-    """vLLM does not promise the same text with drafts and without, only a text."""
-    drawn = greedy(16, seed=5)
+    """vLLM does not promise the same text with drafts and without, only a text, which may end."""
+    drawn = greedy(16, seed=5, ignore_eos=True)
     drawn.temperature = 0.9
     found = generate(llm, [SHORT, SHORT], [drawn, greedy(16)])
     return [len(found[0][0]["tokens"]), found[1]]
