@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -69,8 +69,11 @@ class Measure:
     def sides(self, sides: Sequence[Side], logs: Sequence[Path]) -> Iterator[list[Result]]:
         """Start the servers of all these sides, put one after the other under every load before
         the next load, and end them. Yields after every load all that is known by then."""
-        subjects = [_Subject(side, log) for side, log in zip(sides, logs)]
-        try:
+        with ExitStack() as running:
+            subjects = []
+            for side, log in zip(sides, logs):
+                subjects.append(_Subject(side, log))
+                running.callback(subjects[-1].end)
             for subject in subjects:
                 with subject.attempt():
                     subject.server.wait_healthy(self.start_s)
@@ -89,9 +92,6 @@ class Measure:
                 with subject.attempt():
                     if self.timeline and not subject.failed:
                         self._watch(subject, first)
-        finally:
-            for subject in subjects:
-                subject.end()
         yield [subject.result for subject in subjects]
 
     def _run(self, subject: _Subject, client: str, load: Load, first: int) -> Run:

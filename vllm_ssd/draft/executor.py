@@ -37,9 +37,8 @@ class Executor:
 
     def move(self, moves: Sequence[tuple[DraftRequest, list[tuple[int, int]]]]) -> None:
         """Copy keys and values within requests, from KV indices to others."""
-        size = self._attention.block_size
         slots = [
-            [request.table.blocks[index // size] * size + index % size for index in pair]
+            [self._attention.slot_of(request.table.blocks, index) for index in pair]
             for request, pairs in moves
             for pair in pairs
         ]

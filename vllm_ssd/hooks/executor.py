@@ -7,16 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import (
-    AWAITING,
-    COUNTING,
-    SCHEDULING,
-    SLEEPING,
-    STOPPING,
-    TELLING,
-    WAKING,
-    apply_one,
-)
+from vllm_ssd.hooks.patches import STOPPING, Where, apply_one, patches_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,9 +27,9 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         self._draft_launcher = launcher = DraftLauncher(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
-        for patch in (AWAITING, COUNTING, SCHEDULING, TELLING, SLEEPING, WAKING):
-            apply_one(patch)
-        apply_one(STOPPING, next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls)))
+        stopped = next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls))
+        for patch in patches_of(Where.EXECUTOR_MADE):
+            apply_one(patch, stopped if patch is STOPPING else None)
         try:
             launcher.start()
             original(self, vllm_config)

@@ -210,7 +210,7 @@ def apply(where: Where) -> None:
     mismatch = find_mismatch(where)
     if mismatch is not None:
         raise RuntimeError(mismatch)
-    for patch in _patches(where):
+    for patch in patches_of(where):
         apply_one(patch)
 
 
@@ -232,7 +232,7 @@ def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
     mismatch = version_mismatch()
     if mismatch is not None:
         return mismatch
-    for patch in _patches(where):
+    for patch in patches_of(where):
         found = _parameters(patch)
         if found is None:
             problem = "is missing"
@@ -258,7 +258,8 @@ def check_vllm() -> None:
         raise RuntimeError(mismatch)
 
 
-def _patches(where: Where) -> Iterator[Patch]:
+def patches_of(where: Where) -> Iterator[Patch]:
+    """Those to apply there now."""
     for patch in PATCHES:
         if patch.where is where and (not patch.if_imported or patch.module in sys.modules):
             yield patch

@@ -31,10 +31,9 @@ class SpeculationTable:
             assert array.flags.writeable == writable
             return array
 
-        self.header = view(shape.header_dtype(), 1)
-        self.target = view(shape.target_dtype(), 1)
-        self.draft = view(shape.draft_dtype(), 1)
-        self.plan = view(shape.plan_dtype(), 1)
+        self.header, self.target, self.draft, self.plan = (
+            view(part, 1) for part in _before_slots(shape)
+        )
         self.slots = view(shape.slot_dtype(), shape.slots)
 
     @property
@@ -47,12 +46,7 @@ class SpeculationTable:
     def slots_offset(shape: TableShape) -> int:
         """Bytes before the first slot of a table of this shape."""
         offset = 0
-        for part in (
-            shape.header_dtype(),
-            shape.target_dtype(),
-            shape.draft_dtype(),
-            shape.plan_dtype(),
-        ):
+        for part in _before_slots(shape):
             offset = _next_line(offset) + part.itemsize
         return _next_line(offset)
 
@@ -113,6 +107,11 @@ class SpeculationTable:
         if len(pages) < cls.size_of(shape):
             raise ValueError(f"{path} is truncated")
         return cls(path, shape, pages, writable)
+
+
+def _before_slots(shape: TableShape) -> tuple[np.dtype, ...]:
+    """Header, target, draft and plan."""
+    return shape.header_dtype(), shape.target_dtype(), shape.draft_dtype(), shape.plan_dtype()
 
 
 def _next_line(offset: int) -> int:

@@ -8,7 +8,6 @@ first step that needs them. Nothing here waits for the GPU, except ``measure_loo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from vllm_ssd.worker.wait_tuner import Limits, WaitPlan
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1
 _TRIAL_LOOKS = 2000
-# Steps without drafts between two updates of the counters on the device.
+# Steps without drafts, about, between two updates of the counters on the device.
 _UNCOUNTED_STEPS = 64
 
 
@@ -47,14 +46,6 @@ def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
         after.record()
     after.synchronize()
     return max(1, round(before.elapsed_time(after) * 1e6 / _TRIAL_LOOKS))
-
-
-@dataclass
-class _Uncounted:
-    """Steps without drafts, and rounds of requests in them."""
-
-    steps: int = 0
-    rounds: int = 0
 
 
 class DeviceClient:
@@ -101,10 +92,9 @@ class DeviceClient:
         self._last_probs = torch.zeros(count, k, top_m, dtype=torch.int64, device=device)
         self._waits = torch.zeros(2, dtype=torch.int64, device=device)
         self._turn = 0
-        # Of steps that vLLM scheduled without drafts: tokens of requests that are drafted for, and
-        # what the device's counters have yet to learn of them.
-        self._undrafted = 0
-        self._uncounted = _Uncounted()
+        # Tokens of requests that are drafted for, in steps that vLLM scheduled without drafts: all,
+        # and those that the device's counters know of.
+        self._undrafted = self._known_undrafted = 0
 
     def add(
         self, request_id: str, slot: int, tokens: Sequence[int], temperature: float = 0.0
@@ -195,9 +185,7 @@ class DeviceClient:
         it missed."""
         own = int(np.count_nonzero(self._generations[slots]))
         self._undrafted += own
-        self._uncounted.rounds += own
-        self._uncounted.steps += 1
-        if self._uncounted.steps >= _UNCOUNTED_STEPS:
+        if self._undrafted - self._known_undrafted >= _UNCOUNTED_STEPS * own > 0:
             self._count_undrafted()
             self._shown.copy_(self._counted, non_blocking=True)
         self._choose_plan(batch, has_prompts)
@@ -210,9 +198,10 @@ class DeviceClient:
         return plan
 
     def _count_undrafted(self) -> None:
-        if self._uncounted.rounds:
-            self._counted[self._constants[-1].counter_off] += self._uncounted.rounds
-        self._uncounted = _Uncounted()
+        news = self._undrafted - self._known_undrafted
+        if news:
+            self._counted[self._constants[-1].counter_off] += news
+        self._known_undrafted = self._undrafted
 
     def _update_slot_states(self) -> None:
         rows = [(slot, *state) for slot, state in self._staged.items()]

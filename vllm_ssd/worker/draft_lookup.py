@@ -113,7 +113,11 @@ class HostLookup:
     def go_without(self, batch: InputBatch) -> None:
         """In place of ``look_up`` in a step that verified no drafts, before one that vLLM has
         scheduled without."""
-        self._client.counters.went_without(len(_sampling(batch)))
+        rows = sum(
+            got_token and request_id in self._temperatures
+            for request_id, got_token in zip(batch.req_ids, _got_token(batch))
+        )
+        self._client.go_without(rows, batch.num_reqs, batch.has_prefill)
 
 
 class DeviceLookup:
@@ -149,14 +153,15 @@ class DeviceLookup:
 
     def go_without(self, batch: InputBatch) -> None:
         """As ``HostLookup``'s."""
-        self._client.go_without(_sampling(batch), batch.num_reqs, batch.has_prefill)
+        slots = batch.idx_mapping_np[_got_token(batch)]
+        self._client.go_without(slots, batch.num_reqs, batch.has_prefill)
 
 
-def _sampling(batch: InputBatch) -> NDArray[np.intp]:
-    """Slots of the requests that got a token in a step: those with nothing left of their prompt."""
+def _got_token(batch: InputBatch) -> NDArray[np.bool_]:
+    """bool [num_reqs]: of each request of a step, whether nothing was left of its prompt."""
     seen = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-    slots: NDArray[np.intp] = batch.idx_mapping_np[seen >= batch.prefill_len_np]
-    return slots
+    got_token: NDArray[np.bool_] = seen >= batch.prefill_len_np
+    return got_token
 
 
 def host_texts(states: RequestState) -> NDArray[np.int32]:

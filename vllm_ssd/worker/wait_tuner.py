@@ -122,16 +122,14 @@ class _SizeClass:
         self._noise = _NOISE
         self._turns = self._until_turn = 0
         self._due: list[str] = []
-        self._followed = self.current  # in the last stretch
         self.begin()
 
-    def begin(self) -> None:
-        """A stretch of the current plan begins, again if it was interrupted."""
+    def begin(self, after: str | None = None) -> None:
+        """A stretch of the current plan begins, again if it was interrupted. after: the plan that
+        was followed until now; None: it does not matter."""
         self._stretch = _nothing()
-        self._settling = _SETTLING
-        if self.current != UNDRAFTED and self._followed == UNDRAFTED and not self._limited:
-            self._settling = _CATCHING_UP
-        self._followed = self.current
+        behind = after == UNDRAFTED != self.current and not self._limited
+        self._settling = _CATCHING_UP if behind else _SETTLING
 
     def add(self, seconds: float, tokens: int, has_prompts: bool) -> None:
         """Another step of the stretch has ended."""
@@ -150,8 +148,9 @@ class _SizeClass:
             if hopeless and self._turns % _ALL_PLANS != turn:
                 self._skip_beyond()
             self._take()
+            before = self.current
             self._choose()
-            self.begin()
+            self.begin(before)
 
     def _goodput(self, measured: _Measured) -> float:
         """Tokens a second, if as many of the steps had had prompts as usual."""

@@ -98,6 +98,10 @@ class PagedAttention(ABC):
         table = np.asarray(blocks[first : int(index[-1]) // self.block_size + 1], dtype=np.int64)
         return table[index // self.block_size - first] * self.block_size + index % self.block_size
 
+    def slot_of(self, blocks: Sequence[int], index: int) -> int:
+        """The same of one KV index: for a few, several times as fast."""
+        return blocks[index // self.block_size] * self.block_size + index % self.block_size
+
 
 class Plan(ABC):
     """attention: whose KV it is about. batch, queries: its shape. slots: int64 [batch * queries],
