@@ -106,5 +106,7 @@ class Plan:
         environment = engine_environment(self.gpus > 0, has_draft, tp)
         if len(self.tps) > 1:
             name += f" TP {tp}"
-        gpus = tp + has_draft if self.gpus else 0
+        # A draft_device that is named may be one of the target's.
+        has_gpu = has_draft and "draft_device" not in (speculation or {})
+        gpus = tp + has_gpu if self.gpus else 0
         return Side(name, kind, tp, gpus, engine, environment)

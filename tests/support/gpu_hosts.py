@@ -41,5 +41,6 @@ def engine(target: SimpleNamespace, **options: Any) -> Any:
         speculative_config=SSDConfig(k=2, f=1, draft_sample_method="greedy", **options),
         parallel_config=target,
         scheduler_config=SimpleNamespace(max_num_seqs=2),
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
         model_config=SimpleNamespace(seed=0, served_model_name="target"),
     )

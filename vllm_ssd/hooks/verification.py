@@ -11,7 +11,13 @@ import numpy as np
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
 from vllm_ssd.log import get_logger
-from vllm_ssd.worker.step_costs import KV_STEPS, kv_batch, kv_token_ms
+from vllm_ssd.worker.step_costs import (
+    KV_STEPS,
+    STEPS,
+    kv_batch,
+    kv_token_ms,
+    sizes_to_measure,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +67,11 @@ def with_kv_measured_apart(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_ours(self) or not batches:
             yield from batches
             return
-        for batch in batches:
-            yield {**batch, "context_len": 0}
-        sizes = [batch["num_tokens"] for batch in batches]
+        vllms = sorted({batch["num_tokens"] for batch in batches})
+        sizes = sizes_to_measure(vllms, self._cudagraph_limit)
+        for size in sizes:
+            for _ in range(STEPS):
+                yield {"num_tokens": size, "context_len": 0}
         longest = max(batch["context_len"] for batch in batches)
         with_kv = kv_batch(sizes, self.req_states.max_model_len, longest)
         setattr(self, _KV_TOKENS, with_kv["context_len"])

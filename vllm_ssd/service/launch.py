@@ -66,7 +66,7 @@ class DraftLauncher:
 
     def start(self) -> None:
         """Make the table and set the draft server off; returns before it is up, unless it may
-        share a GPU with the target."""
+        share a GPU with the target, whose KV cache is to have the rest."""
         from vllm.platforms import current_platform
 
         rundir.sweep()
@@ -91,7 +91,7 @@ class DraftLauncher:
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
-        if self._device.may_share_gpu:
+        if self._device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
             # A worker looks at the free memory when it starts and again when it has run once, and
             # counts as the target's own what has gone in between: the draft must have taken all
             # of its memory before the first look. Elsewhere both load at the same time.

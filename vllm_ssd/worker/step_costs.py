@@ -1,7 +1,8 @@
 """What a verify step costs beside its tokens: its requests' KV is read, once for all drafts of one.
 
 vLLM's own profile makes each token a request with 8192 tokens of KV, so that a draft seems to cost
-several times what it does. Here tokens are measured without KV, and KV by itself.
+several times what it does, and runs steps of up to 8192 tokens five times, a tenth of a server's
+start. Here tokens are measured without KV, and KV by itself, with fewer steps.
 """
 
 from __future__ import annotations
@@ -13,8 +14,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.async_utils import StepTimingSample
 
+# Times that a step of each size without KV is measured, and the tokens of the longest: arithmetic
+# limits it, so that what longer ones cost follows from it and the one before.
+STEPS, _LONGEST = 3, 2048
 # Steps that are measured with KV, and the requests of each, if that size was measured without.
 KV_STEPS, _KV_REQUESTS = 5, 32
+
+
+def sizes_to_measure(sizes: Sequence[int], graphs: int) -> list[int]:
+    """Of the steps' sizes that vLLM measures, in tokens, ascending. graphs: the largest size that
+    there is a CUDA graph for; vLLM needs two beyond it to tell what further tokens cost."""
+    beyond = [size for size in sizes if size > graphs]
+    kept = [size for rank, size in enumerate(beyond) if rank < 2 or size <= _LONGEST]
+    return [size for size in sizes if size <= graphs] + kept
 
 
 def kv_batch(sizes: Sequence[int], max_model_len: int, longest: int) -> dict[str, int]:

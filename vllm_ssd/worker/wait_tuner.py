@@ -42,17 +42,19 @@ _HOPELESS, _EARLY, _FEWEST = 0.85, 0.75, 4
 # Stretches of the best plan between two turns of the others, at first and at most; doubled each
 # time.
 _FIRST_TURN, _LAST_TURN = 8, 64
-# The same at most while vLLM limits drafts and the best plan has none: a stretch with drafts then
-# costs some hundredths of its time, and texts that are easier to draft for do not show by
-# themselves.
+# The same at most while vLLM limits drafts and the best plan has none, as texts that are easier to
+# draft for do not show by themselves; but then stretches with drafts may take this share of the
+# time more than without, whatever a step of theirs costs, and are this multiple as long.
 _LAST_UNDRAFTED_TURN = 32
+_TRIAL_SHARE, _TRIAL_LENGTH, _RAREST_TURN = 0.01, 2.0, 256
 # In one of this number of turns, plans beyond a hopeless one are tried too.
 _ALL_PLANS = 4
 # By how much another plan must be better to replace the best one, and one without drafts: what is
 # equal is rather done without.
 _CLEARLY, _UNDRAFTED_CLEARLY = 1.03, 1.01
 # What earlier stretches weigh, beside a new one: of a plan; of the best plan where the latest are
-# looked at; of all plans.
+# looked at, and of every plan while the best one has no drafts, as its goodput does not show that
+# the texts have changed; of all plans.
 _KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
 # Texts have changed when the best plan's latest goodput differs from what it was by this factor,
 # and by this multiple of what two of its stretches differ by: by this share at first, as measured
@@ -152,6 +154,11 @@ class _SizeClass:
             self._choose()
             self.begin(before)
 
+    @property
+    def _idles(self) -> bool:
+        """Whether the draft does nothing under the best plan, where vLLM limits drafts."""
+        return self._best == UNDRAFTED and not self._limited
+
     def _goodput(self, measured: _Measured) -> float:
         """Tokens a second, if as many of the steps had had prompts as usual."""
         steps, seconds, tokens = measured.sum(axis=0).tolist()
@@ -190,14 +197,16 @@ class _SizeClass:
             self._lately = _KEPT_LATELY * self._lately + self._stretch
             goodputs = self._goodput(self._lately), self._best_goodput()
             limit = max(self._changed, 1 + _BY_CHANCE * self._noise)
-            if min(goodputs) and max(goodputs) > limit * min(goodputs):
+            changed = min(goodputs) and max(goodputs) > limit * min(goodputs)
+            if changed and not self._idles:
                 # Of this stretch, too, a part may be of the texts before.
                 self._known.clear()
                 self._usual, self._lately, self._last = _nothing(), _nothing(), 0.0
                 self._turns = self._until_turn = 0
                 return
         before = self._known.get(self.current, _nothing())
-        self._known[self.current] = _KEPT * before + self._stretch
+        kept = _KEPT_LATELY if self._idles else _KEPT
+        self._known[self.current] = kept * before + self._stretch
 
     def _choose(self) -> None:
         """The plan of the next stretch."""
@@ -205,18 +214,29 @@ class _SizeClass:
         fastest = max(goodputs, key=lambda name: goodputs[name], default=self._best)
         clearly = _UNDRAFTED_CLEARLY if fastest == UNDRAFTED else _CLEARLY
         if goodputs.get(fastest, 0.0) > clearly * self._best_goodput():
+            idled = self._idles
             self._best, self._lately, self._last = fastest, self._known[fastest], 0.0
+            if idled or self._idles:
+                self._turns = self._until_turn = 0  # it may have been chance
         if self._known and not self._until_turn and not self._due:
             self._due = self._others()
             self._turns += 1
-            undrafted = self._best == UNDRAFTED and not self._limited
-            last = _LAST_UNDRAFTED_TURN if undrafted else _LAST_TURN
-            self._until_turn = min(_FIRST_TURN << self._turns >> 1, last)
+            self._until_turn = self._stretches_until_next_turn()
         if self._due:
             self.current = self._due.pop(0)
         else:
             self._until_turn = max(self._until_turn - 1, 0)
             self.current = self._best
+
+    def _stretches_until_next_turn(self) -> int:
+        """Of the best plan."""
+        wished = _FIRST_TURN << self._turns >> 1
+        if not self._idles:
+            return min(wished, _LAST_TURN)
+        others = [self._goodput(m) for name, m in self._known.items() if name != UNDRAFTED]
+        slower = self._best_goodput() / max(others, default=0.0) - 1 if any(others) else 0.0
+        affordable = int(_TRIAL_LENGTH * max(slower, 0.0) / _TRIAL_SHARE)
+        return max(min(wished, _LAST_UNDRAFTED_TURN), min(affordable, _RAREST_TURN))
 
 
 class WaitTuner:

@@ -30,9 +30,12 @@ def spec(monkeypatch):
     monkeypatch.setattr(launch, "make_keeper_spec", make)
 
 
-@pytest.mark.parametrize("device, waits", [(0, True), (1, False)])
-def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, waits):
-    """Else the target would count the draft's memory as its own, or not, as it happens."""
+@pytest.mark.parametrize(
+    "device, kv_bytes, waits", [(0, None, True), (0, 2**30, False), (1, None, False)]
+)
+def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, kv_bytes, waits):
+    """Else the target would count the draft's memory as its own, or not, as it happens; unless it
+    is told the size of its KV cache."""
     from vllm import platforms
 
     def fail(command, **_):
@@ -40,7 +43,9 @@ def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, wai
 
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
     monkeypatch.setattr(launch.subprocess, "run", fail)
-    made = DraftLauncher(engine(parallel(1), draft_device=device))
+    target = engine(parallel(1), draft_device=device)
+    target.cache_config.kv_cache_memory_bytes = kv_bytes
+    made = DraftLauncher(target)
     try:
         if not waits:
             made.start()
