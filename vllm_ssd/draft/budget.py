@@ -25,9 +25,9 @@ from vllm_ssd.draft.spec import DraftPolicy
 
 # Weights of the newest outcome, and of the newest duration of a verification.
 _OUTCOME, _WINDOW = 0.005, 0.1
-# Outcomes after which shapes of rounds are chosen anew: between a hit and its next branches a GPU
-# waits for that.
-_SAME_SHAPES = 8
+# Outcomes, and branches taken, after which shapes of rounds are chosen anew: between a hit and its
+# next branches a GPU waits for that, 60 to 200 us.
+_SAME_SHAPES = 16
 # The part of a verification's duration that a round of the draft may take: its bounds, and how it
 # changes with a round whose branches were complete, and with one whose were not.
 _LEAST_SHARE, _MOST_SHARE, _COMPLETE, _INCOMPLETE = 0.25, 2.0, 0.005, -0.045
@@ -98,8 +98,10 @@ class BranchBudget:
         self._policy = policy
         self.cost_us: dict[tuple[int, int], RoundCost] = {}
         self._probs = OutcomeProbs(policy.k, policy.branches)
-        self._counted = 0  # outcomes
-        # Shapes, and the probabilities that they predict a round, by branches and tokens.
+        self._news = 0
+        # Since shapes were last chosen anew: those chosen; all there are, and the probabilities
+        # that they predict a round, by branches and tokens.
+        self._chosen: dict[tuple[int, float, int], RoundShape] = {}
         self._shapes: dict[tuple[int, int], tuple[RoundShape, float]] = {}
         self._window_us = 0.0
         self._shares: defaultdict[int, float] = defaultdict(lambda: 1.0)  # by requests
@@ -121,6 +123,12 @@ class BranchBudget:
     def shape(self, requests: int, feed_us: float = 0.0, batches: int = 1) -> RoundShape:
         """Of a round of ``requests`` requests, where ``batches`` of them take turns. feed_us:
         microseconds that it takes to show the model what it has not seen."""
+        wanted = requests, feed_us, batches
+        if wanted not in self._chosen:
+            self._chosen[wanted] = self._choose(*wanted)
+        return self._chosen[wanted]
+
+    def _choose(self, requests: int, feed_us: float, batches: int) -> RoundShape:
         limit_us = self._window_us * self._shares[requests] / batches
         sizes = self.sizes(requests)
         if not limit_us:
@@ -167,18 +175,17 @@ class BranchBudget:
         tokens."""
         share = self._shares[requests] + (_COMPLETE if complete else _INCOMPLETE) / requests
         self._shares[requests] = min(max(share, _LEAST_SHARE), _MOST_SHARE)
+        self._learn()
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """A request's verification is over, and the request has yet to take it in. accepted:
         drafts; branch: the one that came true, -1 if none has, None if that is not known."""
+        self._learn()
         drafts = request.drafts
         if not drafts or not 0 <= accepted <= len(drafts):
             return
         if branch is not None and request.predicted is not None:
             self._probs.count(request.predicted, accepted, branch)
-            self._counted += 1
-            if self._counted % _SAME_SHAPES == 0:
-                self._shapes.clear()
         # A draft that was not verified is the bonus itself, or the target would not have taken it.
         right = accepted + (accepted < len(drafts) and drafts[accepted] == bonus)
         reached = min(accepted + 1, len(drafts))
@@ -194,3 +201,12 @@ class BranchBudget:
             self._window_us += _WINDOW * (took - self._window_us)
         else:
             self._window_us = took
+            self._chosen.clear()
+
+    def _learn(self) -> None:
+        """Something is news; shapes follow when there is more of it."""
+        self._news += 1
+        if self._news == _SAME_SHAPES:
+            self._news = 0
+            self._chosen.clear()
+            self._shapes.clear()

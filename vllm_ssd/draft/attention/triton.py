@@ -56,6 +56,7 @@ class _Paged(Plan):
         device = shape.device
         most = -(-(attention.max_len + queries) // attention.block_size)
         self._pages = torch.zeros(batch, most, dtype=torch.int32, device=device)
+        self._loaded: list[tuple[Sequence[int], int]] = [((), 0)] * batch  # blocks, pages of these
         self._group = shape.num_heads // shape.num_kv_heads
         rows = max(triton.next_power_of_2(queries * self._group), 16)
         for self._rows in (min(rows, 64), min(rows, 32)):
@@ -76,17 +77,24 @@ class _Paged(Plan):
     def load_pages(self, items: Sequence[Chunk | Tree | None]) -> None:
         size = self.attention.block_size
         counts = [0 if item is None else -(-item.kv_len // size) for item in items]
-        width = max(counts, default=0)
-        if not width:
+        if all(self._has(row, item, count) for row, (item, count) in enumerate(zip(items, counts))):
             return
+        width = max(counts)
         table = np.zeros((len(items), width), dtype=np.int32)
         for row, (item, count) in enumerate(zip(items, counts)):
-            if item is not None:
-                table[row, :count] = item.blocks[:count]
+            blocks = () if item is None else item.blocks
+            table[row, :count] = blocks[:count]
+            self._loaded[row] = blocks, count
         sent = torch.from_numpy(table)
         if self._pages.is_cuda:
             sent = sent.pin_memory()
         self._pages[: len(items), :width].copy_(sent, non_blocking=True)
+
+    def _has(self, row: int, item: Chunk | Tree | None, count: int) -> bool:
+        """Whether the first ``count`` pages of an item are on the device: a request's list of blocks
+        only grows, and another text has another list."""
+        blocks, loaded = self._loaded[row]
+        return item is None or (item.blocks is blocks and count <= loaded)
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         attention, shape = self.attention, self.attention.shape
