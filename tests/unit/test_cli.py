@@ -69,6 +69,28 @@ def test_the_status_says_whether_all_drafts_serve(table, capsys):
     assert "process 7, gone, asleep or loading" in shown(capsys)
 
 
+def test_a_draft_server_and_its_engine(tmp_path, monkeypatch, capsys):
+    """What the one drafts for, and whose draft the other has."""
+    shape, paths = TableShape(slots=1, k=2, branches=2), [tmp_path / "service", tmp_path / "engine"]
+    for path, model in zip(paths, ("", "the model")):
+        owner = TableOwner(model, pid=4321, draft_server="drafts")
+        table = SpeculationTable.create(path, shape, owner)
+        beat(table)
+        table.draft["joined"] = 3
+    monkeypatch.setattr(rundir, "tables", lambda: paths)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["stats"]) == 0
+    text = shown(capsys)
+    assert "draft server drafts" in text and "engine 0" in text
+    assert "of each engine, process 4321" in text and text.count("process 7 of drafts") == 2
+    assert "engines │ 3 │ 3" in text
+    assert cli.main(["stats", "--json"]) == 0
+    assert [found["draft_server"] for found in json.loads(capsys.readouterr().out)] == [
+        "drafts",
+        "drafts",
+    ]
+
+
 def test_json_has_all_counters(table, capsys):
     look_up(TargetCounters(table))
     beat(table)

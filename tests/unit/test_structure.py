@@ -27,7 +27,7 @@ LAYERS = (
     ("metrics",),
     ("worker",),
     ("hooks",),
-    ("check", "measure", "stats"),
+    ("check", "draft_server", "measure", "stats"),
     ("tune",),
     ("plugin", "cli"),
 )

@@ -13,6 +13,7 @@ from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import get_field
 
 from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.config.draft_server import with_common_options
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service.placement import local_engines
 
@@ -61,6 +62,8 @@ def make_ssd_config(
     """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
     given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
     meant = {key: value for key, value in given.items() if _is_ours(key, value)}
+    if isinstance(meant.get("draft_server"), str):
+        meant = with_common_options(meant)
     try:
         return SSDConfig(
             **meant,

@@ -27,6 +27,7 @@ from vllm_ssd.draft.attention.registry import (
     default_tree_backend,
     resolve_tree_backends,
 )
+from vllm_ssd.service.draft_names import NAME
 
 if TYPE_CHECKING:
     from vllm.platforms.interface import Platform
@@ -67,6 +68,14 @@ class SSDConfig(SpeculativeConfig):
     0..k. All 0: no drafting ahead, ordinary speculation with the draft on its own device."""
     draft_model: str = ""
     """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
+    draft_server: str | None = Field(
+        default=None,
+        strict=True,
+        pattern=NAME,
+        description="the --name of a draft that was started with 'vllm-ssd draft'",
+    )
+    """The draft service that drafts for this engine, in place of a draft of its own. It has fixed
+    the options that all its engines have in common (``config/draft_server.py``)."""
     draft_device: DeviceIndex | DeviceName | None = Field(
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
@@ -179,7 +188,8 @@ class SSDConfig(SpeculativeConfig):
             self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
-        self.resolve_tree_backends(current_platform)  # refuses one that will not do
+        if self.draft_server is None:
+            self.resolve_tree_backends(current_platform)  # refuses one that will not do
 
     def __repr__(self) -> str:
         draft = self.draft_model or self.model

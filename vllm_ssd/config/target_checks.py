@@ -74,6 +74,8 @@ def _refusal(what: str, fix: str) -> ValueError:
 
 def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:
     """Raise ``ValueError`` if the draft's device does not exist. ``platform`` is vLLM's."""
+    if config.draft_server is not None:
+        return  # it has its device already
     if platform.is_cpu():
         _check_cores(config.draft_device)
     elif not parallel.use_ray:

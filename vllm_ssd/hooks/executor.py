@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.executor.abstract import Executor
 
+    from vllm_ssd.service.joined_draft import JoinedDraft
+    from vllm_ssd.service.launch import DraftLauncher
+
 
 def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
     """The executor is made once per engine, in the engine core's process, which outlives the
@@ -22,9 +25,7 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         if not uses_ssd(vllm_config):
             original(self, vllm_config)
             return
-        from vllm_ssd.service.launch import DraftLauncher
-
-        self._draft_launcher = launcher = DraftLauncher(vllm_config)
+        self._draft_launcher = launcher = _make_launcher(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
         self._stop_draft = weakref.finalize(self, launcher.stop)
         stopped = next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls))
@@ -39,6 +40,14 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         _or_shut_down(self, launcher.workers_started)
 
     return __init__
+
+
+def _make_launcher(vllm_config: VllmConfig) -> DraftLauncher | JoinedDraft:
+    from vllm_ssd.service.joined_draft import JoinedDraft
+    from vllm_ssd.service.launch import DraftLauncher
+
+    config: Any = vllm_config.speculative_config
+    return DraftLauncher(vllm_config) if config.draft_server is None else JoinedDraft(vllm_config)
 
 
 def with_draft_awaited(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,15 +33,17 @@ def reload_draft(worker: WorkerBase, path: str) -> None:
     from vllm.distributed.parallel_state import get_tp_group
 
     from vllm_ssd.service import rundir
-    from vllm_ssd.service.messages import Reload, ask
+    from vllm_ssd.service.messages import NOT_ITS_OWN, Reload, ask
     from vllm_ssd.table import SpeculationTable
 
+    config: Any = worker.vllm_config.speculative_config
+    if config.draft_server is not None:
+        raise ValueError(NOT_ITS_OWN)
     checkpoint = Path(path).absolute()
     if not (checkpoint / "config.json").is_file():
         raise ValueError(
             f"there is no config.json in {checkpoint}: name the folder of a checkpoint of the draft"
         )
-    config: Any = worker.vllm_config.speculative_config
     run_dir = Path(config.run_dir)
     table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_ssd.table import SpeculationTable
 
-_GAUGES = ("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks")
+_GAUGES = ("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined")
 
 
 def snapshot(table: SpeculationTable) -> dict[str, Any]:

@@ -25,9 +25,9 @@ _WORK = {
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the table of one engine says. counted: its counters, since the engine's start or another
-    look. elapsed_s: seconds of that; looked_at: monotonic seconds. heartbeat_age_s: None where no
-    heartbeat is expected."""
+    """What the table of one engine says, or that of a draft service. counted: its counters, since
+    the engine's start or another look. elapsed_s: seconds of that; looked_at: monotonic seconds.
+    heartbeat_age_s: None where no heartbeat is expected."""
 
     path: Path
     owner: TableOwner
@@ -63,6 +63,7 @@ class EngineReport:
         return {
             "engine": self.owner.engine,
             "model": self.owner.model,
+            "draft_server": self.owner.draft_server or None,
             "pid": self.owner.pid,
             "table": str(self.path),
             "draft_serves": self.serves,
@@ -77,8 +78,11 @@ class EngineReport:
         """For people: labels and values."""
         counted, of_rounds = self.counted, rates(self.counted)
         rounds = max(counted["rounds"], 1)
-        yield "target", f"{self.owner.model}, process {self.owner.pid}"
-        yield "draft", f"process {counted['pid']}, {self._state()}"
+        owner = self.owner
+        yield "target", f"{owner.model or 'of each engine'}, process {owner.pid}"
+        whose = f" of {owner.draft_server}" if owner.draft_server else ""
+        yield "draft", f"process {counted['pid']}{whose}, {self._state()}"
+        yield "  engines", str(counted["joined"] if owner.draft_server else 1)
         yield "  started again", f"{counted['restarts']} times"
         if self.heartbeat_age_s is None:
             yield "  requests", "none"
@@ -107,6 +111,13 @@ class EngineReport:
         )
         yield "  tokens", f"{of_rounds['tokens_per_round']:.2f}"
 
+    @property
+    def title(self) -> str:
+        """Of its column."""
+        owner = self.owner
+        is_service = owner.draft_server and not owner.model
+        return f"draft server {owner.draft_server}" if is_service else f"engine {owner.engine}"
+
     def _state(self) -> str:
         if self.heartbeat_age_s is None:
             return "gone, asleep or loading" if self.counted["pid"] else "has not started yet"
@@ -128,7 +139,7 @@ def as_table(reports: Sequence[EngineReport]) -> Table:
     table = Table()
     table.add_column()
     for report in reports:
-        table.add_column(f"engine {report.owner.engine}", justify="right", overflow="fold")
+        table.add_column(report.title, justify="right", overflow="fold")
     for cells in zip(*(report.rows() for report in reports)):
         table.add_row(cells[0][0], *(value for _, value in cells))
     return table

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.service.cores import available_cores, split_cores
+from vllm_ssd.service.cores import available_cores, parse_cores, split_cores
 from vllm_ssd.service.placement import engine_index, gpu_environment, place_draft
 from vllm_ssd.service.ray_placement import place_target_by_ray, reserve_gpu_by_ray
 
@@ -43,6 +43,17 @@ def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     gpu, may_share, reservation = _choose_gpu(vllm_config, platform)
     environment = gpu_environment(gpu, platform.is_rocm())
     return DraftDevice([], gpu, environment, {}, may_share, reservation)
+
+
+def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
+    """Of a draft that has no target beside it: the ``draft_device`` of its config."""
+    config: Any = vllm_config.speculative_config
+    if platform.is_cpu():
+        cores = parse_cores(str(config.draft_device))
+        return DraftDevice(cores, environment=_threads(cores))
+    parallel = vllm_config.parallel_config
+    gpu = place_draft(config.draft_device, 1, parallel, platform, engine=0).device
+    return DraftDevice([], gpu, gpu_environment(gpu, platform.is_rocm()))
 
 
 def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool, Any]:
@@ -94,5 +105,9 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
     if split.shared:
         logger.warning("SSD: too few cores: target and draft share some, and will be slow")
     of_target = {} if split.target is None else {_BINDING: split.target}
-    environment = {"OMP_NUM_THREADS": str(len(split.draft))}
-    return DraftDevice(split.draft, None, environment, of_target)
+    return DraftDevice(split.draft, None, _threads(split.draft), of_target)
+
+
+def _threads(cores: list[int]) -> dict[str, str]:
+    """Environment of a process that is to run on these cores."""
+    return {"OMP_NUM_THREADS": str(len(cores))}

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_device import DraftDevice, choose_device
 from vllm_ssd.service.messages import Sleep, Wake, ask
-from vllm_ssd.service.own_table import make_table, table_owner, table_shape
+from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
 
@@ -52,8 +51,7 @@ class DraftLauncher:
         self._process = os.getpid()
         self._channel: socket.socket | None = None
         self._listener: threading.Thread | None = None
-        self._locks: list[int] = []
-        self._keeper_locks: list[int] = []  # those of them that the keeper holds, too
+        self._files: OwnFiles | None = None
         self._keepers = Restarts(self._config.max_restarts)  # keepers that were killed
         self._ending = threading.Lock()  # while a keeper is started again, or told to end
         self._stopping = False
@@ -69,17 +67,10 @@ class DraftLauncher:
         share a GPU with the target, whose KV cache is to have the rest."""
         from vllm.platforms import current_platform
 
-        rundir.sweep()
-        self._run_dir, locks = rundir.create()
-        self._keeper_locks = locks
-        self._locks += locks
+        self._files = self._make_files()
+        self._run_dir = self._files.run_dir
         self._config.run_dir = str(self._run_dir)
-        self._locks.append(
-            make_table(
-                self._run_dir, table_shape(self._vllm_config), table_owner(self._vllm_config)
-            )
-        )
-        self._device = choose_device(self._vllm_config, current_platform)
+        self._device = self._choose_device(current_platform)
         for name, value in self._device.of_target.items():
             self._before[name] = os.environ.get(name)
             os.environ[name] = value
@@ -97,7 +88,14 @@ class DraftLauncher:
             # of its memory before the first look. Elsewhere both load at the same time.
             self.wait_ready()
 
+    def _make_files(self) -> OwnFiles:
+        return OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
+
+    def _choose_device(self, platform: Any) -> DraftDevice:
+        return choose_device(self._vllm_config, platform)
+
     def _start_keeper(self, *again: str) -> None:
+        assert self._files is not None
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
         with theirs:
@@ -108,7 +106,7 @@ class DraftLauncher:
                 [*keeper, str(self._run_dir), str(theirs.fileno()), *again],
                 cwd=self._run_dir,
                 env=os.environ | absolute_paths(os.environ),
-                pass_fds=(theirs.fileno(), *self._keeper_locks),
+                pass_fds=(theirs.fileno(), *self._files.run_dir_locks),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 check=False,
@@ -177,10 +175,8 @@ class DraftLauncher:
         if self._listener is not None:
             self._listener.join(STOP_S)
         self._channel = self._listener = None
-        if self._locks:
-            rundir.remove(self._run_dir)
-        while self._locks:
-            os.close(self._locks.pop())
+        if self._files is not None:
+            self._files.remove()
         self._device = DraftDevice()  # a GPU that was reserved is free now
         self._restore_environment()
 

@@ -35,7 +35,8 @@ PROGRESS_S = 5.0
 
 
 class LoadedDraft:
-    """``engine``: None until ``load`` and while the draft is put away."""
+    """``engine``: None until ``load`` and while the draft is put away. ``table``: the server's own,
+    which the engine serves; others may join, and have left before the draft is put away."""
 
     def __init__(self, spec: ServerSpec):
         self._spec = spec
@@ -45,6 +46,7 @@ class LoadedDraft:
         self._shape: tuple[Any, ...] = ()
         self.table = SpeculationTable.open(rundir.table_path(self._run_dir))
         self.engine: DraftEngine | None = None
+        self.served: ServedTable  # the same as it is served, while the draft is loaded
         if spec.cores:
             torch.set_num_threads(len(spec.cores))
 
@@ -52,13 +54,6 @@ class LoadedDraft:
     def on_gpu(self) -> bool:
         """Whether the draft runs on a GPU; to be asked once it is loaded."""
         return self.engine is not None and self.engine.model.device.type == "cuda"
-
-    @property
-    def served(self) -> ServedTable:
-        """The table as it is served; to be asked while the draft is loaded."""
-        assert self.engine is not None
-        (served,) = self.engine.tables
-        return served
 
     def load(self) -> str:
         """Load the draft; returns a line that describes it. What is said of requests in the table
@@ -71,9 +66,9 @@ class LoadedDraft:
                 self._model = DraftModel(self._of_model, self._run_dir)
             self._shape = _shape(self._model)
             publisher = _publisher(self.table.shape, self._model)
-            seats = self.table.shape.slots
+            seats = self._of_model.max_requests
             engine = DraftEngine(self._model, self._spec.policy, publisher, seats)
-            engine.join(self.table)
+            self.served = engine.join(self.table)
             with torch.inference_mode():
                 engine.warm_up(_Progress())
         self.engine = engine

@@ -1,26 +1,29 @@
 """Control messages to the draft: typed structs, msgpack over ZeroMQ, one handler each.
 
 Only what is rare goes here (a request begins or ends, the draft is to sleep); what happens every
-round goes through the speculation table. The draft binds a ROUTER socket on a private unix path,
-its clients are DEALERs.
+round goes through the speculation table. The draft binds a ROUTER socket on a private unix path of
+each engine that it drafts for, its clients are DEALERs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Union, get_args
+from typing import Annotated, Any, Union, get_args
 
 import msgspec
 import zmq
+
+Slot = Annotated[int, msgspec.Meta(ge=0)]
+Generation = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
     """A request takes a slot: ``tokens`` is its whole text so far; ``temperature`` is that of its
     sampling, 0 = greedy."""
 
-    slot: int
-    generation: int
+    slot: Slot
+    generation: Generation
     tokens: list[int]
     temperature: float = 0.0
 
@@ -28,8 +31,8 @@ class Add(msgspec.Struct, tag=True, frozen=True):
 class Remove(msgspec.Struct, tag=True, frozen=True):
     """The request left its slot. Ignored if the slot has a newer generation."""
 
-    slot: int
-    generation: int
+    slot: Slot
+    generation: Generation
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -51,7 +54,24 @@ class Reload(msgspec.Struct, tag=True, frozen=True):
     path: str
 
 
-Request = Union[Add, Remove, Stop, Sleep, Wake, Reload]
+class Join(msgspec.Struct, tag=True, frozen=True):
+    """Draft for the engine with this run directory, too. Answered when that has begun."""
+
+    run_dir: str
+
+
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    """Draft for this engine no longer. Answered when nothing more is written to its table."""
+
+    run_dir: str
+
+
+NOT_ITS_OWN = (
+    "the draft is shared by all engines of its draft server, and one of them cannot change it: "
+    "stop the draft server and start it with the other weights"
+)
+
+Request = Union[Add, Remove, Stop, Sleep, Wake, Reload, Join, Leave]
 # Its result is the answer, None = none: "", or a sentence that says what is wrong.
 Handler = Callable[[Any], Union[str, None]]
 
@@ -65,16 +85,36 @@ def endpoint(run_dir: Path) -> str:
 
 
 class ControlServer:
-    """The draft's end. ``TypeError`` if ``handlers`` are not exactly for the types of Request."""
+    """The draft's end, which listens at any number of addresses."""
 
-    def __init__(self, address: str, handlers: Mapping[type, Handler]):
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._handlers: dict[zmq.Socket[bytes], Mapping[type, Handler]] = {}
+
+    def listen(self, address: str, handlers: Mapping[type, Handler]) -> None:
+        """Handle what comes to ``address``, too; ``OSError`` if that fails, ``TypeError`` if
+        ``handlers`` are not exactly for the types of Request."""
         missing = {t.__name__ for t in get_args(Request)} ^ {t.__name__ for t in handlers}
         if missing:
             raise TypeError(f"control messages and handlers differ: {', '.join(sorted(missing))}")
-        self._handlers = handlers
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.bind(address)
+        socket = self._context.socket(zmq.ROUTER)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise OSError(f"{address}: {error}") from error
+        self._sockets[address] = socket
+        self._handlers[socket] = handlers
+        self._poller.register(socket, zmq.POLLIN)
+
+    def hang_up(self, address: str) -> None:
+        """Listen there no longer; who sends to it is connected to the next one that listens."""
+        socket = self._sockets.pop(address)
+        del self._handlers[socket]
+        self._poller.unregister(socket)
+        socket.close(linger=0)
 
     def drain(self, wait_s: float = 0.0) -> int:
         """Handle all messages, waiting up to ``wait_s`` seconds for the first; return their number.
@@ -82,21 +122,27 @@ class ControlServer:
         A malformed message raises ``msgspec.DecodeError``; it is consumed, so the caller may go on.
         """
         handled = 0
-        if wait_s and not self._socket.poll(int(wait_s * 1000)):
-            return 0
-        while True:
-            try:
-                sender, body = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return handled
-            message = _decoder.decode(body)
-            answer = self._handlers[type(message)](message)
-            if answer is not None:
-                self._socket.send_multipart([sender, answer.encode()])
-            handled += 1
+        ready = self._poller.poll(int(wait_s * 1000))
+        while ready:
+            for socket, _ in ready:
+                # A handler may have hung up on others.
+                if socket in self._handlers:
+                    self._handle(socket)
+                    handled += 1
+            ready = self._poller.poll(0)
+        return handled
+
+    def _handle(self, socket: zmq.Socket[bytes]) -> None:
+        """The next message that has come there."""
+        sender, *_, body = socket.recv_multipart()
+        message = _decoder.decode(body)
+        answer = self._handlers[socket][type(message)](message)
+        if answer is not None:
+            socket.send_multipart([sender, answer.encode()])
 
     def close(self) -> None:
-        self._socket.close(linger=0)
+        for address in list(self._sockets):
+            self.hang_up(address)
         self._context.term()
 
 
@@ -122,7 +168,9 @@ class ControlClient:
         self._context.term()
 
 
-def ask(run_dir: Path, message: Sleep | Wake | Reload, timeout_s: float) -> str | None:
+def ask(
+    run_dir: Path, message: Sleep | Wake | Reload | Join | Leave, timeout_s: float
+) -> str | None:
     """Send a message to the draft of a run directory; its answer, None if there is none within
     ``timeout_s`` seconds. A message that the draft has not taken in by then is withdrawn."""
     context = zmq.Context()

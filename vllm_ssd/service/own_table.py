@@ -1,4 +1,4 @@
-"""The speculation table of an engine: its shape, its owner, and the file."""
+"""The speculation table of an engine: its shape, its owner, the file, and where it lies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,36 @@ def table_shape(vllm_config: VllmConfig) -> TableShape:
 
 def table_owner(vllm_config: VllmConfig) -> TableOwner:
     """This process, as the one whose table it is."""
+    config: Any = vllm_config.speculative_config
     return TableOwner(
         model=vllm_config.model_config.served_model_name,
         engine=vllm_config.parallel_config.data_parallel_index,
         pid=os.getpid(),
+        draft_server=config.draft_server or "",
     )
+
+
+class OwnFiles:
+    """A run directory and its table, made by this process and held until ``remove``. run_dir_locks:
+    what holds the directory. What killed engines have left is swept before."""
+
+    def __init__(self, shape: TableShape, owner: TableOwner):
+        """Raises as ``rundir.create`` and ``make_table``."""
+        rundir.sweep()
+        self.run_dir, self.run_dir_locks = rundir.create()
+        self._locks = list(self.run_dir_locks)
+        try:
+            self._locks.append(make_table(self.run_dir, shape, owner))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove them; a second call does nothing."""
+        if self._locks:
+            rundir.remove(self.run_dir)
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None) -> int:

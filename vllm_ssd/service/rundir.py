@@ -28,6 +28,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 # run directory, whose name ends with 8 that mkdtemp chooses.
 _SOCKET_PATH, _OF_RAY, _RANDOM = 107, 68, 8
 _TO_WATCH = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or days old
 # Seconds: a younger table may have been made just now and not be locked yet.
 _SETTLED_S = 60.0
 
@@ -111,6 +112,11 @@ def remove(run_dir: Path) -> None:
     """Remove the directory and its table, as far as they exist."""
     table_path(run_dir).unlink(missing_ok=True)
     shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def is_run_dir(path: Path) -> bool:
+    """Whether this may be the run directory of an engine of this user's."""
+    return path.is_absolute() and path.name.startswith(_prefix()) and _is_own_folder(path)
 
 
 def living() -> list[Path]:

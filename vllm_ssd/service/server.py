@@ -1,7 +1,8 @@
 """The draft server: one process, placed by Ray, that loads the draft and runs its engine.
 
 Ray only starts it, hears of its end and can kill it; its work comes through the control socket
-and the speculation table.
+and the speculation table. Beside the engine that it was started for, or for a draft service
+instead of one, it drafts for engines that join it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +21,8 @@ from vllm_ssd.service.messages import (
     Add,
     ControlServer,
     Handler,
+    Join,
+    Leave,
     Reload,
     Remove,
     Sleep,
@@ -29,6 +33,10 @@ from vllm_ssd.service.messages import (
 from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
 
+if TYPE_CHECKING:  # torch is imported once the process is pinned
+    from vllm_ssd.draft.engine import DraftEngine
+    from vllm_ssd.service.served_engine import ServedEngine
+
 logger = get_logger(__name__)
 
 # Seconds between two looks of an idle server at the table: while requests run, on a CPU (0 on a
@@ -36,7 +44,6 @@ logger = get_logger(__name__)
 # requests, unless a control message arrives.
 LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
-TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or days old
 
 
 class DraftServer:
@@ -47,6 +54,7 @@ class DraftServer:
         self._run_dir = Path(spec.run_dir)
         self._owner = rundir.watch(self._run_dir)
         self._stopped = self._asleep = False
+        self._joined: dict[str, ServedEngine] = {}  # by their run directories
         if spec.cores:
             pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
 
@@ -78,8 +86,11 @@ class DraftServer:
             Sleep: self._sleep,
             Wake: self._wake,
             Reload: self._reload,
+            Join: self._join,
+            Leave: self._leave,
         }
-        self._control = ControlServer(endpoint(self._run_dir), handlers)
+        self._control = ControlServer()
+        self._control.listen(endpoint(self._run_dir), handlers)
         with torch.inference_mode():
             return self._loop()
 
@@ -95,9 +106,9 @@ class DraftServer:
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well: nobody waits for a result
                 if self._draft.engine is not None:
-                    self._draft.served.ask_for_unknown()
+                    self._look_after(self._draft.engine)
             if now >= next_touch:
-                next_touch = now + TOUCH_S
+                next_touch = now + rundir.TOUCH_S
                 rundir.touch(self._run_dir)
             self._drain(SLEEP_S if self._asleep else 0.0)
             engine = self._draft.engine
@@ -105,15 +116,28 @@ class DraftServer:
                 if not self._asleep:
                     self._come_back()
                 continue
-            self._draft.served.beat()
+            for served in engine.tables:
+                served.beat()
             if engine.step():
                 last_work = now
             elif not len(engine.requests):
                 self._drain(SLEEP_S)
             else:
                 time.sleep(self._look_s if now - last_work < 1 else LOOK_LATER_S)
+        self._part_with_all()
         self._control.close()
         return "stopped"
+
+    def _look_after(self, engine: DraftEngine) -> None:
+        """Once a second: requests that it was not told of, and engines that are gone."""
+        for run_dir, joined in list(self._joined.items()):
+            if not joined.lives():
+                logger.info("SSD: the engine in %s is gone", run_dir)
+                self._part(run_dir)
+                rundir.remove(Path(run_dir))
+        for served in engine.tables:
+            served.ask_for_unknown()
+        self._status["live"] = len(engine.requests)
 
     def _come_back(self) -> None:
         """Load the draft again, and have the target send all its texts."""
@@ -156,6 +180,7 @@ class DraftServer:
     def _sleep(self, message: Sleep) -> str:
         self._asleep = True
         self._status["heartbeat"] = 0
+        self._part_with_all()
         self._draft.put_away()
         return ""
 
@@ -167,6 +192,7 @@ class DraftServer:
         if self._asleep:
             return "the draft sleeps: wake the engine up before the draft's weights are changed"
         self._status["heartbeat"] = 0
+        self._part_with_all()
         problem = ""
         try:
             self._draft.take_weights(message.path)
@@ -175,3 +201,38 @@ class DraftServer:
         if problem:
             self._draft.put_away()  # what was read of them, which the error has kept
         return problem
+
+    # Engines that have been parted with ask again by themselves, as they have no heartbeat then.
+
+    def _join(self, message: Join) -> str:
+        from vllm_ssd.service.served_engine import ServedEngine
+
+        if self._draft.engine is None:
+            return "the draft is not loaded now"
+        self._part(message.run_dir)
+        try:
+            joined = ServedEngine(Path(message.run_dir), self._draft.engine, self._control)
+        except (OSError, ValueError) as error:
+            return str(error)
+        self._joined[message.run_dir] = joined
+        self._tell_number()
+        return ""
+
+    def _leave(self, message: Leave) -> str:
+        self._part(message.run_dir)
+        return ""
+
+    def _part(self, run_dir: str) -> None:
+        joined = self._joined.pop(run_dir, None)
+        if joined is not None:
+            joined.leave()
+            self._tell_number()
+
+    def _part_with_all(self) -> None:
+        for run_dir in list(self._joined):
+            self._part(run_dir)
+
+    def _tell_number(self) -> None:
+        assert self._draft.engine is not None
+        for served in self._draft.engine.tables:
+            served.counters["joined"] = len(self._joined)

@@ -76,8 +76,8 @@ def _model_spec(
     load = config.draft_load_config or vllm_config.load_config
     max_requests = vllm_config.scheduler_config.max_num_seqs
     engine_args = {
-        "model": _path(draft.model),
-        "tokenizer": _path(draft.tokenizer),
+        "model": absolute(draft.model),
+        "tokenizer": absolute(draft.tokenizer),
         "skip_tokenizer_init": True,
         "dtype": str(draft.dtype).removeprefix("torch."),
         "max_model_len": config.max_model_len,
@@ -105,6 +105,6 @@ def _model_spec(
     )
 
 
-def _path(model: str) -> str:
+def absolute(model: str) -> str:
     """A model's name, or where it is for a process in another working directory."""
     return os.path.abspath(model) if os.path.exists(model) else model

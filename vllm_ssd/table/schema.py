@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 11
+VERSION = 12
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -43,12 +43,15 @@ def split_stamp(stamp: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TableOwner:
-    """Whose table it is. model: the target's name to clients; engine: its place in a data parallel
-    group, from 0; pid: the process of the engine core."""
+    """Whose table it is. model: the target's name to clients, "" = it is a draft service's own;
+    engine: its place in a data parallel group, from 0; pid: the process of the engine core, or of
+    ``vllm-ssd draft``; draft_server: the name of the service, "" = the draft is the engine's own.
+    """
 
     model: str = ""
     engine: int = 0
     pid: int = 0
+    draft_server: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,10 @@ class TableShape:
     top_m: int = 0
 
     def header_dtype(self) -> np.dtype:
-        """Sizes of the table, and its ``TableOwner``: the name as UTF-8, cut to 256 bytes."""
+        """Sizes of the table, and its ``TableOwner``: names as UTF-8, cut to their fields."""
         sizes = ("version", "slots", "k", "branches", "tail", "top_m", "engine", "pid")
         fields = [("magic", "u8"), *((name, "u4") for name in sizes), ("model", "S256")]
+        fields += [("draft_server", "S64")]
         return np.dtype(fields, align=True)
 
     def target_dtype(self) -> np.dtype:
@@ -103,11 +107,12 @@ class TableShape:
         pid: of its process; live: requests it drafts for; blocks, free_blocks: of its KV cache.
         Then, for each kind of work, the amount done (prompt tokens for prefill, forwards for the
         others) and the microseconds it took. planned: rounds of requests that it drafts ahead for;
-        branches: of all these rounds. restarts: counted by the keeper, which also clears the
-        heartbeat of a draft that is gone."""
+        branches: of all these rounds. restarts: counted by the keeper, or by who has joined a
+        service, which also clears the heartbeat of a draft that is gone; joined: engines that the
+        service drafts for."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
-        names += ["planned", "branches", "restarts"]
+        names += ["planned", "branches", "restarts", "joined"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:

@@ -39,8 +39,10 @@ class SpeculationTable:
     @property
     def owner(self) -> TableOwner:
         header = self.header[0]
-        model = bytes(header["model"]).decode(errors="ignore")
-        return TableOwner(model, int(header["engine"]), int(header["pid"]))
+        model, draft_server = (
+            bytes(header[name]).decode(errors="ignore") for name in ("model", "draft_server")
+        )
+        return TableOwner(model, int(header["engine"]), int(header["pid"]), draft_server)
 
     @staticmethod
     def slots_offset(shape: TableShape) -> int:
@@ -82,7 +84,7 @@ class SpeculationTable:
         header["top_m"] = shape.top_m
         if owner is not None:
             header["model"], header["engine"] = owner.model.encode(), owner.engine
-            header["pid"] = owner.pid
+            header["pid"], header["draft_server"] = owner.pid, owner.draft_server.encode()
         header["magic"] = MAGIC  # last: a reader sees a complete header or none
         return table
 

@@ -21,10 +21,12 @@ def table(tmp_path, monkeypatch):
 @pytest.fixture
 def refusal(tmp_path, table):
     """The sentence for a checkpoint in this folder."""
-    config = SimpleNamespace(run_dir=str(tmp_path), start_timeout_s=600.0)
-    worker = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=config))
 
-    def refusal(folder):
+    def refusal(folder, draft_server=None):
+        config = SimpleNamespace(
+            run_dir=str(tmp_path), start_timeout_s=600.0, draft_server=draft_server
+        )
+        worker = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=config))
         with pytest.raises(ValueError) as error:
             reload_draft(worker, str(folder))
         return one_sentence(error)
@@ -42,3 +44,8 @@ def test_a_draft_that_is_gone(tmp_path, table, refusal, pid):
     (tmp_path / "config.json").touch()
     table.draft["pid"] = pid
     assert "the draft is lost" in refusal(tmp_path)
+
+
+def test_a_draft_that_is_not_the_engines_alone(tmp_path, refusal):
+    (tmp_path / "config.json").touch()
+    assert "shared by all engines of its draft server" in refusal(tmp_path, draft_server="drafts")

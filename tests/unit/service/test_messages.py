@@ -21,6 +21,12 @@ from vllm_ssd.service.messages import (
 )
 
 
+def listening(folder, handlers):
+    server = ControlServer()
+    server.listen(endpoint(folder), handlers)
+    return server
+
+
 def collecting(seen):
     """Handlers that only note what comes."""
     return dict.fromkeys(get_args(Request), seen.append)
@@ -29,7 +35,7 @@ def collecting(seen):
 @pytest.fixture
 def wire(tmp_path):
     seen: list[object] = []
-    server = ControlServer(endpoint(tmp_path), collecting(seen))
+    server = listening(tmp_path, collecting(seen))
     client = ControlClient(endpoint(tmp_path))
     yield server, client, seen
     client.close()
@@ -57,16 +63,39 @@ def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
     (tmp_path / "kept").rename(path)
     sent = [Add(1, generation, [5] * 1000) for generation in range(3, 8)]
     assert all(client.send(message) for message in sent)
-    later = ControlServer(endpoint(tmp_path), collecting(seen))
+    later = listening(tmp_path, collecting(seen))
     while len(seen) < 1 + len(sent):
         assert later.drain(wait_s=5)
     assert seen[1:] == sent
     later.close()
 
 
+def test_several_addresses_and_one_of_them_no_longer(tmp_path):
+    """Each message is handled where it came; who is hung up on is heard by the next one."""
+    seen: dict[str, list[object]] = {"one": [], "two": []}
+    server, clients = ControlServer(), {}
+    for name, heard in seen.items():
+        (tmp_path / name).mkdir()
+        server.listen(endpoint(tmp_path / name), collecting(heard))
+        clients[name] = ControlClient(endpoint(tmp_path / name))
+    for round_ in range(1, 21):
+        for slot, (name, client) in enumerate(clients.items()):
+            message = Remove(slot, round_)
+            while message not in seen[name]:  # one that is on its way to who hangs up is lost
+                client.send(message)
+                server.drain(wait_s=0.2)
+        server.hang_up(endpoint(tmp_path / "two"))
+        server.listen(endpoint(tmp_path / "two"), collecting(seen["two"]))
+    for slot, heard in enumerate(seen.values()):
+        assert {message.slot for message in heard} == {slot}
+    for client in clients.values():
+        client.close()
+    server.close()
+
+
 def test_every_message_must_have_a_handler(tmp_path):
     with pytest.raises(TypeError, match="Stop"):
-        ControlServer(endpoint(tmp_path), {Add: print, Remove: print})
+        listening(tmp_path, {Add: print, Remove: print})
 
 
 def test_malformed_messages_are_consumed_and_reported(wire, tmp_path):
@@ -93,7 +122,7 @@ def test_sending_to_nobody_does_not_block(tmp_path):
 def test_whoever_asks_gets_the_answer(tmp_path):
     """Beside messages that have none."""
     handlers = {**collecting([]), Sleep: lambda _: "", Reload: lambda m: f"no {m.path}"}
-    server = ControlServer(endpoint(tmp_path), handlers)
+    server = listening(tmp_path, handlers)
     client = ControlClient(endpoint(tmp_path))
     answers: list[str | None] = []
 
@@ -114,6 +143,6 @@ def test_whoever_asks_gets_the_answer(tmp_path):
 def test_what_was_asked_too_long_ago_is_withdrawn(tmp_path):
     assert ask(tmp_path, Sleep(), 0.05) is None
     seen: list[object] = []
-    server = ControlServer(endpoint(tmp_path), collecting(seen))
+    server = listening(tmp_path, collecting(seen))
     assert not server.drain(wait_s=0.3) and not seen
     server.close()

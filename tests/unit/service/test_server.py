@@ -37,9 +37,11 @@ def make(monkeypatch):
             return True
 
         served = SimpleNamespace(ask_for_unknown=lambda: None, beat=lambda: None)
-        one._draft = SimpleNamespace(engine=SimpleNamespace(step=step), served=served)
+        engine = SimpleNamespace(step=step, tables=[served], requests=[])
+        one._draft = SimpleNamespace(engine=engine, served=served)
         one._status = {}
-        one._control = ControlServer(endpoint(run_dir), dict.fromkeys(get_args(Request), print))
+        one._control = ControlServer()
+        one._control.listen(endpoint(run_dir), dict.fromkeys(get_args(Request), print))
         return one
 
     monkeypatch.setattr(server.os, "_exit", leave)

@@ -1,0 +1,67 @@
+"""The option ``draft_server``: what an engine has in common with the draft that it is to join."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.service.draft_names import DraftName, find
+from vllm_ssd.service.server_spec import absolute
+
+# Options that are the same for all engines of a draft server, and may be left out.
+COMMON = (
+    "model",
+    "revision",
+    "code_revision",
+    "k",
+    "f",
+    "draft_sample_method",
+    "draft_top_m",
+    "saguaro",
+    "max_model_len",
+)
+# Options of the draft's process, which is there already.
+OF_ITS_PROCESS = (
+    "draft_device",
+    "draft_dtype",
+    "draft_kv_cache_gib",
+    "draft_load_config",
+    "draft_max_num_batched_tokens",
+    "max_restarts",
+    "quantization",
+    "tree_backend",
+)
+
+
+def name_draft(name: str, config: SSDConfig) -> DraftName:
+    """What is to be published of a draft with this config."""
+    options = {option: getattr(config, option) for option in COMMON}
+    options["model"] = absolute(config.draft_model)
+    options["draft_top_m"] = config.top_m or None
+    return DraftName(name, options)
+
+
+def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine with a ``draft_server``, and those that it has in common with that;
+    ``ValueError`` with a sentence if nobody has the name or the options do not fit."""
+    name = given["draft_server"]
+    _, found = find(name)
+    for option in OF_ITS_PROCESS:
+        if option in given:
+            raise ValueError(
+                f"{option} is about the process of a draft, and with draft_server that runs "
+                f"already: leave {option} out, or start the draft server {name!r} with it"
+            )
+    for option in COMMON:
+        theirs, ours = found.options[option], given.get(option)
+        if option == "model" and ours is not None:
+            ours = absolute(ours)
+        if ours not in (None, theirs):
+            raise ValueError(
+                f"{option} is {ours!r} in --speculative-config and {theirs!r} at the draft server "
+                f"{name!r}, which all its engines have in common: leave {option} out"
+            )
+    # A target with shorter texts is no obstacle to a draft for longer ones.
+    common = {**found.options, "max_model_len": None}
+    return {**given, **{option: value for option, value in common.items() if value is not None}}

@@ -1,0 +1,139 @@
+"""``vllm-ssd draft``: a draft that several engines share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.service.draft_names import NAME
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_HELP = "a draft for any number of engines on this machine, which name it as their draft_server"
+LOOK_S = 0.5  # between two looks at whether the draft is lost for good
+
+
+def _json(text: str) -> Any:
+    """A number, a list or an object; what is none is refused with the option's own words."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# Options of --speculative-config that are said here: what they are, and how they are read.
+OPTIONS = {
+    "k": ("drafted tokens a round; default: 7", _json),
+    "f": ("predicted bonus tokens for every accepted length, as 3 or [4,3,2,1]; default: 3", _json),
+    "draft_sample_method": ("probabilistic or greedy; default: probabilistic", str),
+    "draft_top_m": ("likeliest tokens that are sampled from; default: 32", _json),
+    "saguaro": ("factor on the probabilities of predicted bonus tokens; default: 1", _json),
+    "quantization": ("of the draft, as vLLM knows it", str),
+    "revision": ("of the draft, as vLLM knows it", str),
+    "code_revision": ("of the draft, as vLLM knows it", str),
+    "draft_load_config": ("how weights are loaded, as vLLM knows it, in JSON", _json),
+    "draft_kv_cache_gib": ("memory for the KV cache, at most", _json),
+    "draft_max_num_batched_tokens": ("prompt tokens read between two rounds", _json),
+    "tree_backend": ("auto, triton, flashinfer or sdpa; default: auto", str),
+    "start_timeout_s": ("seconds that a start may take; default: 600", _json),
+    "max_restarts": ("starts in a row of a draft that is lost; default: 3", _json),
+}
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of ``vllm-ssd``."""
+    parser = commands.add_parser(
+        "draft",
+        help=_HELP,
+        description=f"Runs {_HELP}, until Ctrl-C. Engines may come and go.",
+        epilog='Engines: vllm serve TARGET --speculative-config \'{"method":"ssd",'
+        '"draft_server":"NAME"}\'',
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="the draft, with the vocabulary of all targets")
+    add("--name", required=True, help="by which engines of this user find it")
+    add("--device", help="a visible GPU; on CPUs cores, as in 2-3,6; default: GPU 0, all cores")
+    add("--max-num-seqs", type=int, help="requests of all engines at a time; default: vLLM's")
+    add("--max-model-len", type=int, help="where drafting stops; default: the model's")
+    add("--dtype", default="auto", help="as vLLM knows it; default: auto")
+    add("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    for option, (about, read) in OPTIONS.items():
+        add(f"--{option.replace('_', '-')}", type=read, metavar="VALUE", help=about)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, _: Sequence[str]) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns the process's exit status."""
+    if not re.match(NAME, args.name):
+        return _refuse(f"--name {args.name!r} has other characters than letters, digits, . _ and -")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _serve(_make_config(args), args.name)
+    except (ValueError, RuntimeError) as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"vllm-ssd draft: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _make_config(args: argparse.Namespace) -> VllmConfig:
+    """Of an engine whose target is the draft itself, so that all checks of a start are made."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    given = {option: getattr(args, option) for option in OPTIONS}
+    engine = EngineArgs(
+        model=args.model,
+        revision=args.revision,
+        code_revision=args.code_revision,
+        trust_remote_code=args.trust_remote_code,
+        dtype=args.dtype,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        speculative_config={
+            "method": "ssd",
+            "model": args.model,
+            "draft_device": args.device or _default_device(),
+            **given,
+        },
+    )
+    return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+def _default_device() -> str:
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.service.cores import available_cores
+
+    return ",".join(map(str, available_cores())) if current_platform.is_cpu() else "0"
+
+
+def _serve(config: VllmConfig, name: str) -> int:
+    from vllm_ssd.config.draft_server import name_draft
+    from vllm_ssd.service.shared_launch import SharedDraftLauncher
+
+    speculation: Any = config.speculative_config
+    launcher = SharedDraftLauncher(config, name_draft(name, speculation))
+    try:
+        launcher.start()
+        launcher.wait_ready()
+        options = json.dumps({"method": "ssd", "draft_server": name})
+        print(f"engines join it with --speculative-config '{options}'", flush=True)
+        while not launcher.given_up:
+            time.sleep(LOOK_S)
+        return _refuse("the draft is lost for good, see above")
+    finally:
+        for ending in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ending, signal.SIG_IGN)  # the end has begun
+        launcher.stop()

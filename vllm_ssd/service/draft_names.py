@@ -1,0 +1,63 @@
+"""The names of draft services, by which engines of the same user find them.
+
+A service has its name in a file of its run directory, beside what its engines must have in common
+with it. So the name is as private as the directory, and goes with it, however the service ends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vllm_ssd.service import rundir
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_FILE = "draft-server.json"  # in the run directory
+
+
+class DraftName(msgspec.Struct, frozen=True):
+    """options: of ``--speculative-config``, which all engines have in common with the service."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def publish(run_dir: Path, named: DraftName) -> None:
+    """Have engines find the service with this run directory; ``ValueError`` with a sentence if
+    another one has the name. Of two that publish it at the same time neither may get it."""
+    new = run_dir / f"{_FILE}.new"
+    new.write_bytes(msgspec.json.encode(named))
+    new.rename(run_dir / _FILE)  # so that nobody reads half of it
+    for other, about in _published():
+        if about.name == named.name and other != run_dir:
+            raise ValueError(
+                f"there is a draft server {named.name!r} already, in {other}: stop it, or choose "
+                "another --name"
+            )
+
+
+def find(name: str) -> tuple[Path, DraftName]:
+    """The run directory of the service with this name, and what it has published; ``ValueError``
+    with a sentence if there is none."""
+    found = {about.name: (run_dir, about) for run_dir, about in _published()}
+    if name in found:
+        return found[name]
+    others = f"there are {', '.join(sorted(found))}" if found else "there is none"
+    raise ValueError(
+        f"this user has no draft server {name!r} on this machine ({others}): start it with "
+        f"'vllm-ssd draft MODEL --name {name}', or correct draft_server"
+    )
+
+
+def _published() -> list[tuple[Path, DraftName]]:
+    """Of all services that run."""
+    found = []
+    for run_dir in rundir.living():
+        try:
+            text = (run_dir / _FILE).read_bytes()
+        except OSError:
+            continue  # an engine's, or one that is stopping right now
+        found.append((run_dir, msgspec.json.decode(text, type=DraftName)))
+    return found

@@ -1,0 +1,220 @@
+"""The engine core's side of a draft that is not its own: join a draft service, watch it, leave it.
+
+It does for its engine what a keeper does for one with a draft of its own: when the draft is lost it
+clears the heartbeat in the engine's table, so that nobody waits, and sees that it comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.log import get_logger
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_names import find
+from vllm_ssd.service.messages import Join, Leave, ask
+from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
+from vllm_ssd.service.ray_placement import place_target_by_ray
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.heartbeat import draft_lives
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
+
+LOOK_S = 0.2  # between two looks at the service
+JOIN_S = 1.0  # between two tries to join it
+ANSWER_S = 10.0  # for its answer, which takes milliseconds unless it hangs
+
+
+class JoinedDraft:
+    """One per engine core, in place of a ``DraftLauncher``, with the same methods."""
+
+    def __init__(self, vllm_config: VllmConfig):
+        self._vllm_config = vllm_config
+        self._config: Any = vllm_config.speculative_config
+        self._name: str = self._config.draft_server
+        self._process = os.getpid()
+        self._files: OwnFiles | None = None
+        self._service: _Service | None = None  # None: it does not draft for this engine now
+        self._turn = threading.Lock()  # for what follows, of which a thread does the rest
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._asleep = False
+        self._next_try = 0.0
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # what came of the first try
+        self._tried = self._started = self._lost = False
+
+    def start(self) -> None:
+        """Make the table and ask the service to draft on it, if it is ready. Raises as
+        ``wait_ready`` if it refuses."""
+        if self._vllm_config.parallel_config.use_ray:
+            place_target_by_ray(self._vllm_config.parallel_config)
+        self._files = OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
+        self._run_dir = self._files.run_dir
+        self._config.run_dir = str(self._run_dir)
+        self._table = SpeculationTable.open(rundir.table_path(self._run_dir))
+        logger.info("SSD: joining the draft of %r in %s", self._config, self._run_dir)
+        self._try_to_join()
+        if not self._words.empty():
+            self.wait_ready()
+
+    def workers_started(self) -> None:
+        """They are not forked any more, so that a thread may run from now on."""
+        self._thread = threading.Thread(target=self._watch, name="ssd-draft-server", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Until the service drafts for this engine; ``RuntimeError`` with a sentence if that fails,
+        unless serving without drafts will do."""
+        if self._started:
+            return
+        timeout_s = self._config.start_timeout_s
+        try:
+            refusal = self._words.get(timeout=timeout_s)
+        except queue.Empty:
+            refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
+        if not refusal:
+            logger.info("SSD: drafts come from the draft server %r", self._name)
+        elif self._config.required:
+            self.stop()
+            raise RuntimeError(
+                f"SSD: the draft server {self._name!r} could not be joined: {refusal}"
+            )
+        else:
+            instead = "serving begins without drafts, as required is false"
+            logger.error(
+                "SSD: the draft server %r could not be joined: %s; %s", self._name, refusal, instead
+            )
+            self._lost = True
+        self._started = True
+
+    def sleep(self) -> None:
+        """Have the service draft for others only."""
+        with self._turn:
+            self._asleep = True
+            self._leave()
+
+    def wake(self) -> None:
+        """Have it draft for this engine again; the target serves without drafts until it does."""
+        with self._turn:
+            self._asleep = False
+            self._next_try = 0.0
+
+    def begin_stop(self) -> None:
+        """Join no more."""
+        if os.getpid() == self._process:
+            self._ended.set()
+
+    def stop(self) -> None:
+        """Leave the service, and leave nothing behind."""
+        if os.getpid() != self._process:
+            return  # forked, it ends while the engine goes on
+        self.begin_stop()
+        if self._thread is not None:
+            self._thread.join()
+        self._leave()
+        if self._files is not None:
+            self._files.remove()
+
+    def _watch(self) -> None:
+        next_touch = time.monotonic() + rundir.TOUCH_S
+        while not self._ended.wait(LOOK_S):
+            with self._turn:
+                if self._service is not None:
+                    self._look(self._service)
+                elif not self._asleep and time.monotonic() >= self._next_try:
+                    self._try_to_join()
+            if time.monotonic() >= next_touch:
+                next_touch = time.monotonic() + rundir.TOUCH_S
+                rundir.touch(self._run_dir)
+
+    def _look(self, service: _Service) -> None:
+        """Whether the service still drafts for this engine."""
+        why = service.problem()
+        if not why and int(self._table.draft["pid"][0]) != service.pid:
+            why = "its draft was started again"
+        if not why and not self._table.draft["heartbeat"][0]:
+            why = "it has let this engine go, see its log"
+        if not why:
+            return
+        self._part()
+        self._lost = True
+        logger.error(
+            "SSD: the draft server %r is lost (%s); serving goes on without drafts until it is "
+            "back",
+            self._name,
+            why,
+        )
+
+    def _try_to_join(self) -> None:
+        self._next_try = time.monotonic() + JOIN_S
+        try:
+            run_dir, _ = find(self._name)
+            service = _Service(run_dir)
+        except (OSError, ValueError) as error:
+            self._say(str(error))
+            return
+        answer = None  # as long as it loads
+        if not service.problem():
+            answer = ask(run_dir, Join(str(self._run_dir)), ANSWER_S)
+        if answer == "":
+            self._service = service
+        else:
+            service.close()
+        if answer is not None:
+            self._say(answer)
+
+    def _say(self, refusal: str) -> None:
+        """What came of a try: of the first one to who waits for it, later on to the log if drafts
+        are back."""
+        if not self._tried:
+            self._tried = True
+            self._words.put(refusal)
+        elif self._lost and not refusal:
+            self._lost = False
+            self._table.draft["restarts"] += 1
+            logger.warning("SSD: the draft server %r is back", self._name)
+
+    def _leave(self) -> None:
+        if self._service is not None:
+            ask(self._service.run_dir, Leave(str(self._run_dir)), ANSWER_S)
+            self._part()
+
+    def _part(self) -> None:
+        """There are no drafts any more, and nobody is to wait for them."""
+        assert self._service is not None
+        self._service.close()
+        self._service = None
+        self._table.draft["heartbeat"] = 0
+
+
+class _Service:
+    """A draft service as its engines see it: by its own table and its lock."""
+
+    def __init__(self, run_dir: Path):
+        """Raises as ``rundir.watch`` and ``SpeculationTable.open``."""
+        self.run_dir = run_dir
+        self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+        self._watched = rundir.watch(run_dir)
+
+    @property
+    def pid(self) -> int:
+        """Of its draft's process."""
+        return int(self._table.draft["pid"][0])
+
+    def problem(self) -> str:
+        """Why it does not draft now; "" if it does."""
+        if not rundir.is_held(self._watched):
+            return "it has ended"
+        if not self._table.draft["heartbeat"][0]:
+            return "its draft is gone"
+        return "" if draft_lives(self._table) else "its draft gives no sign of life"
+
+    def close(self) -> None:
+        os.close(self._watched)
