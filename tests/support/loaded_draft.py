@@ -22,9 +22,8 @@ KV_BYTES = 2**24
 TEXT = [7, 150, 33, 2]
 
 
-@contextmanager
-def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
-    """Of a checkpoint of ``VOCAB`` tokens, not loaded yet."""
+def tiny_spec(checkpoint: Path, backend: Backend, run_dir: Path) -> ServerSpec:
+    """Of a server that drafts with a checkpoint of ``VOCAB`` tokens."""
     policy = DraftPolicy(2, (1, 1, 1), True, 64)
     engine_args = {
         "model": str(checkpoint),
@@ -34,10 +33,17 @@ def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
         "enforce_eager": True,
     }
     model = DraftModelSpec(engine_args, (backend,), VOCAB, KV_BYTES, 256, policy.scratch)
+    return ServerSpec(str(run_dir), model, policy, [], {})
+
+
+@contextmanager
+def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
+    """Of a checkpoint of ``VOCAB`` tokens, not loaded yet."""
     with tempfile.TemporaryDirectory(prefix="vllm-ssd-test-") as run_dir:
         path = rundir.table_path(Path(run_dir))
-        SpeculationTable.create(path, policy.table_shape(2))
-        draft = LoadedDraft(ServerSpec(run_dir, model, policy, [], {}))
+        spec = tiny_spec(checkpoint, backend, Path(run_dir))
+        SpeculationTable.create(path, spec.policy.table_shape(2))
+        draft = LoadedDraft(spec)
         try:
             yield draft
         finally:

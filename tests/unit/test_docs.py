@@ -20,7 +20,10 @@ from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("installation", "options", "operations", "tuning")),
+    *(
+        f"docs/{name}.md"
+        for name in ("deployment", "installation", "options", "operations", "tuning")
+    ),
 )
 PAGES = (*PAGES, "docs/troubleshooting.md")
 _MARK = re.compile(r"<!-- (as it is: tests/\S+::\w+|needs: [^>]+) -->")

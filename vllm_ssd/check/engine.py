@@ -66,7 +66,8 @@ def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> Engi
 
 
 def look_at_engine(args: EngineArgs) -> tuple[list[Finding], Subject | None]:
-    """In the order of a start, up to the first refusal; there is no subject after one."""
+    """In the order of a start, up to the first refusal; there is no subject after one, nor where a
+    draft server drafts."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.options import make_ssd_config
@@ -97,6 +98,9 @@ def look_at_engine(args: EngineArgs) -> tuple[list[Finding], Subject | None]:
         return [*found, _vllms_own("engine", "target and draft together", error)], None
     runner = "V2" if complete.use_v2_model_runner else "V1"
     found.append(Finding("ok", "model runner", runner))
+    if config.draft_server is not None:
+        fact = f"{config.draft_server}, which runs and has tried its device itself"
+        return [*found, Finding("ok", "draft server", fact)], None
     with _warnings() as said:
         # Ray is asked for a GPU by the engine that is to keep it.
         device = None if parallel.use_ray else choose_device(complete, current_platform)

@@ -27,7 +27,6 @@ from vllm_ssd.draft.attention.registry import (
     default_tree_backend,
     resolve_tree_backends,
 )
-from vllm_ssd.service.draft_names import NAME
 
 if TYPE_CHECKING:
     from vllm.platforms.interface import Platform
@@ -71,7 +70,6 @@ class SSDConfig(SpeculativeConfig):
     draft_server: str | None = Field(
         default=None,
         strict=True,
-        pattern=NAME,
         description="the --name of a draft that was started with 'vllm-ssd draft'",
     )
     """The draft service that drafts for this engine, in place of a draft of its own. It has fixed

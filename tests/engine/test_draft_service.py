@@ -1,0 +1,238 @@
+"""One draft for two servers: texts of both are the plain engine's and both have hits; neither minds
+that the draft dies, that the other server does, or that the service ends and another one comes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.common import server as serve
+from benchmarks.common.running import counters, leftovers, processes_of
+from benchmarks.soak.requests import Choice, Question
+from tests.engine.deaths import Draft
+from tests.engine.load import Load
+from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
+from vllm_ssd.metrics import rates, subtract
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_names import find
+
+AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
+START_S, END_S = 180.0, 20.0
+OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
+NAME = "shared-by-tests"
+SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
+# The draft has a core, and all targets the other.
+CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
+LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' is back"
+
+
+class Service:
+    """`vllm-ssd draft` in a process of its own."""
+
+    def __init__(self, draft: Path, log: Path):
+        self.log = log
+        command = [sys.executable, "-m", "vllm_ssd.cli", "draft", str(draft), "--name", NAME]
+        command += "--device 1 --k 3 --f 1 --dtype float32 --max-model-len 256".split()
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--max-num-seqs", "16"], stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def wait_ready(self) -> None:
+        wait_for("draft server", lambda: self._said("engines join it") or self.ended(), START_S)
+        assert not self.ended(), self.log.read_text()[-2000:]
+        self.run_dir, _ = find(NAME)
+        self.draft = Draft(self.run_dir)
+
+    def joined(self) -> int:
+        """Engines that it drafts for."""
+        found: int = self.draft.counted()["joined"]
+        return found
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_S)
+
+    def _said(self, text: str) -> bool:
+        return text in self.log.read_text(errors="replace")
+
+
+@dataclass
+class Engine:
+    """A server that has joined, what it is asked, and the answers of an engine without ssd. load:
+    the newest one."""
+
+    server: serve.Server
+    run_dir: Path
+    questions: list[Question]
+    answers: list[Choice]
+    load: Load = field(init=False)
+
+    @contextmanager
+    def under_load(self) -> Iterator[None]:
+        """Meanwhile; no request fails, and no text is another than the plain one."""
+        self.load = Load(self.server.url, AT_ONCE, self.questions, self.answers)
+        with self.load.running():
+            yield
+        self.load.check()
+        assert self.load.outcome.compared >= AT_ONCE
+
+    def rounds(self) -> dict[str, Any]:
+        """What is counted in the next rounds."""
+        before = counters(self.run_dir)
+        end = before["rounds"] + ROUNDS
+        self.load.until("rounds", lambda: counters(self.run_dir)["rounds"] >= end)
+        return subtract(counters(self.run_dir), before)
+
+    def serves(self) -> bool:
+        return bool(counters(self.run_dir)["heartbeat"])
+
+    def said(self, text: str) -> int:
+        """How often the log has this."""
+        return self.server.log.read_text(errors="replace").count(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def service(busy_pair, folder) -> Iterator[Service]:
+    one = Service(busy_pair[1], folder / "service.log")
+    try:
+        one.wait_ready()
+        yield one
+    finally:
+        if not one.ended():
+            one.end()
+
+
+@pytest.fixture(scope="module")
+def engines(busy_pair, service, folder) -> Iterator[list[Engine]]:
+    """Two servers, and answers of an engine without ssd."""
+    target = str(busy_pair[0])
+    arguments = {**OPTIONS, "model": target, "speculative_config": SPECULATION}
+    prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(2 * AT_ONCE)]
+    with ExitStack() as ends:
+        servers = [
+            serve.Server(arguments, folder / f"{name}.log", CORES) for name in ("one", "two")
+        ]
+        for server in servers:
+            ends.callback(lambda each=server: each.process.poll() is None and each.end())
+        with engine(target, **OPTIONS) as llm:
+            sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
+            asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+            found = texts(llm.generate(asked, sampling, use_tqdm=False))
+        made = []
+        for number, server in enumerate(servers):
+            server.wait_healthy(START_S)
+            run_dir = server.run_dir()
+            assert run_dir is not None
+            own = slice(number * AT_ONCE, (number + 1) * AT_ONCE)
+            questions = [Question(prompt, TOKENS) for prompt in prompts[own]]
+            answers = [Choice("", *answer) for answer in found[own]]
+            made.append(Engine(server, run_dir, questions, answers))
+        yield made
+
+
+def test_options_that_do_not_fit_are_refused_before_anything_starts(busy_pair, service):
+    from vllm.engine.arg_utils import EngineArgs
+
+    before = rundir.living()
+    for options, said in (
+        ({"k": 5}, f"k is 5 in --speculative-config and 3 at the draft server '{NAME}'"),
+        ({"draft_server": "nobody"}, f"no draft server 'nobody' on this machine (there are {NAME}"),
+        ({"draft_device": "1"}, "leave draft_device out"),
+    ):
+        args = EngineArgs(
+            model=str(busy_pair[0]),
+            skip_tokenizer_init=True,
+            speculative_config={**SPECULATION, **options},
+        )
+        with pytest.raises(ValueError) as error:
+            args.create_engine_config()
+        assert said in str(error.value)
+    assert rundir.living() == before
+
+
+def test_one_draft_for_two_and_its_death(engines, service):
+    """Both have hits; then both lose it, and both have it back."""
+    with ExitStack() as loads:
+        for one in engines:
+            loads.enter_context(one.under_load())
+        usual = [rates(one.rounds())["hit"] for one in engines]
+        assert min(usual) > 0.2, usual
+        assert service.joined() == 2
+        service.draft.server().kill()
+        for one in engines:
+            one.load.until("loss", lambda one=one: one.said(LOST))
+        for one in engines:
+            one.load.until("return", lambda one=one: one.said(BACK) and one.serves())
+            one.load.until("hits", lambda one=one: rates(one.rounds())["hit"] > 0.2)
+    for one in engines:
+        assert (one.said(LOST), one.said(BACK)) == (1, 1)
+        assert counters(one.run_dir)["restarts"] == 1
+    assert service.draft.counted()["restarts"] == 1
+
+
+def test_stats_shows_whom_it_drafts_for(engines, service):
+    command = [sys.executable, "-m", "vllm_ssd.cli", "stats", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)  # others' drafts may be gone
+    found = [each for each in json.loads(done.stdout) if each["draft_server"] == NAME]
+    assert sorted(each["model"] for each in found) == ["", serve.NAME, serve.NAME]
+    assert {each["counters"]["joined"] for each in found} == {2}
+
+
+def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
+    first, second = engines
+    own = first.server.processes()
+    core = next(p for p in own if "EngineCore" in " ".join(p.cmdline()))
+    with second.under_load():
+        second.rounds()
+        core.kill()
+        second.load.until("end of it", lambda: service.joined() == 1)
+        gone = time.monotonic()
+        second.load.until("end of its files", lambda: not leftovers(first.run_dir, [core]))
+        assert time.monotonic() - gone < 5
+        assert rates(second.rounds())["hit"] > 0.2
+    assert second.said(LOST) == 1, "that was before"
+    first.server.process.wait(END_S)
+    wait_for("end of its processes", lambda: not leftovers(first.run_dir, own), END_S)
+
+
+def test_another_service_under_the_same_name(engines, service, busy_pair, folder):
+    """Whoever stops the one serves without drafts until there is the other."""
+    _, second = engines
+    own = processes_of(service.run_dir)
+    with second.under_load():
+        assert service.end() == 0
+        second.load.until("loss", lambda: second.said(LOST) == 2)
+        assert not second.serves()
+        wait_for("end of the service", lambda: not leftovers(service.run_dir, own), END_S)
+        another = Service(busy_pair[1], folder / "another.log")
+        try:
+            another.wait_ready()
+            second.load.until("return", lambda: second.said(BACK) == 2)
+            assert rates(second.rounds())["hit"] > 0.2
+            own = [psutil.Process(another.process.pid), *processes_of(another.run_dir)]
+        finally:
+            another.end()
+    wait_for("end of the service", lambda: not leftovers(another.run_dir, own), END_S)
+    processes = second.server.processes()
+    second.server.end()
+    wait_for("end of the server", lambda: not leftovers(second.run_dir, processes), END_S)

@@ -1,0 +1,93 @@
+"""Options of an engine whose drafts come from a draft server."""
+
+import os
+
+import pytest
+
+from tests.support.model_folders import write_model
+from vllm_ssd.config import draft_server
+from vllm_ssd.config.options import OPTIONS
+from vllm_ssd.draft_server import OPTIONS as OF_THE_COMMAND
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_names import publish
+
+
+@pytest.fixture
+def serve(make):
+    """Publishes a draft server of this name with these options, until the test ends. draft: in
+    place of the one that was checked."""
+    begun = []
+
+    def serve(name: str, draft: str | None = None, **options) -> None:
+        run_dir, locks = rundir.create()
+        begun.append((run_dir, locks))
+        named = draft_server.name_draft(name, make(**options))
+        if draft is not None:
+            named.options["model"] = draft
+        publish(run_dir, named)
+
+    yield serve
+    for run_dir, locks in begun:
+        rundir.remove(run_dir)
+        for lock in locks:
+            os.close(lock)
+
+
+def test_what_is_in_common_is_taken_over(make, serve, draft):
+    serve("drafts", k=3, f=[2, 1, 0, 2], draft_top_m=8, saguaro=0.5)
+    config = make(draft_server="drafts", model=None, on_miss="skip")
+    assert (config.k, config.f, config.draft_top_m, config.saguaro) == (3, [2, 1, 0, 2], 8, 0.5)
+    assert config.draft_model == draft and config.num_speculative_tokens == 3
+    assert (config.on_miss, config.draft_server) == ("skip", "drafts")
+    said_again = make(draft_server="drafts", k=3, f=[2, 1, 0, 2], model=draft, draft_top_m=8)
+    assert said_again.fan_out == config.fan_out
+
+
+def test_defaults_are_those_of_the_server(make, serve):
+    serve("drafts", draft_sample_method="greedy")
+    config = make(draft_server="drafts", model=None)
+    assert (config.k, config.f, config.top_m) == (7, 3, 0)
+    serve("sampled")
+    assert make(draft_server="sampled", model=None, draft_top_m=32).top_m == 32
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"k": 5}, "k is 5 in --speculative-config and 3 at the draft server 'drafts'"),
+        ({"f": [3, 3, 3, 3]}, "f is [3, 3, 3, 3] in --speculative-config and 3 at"),
+        ({"draft_sample_method": "greedy"}, "draft_sample_method is 'greedy'"),
+        ({"max_model_len": 100}, "max_model_len is 100"),
+        ({"model": "another/draft"}, "model is 'another/draft'"),
+        ({"revision": "main"}, "and None at the draft server"),
+        ({"draft_device": 1}, "leave draft_device out, or start the draft server 'drafts' with it"),
+        ({"draft_kv_cache_gib": 2}, "leave draft_kv_cache_gib out"),
+        ({"quantization": "fp8"}, "leave quantization out"),
+        ({"max_restarts": 0}, "leave max_restarts out"),
+        ({"num_speculative_tokens": 5}, "num_speculative_tokens is 5 and k is 3"),
+        ({"draft_server": "other"}, "has no draft server 'other' on this machine (there are "),
+        ({"draft_server": 7}, "draft_server must be the --name of a draft"),
+    ],
+)
+def test_what_does_not_fit_is_refused(refusal, serve, options, said):
+    serve("drafts", k=3)
+    assert said in refusal(**{"draft_server": "drafts", "model": None, **options})
+
+
+def test_the_vocabularies_are_compared(refusal, serve, tmp_path):
+    words = [f"v{i}" for i in range(60)]
+    serve("drafts", draft=write_model(tmp_path, words=words))
+    assert "have different vocabularies" in refusal(draft_server="drafts", model=None)
+
+
+def test_a_target_with_shorter_texts(make, serve, draft):
+    serve("drafts", max_model_len=200)
+    assert make(draft_server="drafts", model=None).draft_server == "drafts"
+
+
+def test_each_option_is_said_in_one_place():
+    """To the draft server, to the engine, or to both, who then agree."""
+    process, common = set(draft_server.OF_ITS_PROCESS), set(draft_server.COMMON)
+    assert not process & common and process | common <= set(OPTIONS)
+    otherwise = {"model", "max_model_len", "draft_device", "draft_dtype"}  # by words of their own
+    assert process | common == (set(OF_THE_COMMAND) | otherwise) - {"start_timeout_s"}
