@@ -35,11 +35,11 @@ from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.metrics import snapshot, subtract
-from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table import SpeculationTable, make_stamp
 from vllm_ssd.table.device_publisher import DevicePublisher
 from vllm_ssd.table.outcomes import OutcomeWriter
-from vllm_ssd.table.predictions import LookupResult, PredictionReader, PredictionWriter
-from vllm_ssd.table.publisher import HostPublisher
+from vllm_ssd.table.predictions import LookupResult, PredictionReader
+from vllm_ssd.table.publisher import HostPublisher, Publisher
 
 VOCAB = 49152
 STALL_LIMIT_S = 20.0  # longest time that the script waits for the draft
@@ -59,6 +59,7 @@ class Script:
 
     def __init__(self, engine: DraftEngine, table: SpeculationTable, policy: DraftPolicy):
         self._engine = engine
+        (self._served,) = engine.tables
         self._outcomes = OutcomeWriter(table)
         self._predictions = PredictionReader(table, VOCAB)
         self._table = table
@@ -77,14 +78,14 @@ class Script:
         self._drafts = [[]] * batch
         for slot in range(batch):
             text = self._rng.integers(0, VOCAB, context).tolist()
-            self._engine.requests.add(slot, self._generation, text, temperature=0.0)
+            self._engine.requests.add(self._served, slot, self._generation, text, temperature=0.0)
         self._work_until(self._complete)
         self._idle()
 
     def end(self) -> None:
         """Remove the requests."""
         for slot in range(len(self._lengths)):
-            self._engine.requests.remove(slot, self._generation)
+            self._engine.requests.remove(self._served, slot, self._generation)
 
     def play(self, miss: bool) -> Times:
         """A round whose outcomes were predicted, or were not."""
@@ -174,10 +175,13 @@ def make_engine(
     memory = int(arguments.kv_cache_gib * 2**30)
     spec = DraftModelSpec(engine_args, (arguments.backend,), VOCAB, memory, slots, policy.scratch)
     draft = DraftModel(spec, scratch)
-    table = SpeculationTable.create(scratch / "table", TableShape(slots, policy.k, policy.branches))
+    table = SpeculationTable.create(scratch / "table", policy.table_shape(slots))
+    publisher: Publisher = HostPublisher()
     if draft.attention.graphs:
-        return DraftEngine(draft, table, policy, DevicePublisher(table, draft.device)), table
-    return DraftEngine(draft, table, policy, HostPublisher(PredictionWriter(table))), table
+        publisher = DevicePublisher(table.shape, draft.device)
+    engine = DraftEngine(draft, policy, publisher, seats=slots)
+    engine.join(table)
+    return engine, table
 
 
 def measure(

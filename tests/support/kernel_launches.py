@@ -43,7 +43,7 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         table = SpeculationTable.create(folder / f"table{top_m}", shape)
         yield f"lookup, top_m {top_m}", partial(_look_up, table)
         yield f"look, top_m {top_m}", partial(_look, table)
-        yield f"publishing, top_m {top_m}", partial(_publish, table)
+        yield f"publishing, top_m {top_m}", partial(_publish, shape)
     yield "swap", lambda: swap_kernel[(1,)](_zeros(1), _zeros(1))
     yield "masks", _pack_masks
     for dtype, head_dim in _HEADS:
@@ -74,8 +74,8 @@ def _look(table: SpeculationTable) -> None:
     look_kernel[(1,)](memory_of(table, np.int64), 2000, _zeros(1), layout, num_warps=1)
 
 
-def _publish(table: SpeculationTable) -> None:
-    publisher, top_m = DevicePublisher(table, None), table.shape.top_m
+def _publish(shape: TableShape) -> None:
+    publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
     publisher.predict(Outcomes(rows, rows, rows, each, each))
     for branches, publish in ((_BRANCHES, publisher.extend), (1, publisher.fallback)):

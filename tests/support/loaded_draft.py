@@ -14,7 +14,7 @@ from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import rundir
 from vllm_ssd.service.loaded_draft import LoadedDraft
 from vllm_ssd.service.server_spec import ServerSpec
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table import SpeculationTable
 
 VOCAB = 300
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -36,7 +36,7 @@ def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
     model = DraftModelSpec(engine_args, (backend,), VOCAB, KV_BYTES, 256, policy.scratch)
     with tempfile.TemporaryDirectory(prefix="vllm-ssd-test-") as run_dir:
         path = rundir.table_path(Path(run_dir))
-        SpeculationTable.create(path, TableShape(2, policy.k, policy.branches))
+        SpeculationTable.create(path, policy.table_shape(2))
         draft = LoadedDraft(ServerSpec(run_dir, model, policy, [], {}))
         try:
             yield draft
@@ -48,12 +48,12 @@ def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
 def predicted(draft: LoadedDraft) -> int:
     """What a loaded draft takes for the next token of ``TEXT``."""
     assert draft.engine is not None
-    draft.engine.requests.add(0, 1, TEXT, 0.0)
+    draft.engine.requests.add(draft.served, 0, 1, TEXT, 0.0)
     with torch.inference_mode():
         while draft.engine.step():
             pass
     if draft.on_gpu:
         torch.cuda.synchronize()
     found = int(draft.table.slots["prediction"][0, 0]["bonus"][0])
-    draft.engine.requests.remove(0, 1)
+    draft.engine.requests.remove(draft.served, 0, 1)
     return found

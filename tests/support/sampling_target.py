@@ -14,8 +14,8 @@ from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.draft_probs import certain
-from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
-from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
+from vllm_ssd.table.predictions import PredictionReader
+from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes, places
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3
@@ -61,7 +61,9 @@ class Play:
         policy = DraftPolicy(K, (F,) * (K + 1), False, 16, top_m=scene.top_m, saguaro=scene.saguaro)
         shape = TableShape(SLOTS, K, policy.branches, tail=16, top_m=scene.top_m)
         table = SpeculationTable.create(path, shape)
-        self.publisher = HostPublisher(PredictionWriter(table))
+        self.publisher = HostPublisher()
+        self.publisher.join(table)
+        self.where = torch.tensor(places(table))
         self.predictions = PredictionReader(table, VOCAB)
         self.policy = policy
         if scene.top_m:
@@ -113,14 +115,14 @@ class Play:
         accepted[forgotten] = K + 1
         bonus = last_tokens.view(SLOTS, -1)
         steps = torch.full((SLOTS,), K)
-        self.publisher.predict(Outcomes(self.slots, stamps, steps, accepted, bonus))
+        self.publisher.predict(Outcomes(self.where, stamps, steps, accepted, bonus))
         depth = self.scene.depth
         if depth is None:
             depth = int(torch.randint(K + 1, (1,), generator=self.draft_rng))
         for step in range(depth):
             last_tokens, draft_probs = self._grow(last_tokens, step)
             each, at = last_tokens.view(SLOTS, -1), torch.tensor([step])
-            self.publisher.extend(BranchTokens(self.slots, stamps, each, at, draft_probs))
+            self.publisher.extend(BranchTokens(self.where, stamps, each, at, draft_probs))
 
     def _grow(self, last_tokens, step):
         logits, rows = self.q[last_tokens], len(last_tokens)

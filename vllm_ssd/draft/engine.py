@@ -2,7 +2,8 @@
 
 ``step`` reads the table and starts the most urgent piece of work. On a CPU the piece is then done;
 a GPU has up to two pieces in flight and publishes by itself, so that a new outcome waits for two
-pieces at most. Branches of a round that is over are not grown any more. In order of urgency:
+pieces at most. Branches of a round that is over are not grown any more. Requests of all tables are
+treated alike and share batches. In order of urgency:
 
     nearly    up to k + 1 tokens to show for a request whose outcome was not predicted, before its
               fallback, which is then grown together with those of other requests
@@ -19,7 +20,9 @@ pieces at most. Branches of a round that is over are not grown any more. In orde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,11 +35,10 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.program_cache import ProgramCache
 from vllm_ssd.draft.request import DraftRequest, Phase, Seen
 from vllm_ssd.draft.requests import DraftRequests
+from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
-from vllm_ssd.table import LOST, SpeculationTable, split_stamp
-from vllm_ssd.table.outcomes import OutcomeReader
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.table import LOST, SpeculationTable, TableShape, split_stamp
 from vllm_ssd.table.publisher import Publisher
 
 # Seconds after a piece of work in which the target may still decide on the tokens it published.
@@ -44,26 +46,18 @@ SETTLE_S = 200e-6
 
 
 class DraftEngine:
-    """``requests``: those it drafts for."""
+    """``requests``: those it drafts for; tables: those they are in, none until one joins. seats:
+    the requests that it drafts for at a time, at most; others wait."""
 
-    def __init__(
-        self,
-        model: DraftModel,
-        table: SpeculationTable,
-        policy: DraftPolicy,
-        publisher: Publisher,
-    ):
+    def __init__(self, model: DraftModel, policy: DraftPolicy, publisher: Publisher, seats: int):
         self.model = model
         self.policy = policy
-        self.requests = DraftRequests(model, table, policy)
-        self._outcomes = OutcomeReader(table)
-        self._predictions = PredictionWriter(table)
-        self._counters = table.draft[0]
-        self._counters["blocks"] = model.num_blocks
+        self.tables: list[ServedTable] = []
+        self.requests = DraftRequests(model, policy, seats)
+        self._publisher = publisher
         self._budget = BranchBudget(policy)
-        slots = table.shape.slots
-        self._states = HiddenStates(model, policy, slots)
-        self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, slots)
+        self._states = HiddenStates(model, policy, seats)
+        self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
         self._executor = Executor(self._programs, model.attention, self._in_flight, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
@@ -74,14 +68,38 @@ class DraftEngine:
         """Build, tune and record all programs now instead of at their first use."""
         self._programs.warm_up(progress)
 
+    def join(self, table: SpeculationTable) -> ServedTable:
+        """Serve a table from now on. ``ValueError`` with a sentence if it is not one for this
+        draft; raises as the publisher, too."""
+        ours = self.policy.table_shape(table.shape.slots)
+        if replace(table.shape, tail=ours.tail) != ours:
+            raise ValueError(
+                f"the speculation table is made for {_words(table.shape)}, the draft for "
+                f"{_words(ours)}: start the engine with the k, f, draft_sample_method and "
+                "draft_top_m of the draft"
+            )
+        self._publisher.join(table)
+        served = ServedTable(table)
+        served.counters["live"], served.counters["blocks"] = 0, self.model.num_blocks
+        self.tables.append(served)
+        return served
+
+    def leave(self, served: ServedTable) -> None:
+        """Serve a table no longer and forget its requests. Nothing writes to it any more when this
+        returns; raises as ``InFlight.finish``."""
+        self.tables.remove(served)
+        self._in_flight.finish()
+        self.requests.drop_all(served)
+        self._publisher.leave(served.table)
+
     def step(self) -> bool:
         """Start one piece of work, if the device can take one; False if there is none to do."""
         if not self._in_flight.ready():
             return True
-        while self._take_outcomes() + self._take_decisions():
+        while sum(map(self._take_outcomes, self.tables)) + self._take_decisions():
             pass  # the target publishes a step's requests one by one: take them in together
-        self._counters["live"] = len(self.requests)
-        self._counters["free_blocks"] = self.requests.pool.num_free
+        for served in self.tables:
+            served.counters["free_blocks"] = self.requests.pool.num_free
         live = self.requests.admitted()
         missed = [r for r in live if self._is_missed(r)]
         behind = [r for r in missed if r.unfed > 1]
@@ -102,7 +120,7 @@ class DraftEngine:
             self._feed(behind[0])
         elif prefill and self._prefill_due > 0:
             self._prefill_due -= self._feed(prefill[0])
-        elif glue and self._in_flight.idle_s() < SETTLE_S and any(r.awaited for r in live):
+        elif glue and self._in_flight.idle_s() < SETTLE_S and self._settles(glue[0].served):
             pass  # their decision is about to come: one glue for all
         elif glue:
             self._prefill_due = self.policy.chunk
@@ -144,12 +162,13 @@ class DraftEngine:
             has_room = request.table.reserve(
                 len(request.fed) + request.unfed + steps * sum(shape.fan_out)
             )
-            verified = self._states.verified(request.slot, 1 + len(request.drafts))
+            verified = self._states.verified(request.seat, 1 + len(request.drafts))
             glues.append(make_glue(request, shape, verified, steps, has_room))
             self.requests.await_outcome(request)
-        planned = sum(glue.prediction is not None for glue in glues)
-        self._counters["planned"] += planned
-        self._counters["branches"] += planned * sum(shape.fan_out)
+        planned = Counter(glue.request.served for glue in glues if glue.prediction is not None)
+        for served, count in planned.items():
+            served.counters["planned"] += count
+            served.counters["branches"] += count * sum(shape.fan_out)
         self._ahead.append(self._executor.glue(glues, feeds, shape))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
@@ -178,24 +197,28 @@ class DraftEngine:
                 return batch
         return None
 
-    # What the target published
+    def _settles(self, served: ServedTable) -> bool:
+        """Whether this table's target may be about to decide on drafts."""
+        return any(r.awaited and r.served is served for r in self.requests)
 
-    def _take_outcomes(self) -> int:
-        """Take in new outcomes; returns their number."""
+    # What the targets published
+
+    def _take_outcomes(self, served: ServedTable) -> int:
+        """Take in a table's new outcomes; returns their number."""
         taken = 0
-        for slot, number in self._outcomes.unread():
+        for slot, number in served.outcomes.unread():
             stamp = np.uint64(number)
             generation, round_ = split_stamp(number)
-            request = self.requests.get(slot)
+            request = self.requests.get(served, slot)
             if request is None or generation != request.generation or round_ <= request.round:
                 continue
-            outcome = self._outcomes.read(slot, stamp, len(request.tokens))
+            outcome = served.outcomes.read(slot, stamp, len(request.tokens))
             if outcome is None:
                 continue  # overtaken while reading; the next look finds the newer one
             if not outcome.new_tokens:  # too far behind: the target has to send the text again
-                self.requests.drop(slot, LOST)
+                self.requests.drop(request, LOST)
                 continue
-            branch = self._predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
+            branch = served.predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
             self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             request.came_true = branch is not None and branch >= 0
@@ -209,7 +232,7 @@ class DraftEngine:
         moves = []
         for request in self.requests:
             if request.phase is Phase.DECIDING:
-                drafts = self._outcomes.read_drafts(request.slot, request.stamp)
+                drafts = request.served.outcomes.read_drafts(request.slot, request.stamp)
                 if drafts is not None:
                     row, predicted = request.ahead, request.predicted
                     if request.came_true and row and predicted and not request.left_over:
@@ -227,19 +250,21 @@ class DraftEngine:
     def _seen(self, request: DraftRequest) -> Seen | None:
         """What the model has seen of the tokens after the request's text."""
         slot, stamp, bonus = request.slot, request.stamp, request.tokens[-1]
+        published = request.served.predictions
         if request.left_over is not None:
             return request.left_over
         if request.fallback is not None:
-            tokens = self._predictions.fallback_tokens(slot, stamp)
+            tokens = published.fallback_tokens(slot, stamp)
             row, branch = request.fallback, 0
         elif request.ahead is not None and request.came_true:
-            branch = self._predictions.branch_of(slot, stamp, request.accepted, bonus) or 0
-            tokens = self._predictions.branch_tokens(slot, stamp, branch)
+            branch = published.branch_of(slot, stamp, request.accepted, bonus) or 0
+            tokens = published.branch_tokens(slot, stamp, branch)
             row = request.ahead
         else:
             return None
         entries = row.entries(branch)
-        return Seen([bonus, *tokens], entries, self._states.branch(slot, branch, len(entries)))
+        states = self._states.branch(request.seat, branch, len(entries))
+        return Seen([bonus, *tokens], entries, states)
 
     def _is_missed(self, request: DraftRequest) -> bool:
         """Whether the target may wait for a fallback of this request that is not begun yet."""
@@ -247,7 +272,7 @@ class DraftEngine:
         if not deciding or not self.policy.fallbacks:
             return False
         if request.ahead is not None:
-            branch = self._predictions.branch_of(
+            branch = request.served.predictions.branch_of(
                 request.slot, request.stamp, request.accepted, request.tokens[-1]
             )
             if branch != -1:
@@ -256,5 +281,13 @@ class DraftEngine:
         return request.left_over is None
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
-        self._counters[work] += amount
-        self._counters[f"{work}_us"] += microseconds
+        for served in self.tables:
+            served.counters[work] += amount
+            served.counters[f"{work}_us"] += microseconds
+
+
+def _words(shape: TableShape) -> str:
+    probabilities = shape.top_m or "no"
+    return (
+        f"k={shape.k}, {shape.branches} branches a round and {probabilities} probabilities a draft"
+    )

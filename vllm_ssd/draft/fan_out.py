@@ -59,7 +59,8 @@ def choose(
     likeliest token; ranks: a number that all of them are below. Ranks beyond the vocabulary count
     as its last.
     """
-    index = ruled_out.clamp(min=0).unsqueeze(1)
+    # A draft beyond the vocabulary is one of a damaged table: it may rule out any token.
+    index = ruled_out.clamp(0, logits.shape[1] - 1).unsqueeze(1)
     drafted = logits.gather(1, index)
     hidden = drafted.masked_fill(ruled_out.unsqueeze(1) >= 0, float("-inf"))
     logits.scatter_(1, index, hidden)

@@ -43,7 +43,8 @@ def make_glue(
     accepted = [length for length, count in enumerate(counts) for _ in range(count)]
     tree = request.plant([len(request.tokens) + length for length in accepted], steps)
     prediction = Prediction(
-        request.slot,
+        request.where,
+        request.seat,
         int(request.next_stamp),
         states=states,
         accepted=accepted,

@@ -16,14 +16,14 @@ from vllm_ssd.draft.spec import DraftPolicy
 
 
 class HiddenStates:
-    """memory: [rows, hidden]. For each slot of the table there are ``places`` rows for the text's
-    end and the drafts being verified, and as many for each branch; at the end, from ``padding`` on,
-    as many for what nobody needs."""
+    """memory: [rows, hidden]. For each seat, which a request has as long as it has KV memory,
+    there are ``places`` rows for the text's end and the drafts being verified, and as many for each
+    branch; at the end, from ``padding`` on, as many for what nobody needs."""
 
-    def __init__(self, model: DraftModel, policy: DraftPolicy, slots: int):
+    def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
         self.places = policy.k + 1
-        self._slot_size = (1 + max(policy.branches, 1)) * self.places
-        self.padding = slots * self._slot_size
+        self._seat_size = (1 + max(policy.branches, 1)) * self.places
+        self.padding = seats * self._seat_size
         rows = self.padding + self.places
         self.memory = torch.empty(
             rows, model.hidden_size, dtype=model.attention.shape.dtype, device=model.device
@@ -33,15 +33,15 @@ class HiddenStates:
         """Put hidden states, [n, hidden], into int64 [n] rows."""
         self.memory.index_copy_(0, rows, hidden)
 
-    def verified(self, slot: int, count: int) -> range:
+    def verified(self, seat: int, count: int) -> range:
         """Rows of a text's end and the drafts after it: the first ``count``."""
-        return range(slot * self._slot_size, slot * self._slot_size + count)
+        return range(seat * self._seat_size, seat * self._seat_size + count)
 
-    def branch(self, slot: int, branch: int, count: int) -> range:
+    def branch(self, seat: int, branch: int, count: int) -> range:
         """Rows of a branch: its bonus and the drafts after it, the first ``count``."""
-        first = slot * self._slot_size + (1 + branch) * self.places
+        first = seat * self._seat_size + (1 + branch) * self.places
         return range(first, first + count)
 
-    def branches(self, slot: int, count: int) -> NDArray[np.int64]:
-        """The first row of each of a slot's first ``count`` branches, int64 [count]."""
-        return (slot * self._slot_size) + (1 + np.arange(count)) * self.places
+    def branches(self, seat: int, count: int) -> NDArray[np.int64]:
+        """The first row of each of a seat's first ``count`` branches, int64 [count]."""
+        return (seat * self._seat_size) + (1 + np.arange(count)) * self.places

@@ -16,6 +16,7 @@ _ON_GPU = 2
 # Seconds after which a piece that is not done never will be: hundreds of times what the longest one
 # takes. A GPU that hangs says nothing, and the host would look at it for ever.
 HANG_S = 20.0
+_LOOK_S = 50e-6  # between two looks at pieces that are waited for
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class InFlight:
         if self._running and time.monotonic() - self._running[0].started > HANG_S:
             raise TimeoutError(f"the GPU hangs: a piece of work was not done within {HANG_S:g} s")
         return len(self._running) < self.limit
+
+    def finish(self) -> None:
+        """Wait until all pieces are done; ``TimeoutError`` if the GPU hangs."""
+        while self._running:
+            time.sleep(_LOOK_S)
+            self.ready()
 
     def idle_s(self) -> float:
         """Seconds since the last piece was done, as far as ``ready`` has seen; 0 while one runs."""

@@ -87,7 +87,8 @@ class DraftModel:
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens], on the device -> final hidden states [tokens, hidden].
 
-        A token the draft has no embedding for is read as token 0: that costs acceptance only.
+        A token the draft has no embedding for is read as token 0: that costs acceptance only. So is
+        what is no token at all, as in a damaged table: other targets' texts must not suffer.
         """
         if self.fused is not None and len(token_ids) <= MOST_ROWS:
             return self.fused.forward(token_ids, positions)
@@ -97,7 +98,7 @@ class DraftModel:
         """With vLLM's layers."""
         from vllm.forward_context import set_forward_context
 
-        known = torch.where(token_ids < self.embedded, token_ids, 0)
+        known = torch.where((token_ids >= 0) & (token_ids < self.embedded), token_ids, 0)
         with set_forward_context(None, self._config, num_tokens=len(token_ids)):
             hidden: torch.Tensor = self._model(known, positions)
         return hidden

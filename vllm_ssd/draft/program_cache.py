@@ -36,7 +36,7 @@ class ProgramCache:
         publisher: Publisher,
         policy: DraftPolicy,
         budget: BranchBudget,
-        max_requests: int,
+        seats: int,
     ):
         self._model, self._publisher, self._policy = model, publisher, policy
         self._states, self._budget = states, budget
@@ -47,7 +47,7 @@ class ProgramCache:
         self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
         # Batches of greedy requests only have programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
-        largest = min(max_requests, BATCHES[-1])
+        largest = min(seats, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
         self._chunks = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
 

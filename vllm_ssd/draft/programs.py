@@ -28,11 +28,13 @@ from vllm_ssd.table.publisher import BranchTokens, Outcomes, Publisher
 
 @dataclass(frozen=True)
 class PublishSlot:
-    """slot: -1 = nowhere, the row is padding. stamp: of the outcome that the branches are for.
-    temperature: 0 = greedy. uniforms: float64 [branches, k], a random number in [0, 1) for every
-    draft; None where drafts are not sampled."""
+    """where: of a table's ``places``, 0 = nowhere, the row is padding. seat: of the request among
+    ``HiddenStates``. stamp: of the outcome that the branches are for. temperature: 0 = greedy.
+    uniforms: float64 [branches, k], a random number in [0, 1) for every draft; None where drafts
+    are not sampled."""
 
-    slot: int = -1
+    where: int = 0
+    seat: int = -1
     stamp: int = 0
     temperature: float = 0.0
     uniforms: NDArray[np.float64] | None = None
@@ -45,12 +47,13 @@ def is_sampled(slots: Iterable[PublishSlot]) -> bool:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted for a request. slot, stamp: where it is published, for which outcome.
-    states: rows of ``HiddenStates``, the state after the text and the one after each draft. For
-    each branch, accepted: its accepted drafts; ranks: its bonus's rank there, 0 = the likeliest
-    token. drafts: those being verified. steps: tokens that each branch will have."""
+    """What is predicted for a request. where, seat, stamp: as of a ``PublishSlot``. states: rows of
+    ``HiddenStates``, the state after the text and the one after each draft. For each branch,
+    accepted: its accepted drafts; ranks: its bonus's rank there, 0 = the likeliest token. drafts:
+    those being verified. steps: tokens that each branch will have."""
 
-    slot: int
+    where: int
+    seat: int
     stamp: int
     states: Sequence[int]
     accepted: Sequence[int]
@@ -127,7 +130,7 @@ class Predict:
                 "ruled_out": places,
                 "accepted": each,
                 "rank": each,
-                "slot": (batch,),
+                "where": (batch,),
                 "stamp": (batch,),
                 "steps": (batch,),
             },
@@ -141,15 +144,15 @@ class Predict:
         """Take in what to predict; None: a row that publishes nothing."""
         host = self._inputs.host
         host["states"][:], host["verified"][:] = self._states.padding, self._states.padding
-        host["ruled_out"][:], host["slot"][:] = -1, -1
+        host["ruled_out"][:], host["where"][:] = -1, 0
         for row, new in enumerate(predictions):
             if new is not None:
                 count = len(new.states)
                 host["states"][row, :count] = new.states
-                host["verified"][row, :count] = self._states.verified(new.slot, count)
+                host["verified"][row, :count] = self._states.verified(new.seat, count)
                 host["ruled_out"][row, : count - 1] = new.drafts
                 host["accepted"][row], host["rank"][row] = new.accepted, new.ranks
-                host["slot"][row], host["stamp"][row] = new.slot, new.stamp
+                host["where"][row], host["stamp"][row] = new.where, new.stamp
                 host["steps"][row] = new.steps
         self._inputs.send()
 
@@ -169,7 +172,7 @@ class Predict:
         self.bonus.copy_(chosen)
         bonus = self.bonus.view(self.batch, -1)
         self._publisher.predict(
-            Outcomes(inputs["slot"], inputs["stamp"], inputs["steps"], inputs["accepted"], bonus)
+            Outcomes(inputs["where"], inputs["stamp"], inputs["steps"], inputs["accepted"], bonus)
         )
 
 
@@ -203,7 +206,7 @@ class Grow:
         self._sampler = Sampler(policy, model.device) if sampled else None
         self._inputs = Inputs(
             model.device,
-            {"slot": (batch,), "stamp": (batch,), "step": (1,), "states": (batch, branches)},
+            {"where": (batch,), "stamp": (batch,), "step": (1,), "states": (batch, branches)},
             {"temperature": (batch, 1), "uniforms": (batch, branches, policy.k)},
         )
         self.owner: object = None
@@ -220,11 +223,11 @@ class Grow:
         """Take in trees, where each publishes, how many steps they have grown, and their newest
         tokens: int64 [len(trees) * branches], any device."""
         host = self._inputs.host
-        host["slot"][:], host["step"][:], host["states"][:] = -1, step, self._states.padding
+        host["where"][:], host["step"][:], host["states"][:] = 0, step, self._states.padding
         for row, publish_slot in enumerate(slots):
-            host["slot"][row], host["stamp"][row] = publish_slot.slot, publish_slot.stamp
-            if publish_slot.slot >= 0:
-                host["states"][row] = self._states.branches(publish_slot.slot, self.branches)
+            host["where"][row], host["stamp"][row] = publish_slot.where, publish_slot.stamp
+            if publish_slot.where:
+                host["states"][row] = self._states.branches(publish_slot.seat, self.branches)
             host["temperature"][row] = publish_slot.temperature
             if publish_slot.uniforms is not None:
                 host["uniforms"][row] = publish_slot.uniforms
@@ -258,5 +261,5 @@ class Grow:
             drawn, drawn_from = self._sampler.sample(logits, temperatures, uniforms, step)
             self.last_tokens.copy_(drawn)
             draft_probs = drawn_from.view(self.batch, self.branches, -1)
-        self._publish(BranchTokens(inputs["slot"], inputs["stamp"], tokens, step, draft_probs))
+        self._publish(BranchTokens(inputs["where"], inputs["stamp"], tokens, step, draft_probs))
         step += 1

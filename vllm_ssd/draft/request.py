@@ -1,4 +1,4 @@
-"""What the draft knows of one request. Plain state, no model and no table."""
+"""What the draft knows of one request. Plain state, no model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.programs import Prediction, PublishSlot
+from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 from vllm_ssd.table import make_stamp
 
@@ -45,7 +46,8 @@ class Phase(Enum):
 
 @dataclass(eq=False)
 class DraftRequest:
-    """``tokens``: the text, the last one being the newest bonus (or the prompt's end).
+    """``served``, slot: the table that it is in, and its row there. tokens: the text, the last one
+    being the newest bonus (or the prompt's end). table: its KV blocks.
 
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
     that are being verified. states: rows of ``HiddenStates`` after the text's end and after each
@@ -58,9 +60,11 @@ class DraftRequest:
     if it does not sample.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
     branches; predicted: what these are. fallback: the tree grown for an outcome that none of them
-    matched. admitted: it has KV memory; until then nothing is done for it.
+    matched. seat: of its rows among ``HiddenStates``, which it has as long as it has KV memory; -1
+    without, and then nothing is done for it.
     """
 
+    served: ServedTable
     slot: int
     generation: int
     tokens: list[int]
@@ -79,7 +83,12 @@ class DraftRequest:
     ahead: TreeRow | None = None
     predicted: Prediction | None = None
     fallback: TreeRow | None = None
-    admitted: bool = False
+    seat: int = -1
+
+    @property
+    def where(self) -> int:
+        """Where its drafts are published, of ``places``."""
+        return self.served.places[self.slot]
 
     @property
     def stamp(self) -> np.uint64:
@@ -172,7 +181,11 @@ class DraftRequest:
             # 32 bits, so that in float64 a product with a sum of probabilities is below the sum
             numbers = self.rng.integers(2**32, size=(branches, steps))
             uniforms = numbers.astype(np.float64) * 2.0**-32
-        return PublishSlot(self.slot, int(stamp), self.temperature, uniforms)
+        return PublishSlot(self.where, self.seat, int(stamp), self.temperature, uniforms)
+
+    def publish_state(self, state: int) -> None:
+        """Tell the target how it stands with this request, as ``schema.py`` explains it."""
+        self.served.draft_states.set(self.slot, self.generation, state)
 
     def leave_ahead(self) -> None:
         """Stop growing branches for the outcome that was awaited."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_ssd.draft.attention.registry import Backend
+from vllm_ssd.table import TableShape
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class DraftPolicy:
     @property
     def branches(self) -> int:
         return sum(self.fan_out)
+
+    def table_shape(self, slots: int) -> TableShape:
+        """Of a table for this draft; its ``tail`` may be another."""
+        return TableShape(slots, self.k, max(self.branches, 1), top_m=self.top_m)
 
     @property
     def tree_steps(self) -> int:

@@ -53,7 +53,7 @@ class TreeBatch:
         return range(first, first + self.step * branches, branches)
 
     def leave(self, index: int) -> None:
-        """A row becomes padding: its KV blocks may go to another request, its slot too."""
+        """A row becomes padding: its KV blocks, its slot and its seat may go to another request."""
         self._growing -= self._trees[index] is not None
         self._trees[index] = None
         self._slots[index] = PublishSlot()

@@ -1,7 +1,7 @@
 """The draft in its server's memory: loaded, put away, loaded again, or with other weights.
 
 Putting it away drops the model, its KV cache and its programs; what stays on a GPU is the process's
-context. The table and what publishes to it stay, as a GPU has the table's pages registered.
+context. Its engine then serves the table no longer; the next one does again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import vllm.engine.arg_utils  # noqa: F401
 
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
+from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.memory_errors import clear_words
 from vllm_ssd.service.server_spec import ServerSpec
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.publisher import HostPublisher, Publisher
 
 logger = get_logger(__name__)
@@ -43,7 +43,6 @@ class LoadedDraft:
         self._of_model = spec.model
         self._model: DraftModel | None = None
         self._shape: tuple[Any, ...] = ()
-        self._publisher: Publisher | None = None
         self.table = SpeculationTable.open(rundir.table_path(self._run_dir))
         self.engine: DraftEngine | None = None
         if spec.cores:
@@ -54,18 +53,27 @@ class LoadedDraft:
         """Whether the draft runs on a GPU; to be asked once it is loaded."""
         return self.engine is not None and self.engine.model.device.type == "cuda"
 
+    @property
+    def served(self) -> ServedTable:
+        """The table as it is served; to be asked while the draft is loaded."""
+        assert self.engine is not None
+        (served,) = self.engine.tables
+        return served
+
     def load(self) -> str:
-        """Load the draft; returns a line that describes it. The table stays as it is: a server
-        killed while it loads leaves no trace. Raises as ``clear_words`` and ``DraftModel``."""
+        """Load the draft; returns a line that describes it. What is said of requests in the table
+        stays as it is: a server killed while it loads leaves no trace. Raises as ``clear_words``,
+        ``DraftModel`` and ``DraftEngine.join``."""
         started = time.monotonic()
         chosen = self._of_model.kv_cache_bytes is not None
         with nullcontext() if self._spec.cores else clear_words(chosen_kv_cache=chosen):
             if self._model is None:
                 self._model = DraftModel(self._of_model, self._run_dir)
             self._shape = _shape(self._model)
-            if self._publisher is None:
-                self._publisher = _publisher(self.table, self._model)
-            engine = DraftEngine(self._model, self.table, self._spec.policy, self._publisher)
+            publisher = _publisher(self.table.shape, self._model)
+            seats = self.table.shape.slots
+            engine = DraftEngine(self._model, self._spec.policy, publisher, seats)
+            engine.join(self.table)
             with torch.inference_mode():
                 engine.warm_up(_Progress())
         self.engine = engine
@@ -83,6 +91,8 @@ class LoadedDraft:
 
     def put_away(self) -> None:
         """Give the draft's memory back, once its device has done what was begun."""
+        if self.engine is not None:
+            self.engine.leave(self.served)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.engine = self._model = None
@@ -133,10 +143,10 @@ class _Progress:
             logger.info("SSD: %s", text)
 
 
-def _publisher(table: SpeculationTable, model: DraftModel) -> Publisher:
+def _publisher(shape: TableShape, model: DraftModel) -> Publisher:
     """Programs recorded as CUDA graphs must publish on the device; others may wait for it."""
     if model.attention.graphs:
         from vllm_ssd.table.device_publisher import DevicePublisher
 
-        return DevicePublisher(table, model.device)
-    return HostPublisher(PredictionWriter(table))
+        return DevicePublisher(shape, model.device)
+    return HostPublisher()

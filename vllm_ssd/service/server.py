@@ -95,7 +95,7 @@ class DraftServer:
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well: nobody waits for a result
                 if self._draft.engine is not None:
-                    self._draft.engine.requests.ask_for_unknown()
+                    self._draft.served.ask_for_unknown()
             if now >= next_touch:
                 next_touch = now + TOUCH_S
                 rundir.touch(self._run_dir)
@@ -105,7 +105,7 @@ class DraftServer:
                 if not self._asleep:
                     self._come_back()
                 continue
-            self._status["heartbeat"] = time.monotonic_ns()
+            self._draft.served.beat()
             if engine.step():
                 last_work = now
             elif not len(engine.requests):
@@ -123,9 +123,8 @@ class DraftServer:
 
     def _take_over(self) -> None:
         """Have the target add all its requests, to a draft that lives: it sends none to others."""
-        assert self._draft.engine is not None
-        self._status["heartbeat"] = time.monotonic_ns()
-        self._draft.engine.requests.take_over()
+        self._draft.served.beat()
+        self._draft.served.take_over()
 
     def _drain(self, wait_s: float) -> None:
         try:
@@ -138,12 +137,16 @@ class DraftServer:
     def _add(self, message: Add) -> None:
         if self._draft.engine is not None:
             self._draft.engine.requests.add(
-                message.slot, message.generation, message.tokens, message.temperature
+                self._draft.served,
+                message.slot,
+                message.generation,
+                message.tokens,
+                message.temperature,
             )
 
     def _remove(self, message: Remove) -> None:
         if self._draft.engine is not None:
-            self._draft.engine.requests.remove(message.slot, message.generation)
+            self._draft.engine.requests.remove(self._draft.served, message.slot, message.generation)
 
     def _stop(self, message: Stop) -> None:
         self._stopped = True

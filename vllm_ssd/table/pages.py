@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,14 +24,16 @@ def memory_of(table: SpeculationTable, dtype: type[np.generic]) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(table.pages, dtype, count))
 
 
-def register(table: SpeculationTable, device: torch.device) -> None:
-    """Let the GPU access the table's pages, until the table is garbage collected; ``OSError`` if
-    the driver cannot, or if stamps that a kernel swaps would not arrive."""
+def register(table: SpeculationTable, device: torch.device) -> Callable[[], object]:
+    """Let the GPU access the table's pages, until what is returned is called or the table is
+    garbage collected; ``OSError`` if the driver cannot, or if stamps that a kernel swaps would not
+    arrive."""
     _try_a_swap(device)
     pages = memory_of(table, np.uint8)
     _register(pages, device)
     end = weakref.finalize(table, torch.cuda.cudart().cudaHostUnregister, pages.data_ptr())
     end.atexit = False  # at exit the driver may have been unloaded already
+    return end
 
 
 def _register(pages: torch.Tensor, device: torch.device) -> None:

@@ -1,9 +1,10 @@
 """Predictions and fallbacks on a GPU: the draft's kernels that write them, as ``PredictionWriter``
 does, and the target's device functions that read them, as ``PredictionReader`` does.
 
-``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64. They lie
-in host memory and are reached over the bus. As on the host, a record's body is written first and
-its stamp last, and depth is raised after the tokens are written.
+``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64, for the
+draft, which serves several tables, a slot's from its predictions on. They lie in host memory and
+are reached over the bus. As on the host, a record's body is written first and its stamp last, and
+depth is raised after the tokens are written.
 """
 
 # mypy: allow-untyped-defs
@@ -28,10 +29,14 @@ _BRANCH_LANES = tl.constexpr(8)  # branches whose distributions an iteration cop
 
 
 @triton.jit
+def _memory_at(place):
+    """words and stamps from an address on, int64."""
+    return place.to(tl.pointer_type(tl.int32)), place.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
 def predict_kernel(
-    words,
-    stamps,
-    slots,
+    where,
     stamp_of,
     steps_of,
     accepted,
@@ -39,13 +44,14 @@ def predict_kernel(
     BRANCHES: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionWriter.publish``. slots, stamp_of, steps_of: int64 [rows], slot -1 publishes
-    nothing; accepted, bonus: int64 [rows, BRANCHES]."""
+    """``PredictionWriter.publish``. where: int64 [rows], of ``publisher.places``, 0 publishes
+    nothing; stamp_of, steps_of: int64 [rows]; accepted, bonus: int64 [rows, BRANCHES]."""
     row = tl.program_id(0)
-    slot = tl.load(slots + row)
-    if slot >= 0:
+    place = tl.load(where + row)
+    if place != 0:
+        words, stamps = _memory_at(place)
         stamp = tl.load(stamp_of + row)
-        record = AT.slots + slot * AT.slot_size + AT.prediction + (stamp & 1) * AT.prediction_size
+        record = (stamp & 1) * AT.prediction_size
         lane = tl.arange(0, AT.branch_lanes)
         real = lane < BRANCHES
         lengths = tl.load(accepted + row * BRANCHES + lane, mask=real, other=0)
@@ -64,9 +70,7 @@ def predict_kernel(
 
 @triton.jit
 def extend_kernel(
-    words,
-    stamps,
-    slots,
+    where,
     stamp_of,
     tokens,
     draft_probs,
@@ -77,11 +81,11 @@ def extend_kernel(
     """``PredictionWriter.extend``. tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows,
     BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
     row = tl.program_id(0)
-    slot = tl.load(slots + row)
+    place = tl.load(where + row)
     step = tl.load(step_at).to(tl.int32)
-    if (slot >= 0) & (step < AT.k):
-        parity = tl.load(stamp_of + row) & 1
-        record = AT.slots + slot * AT.slot_size + AT.prediction + parity * AT.prediction_size
+    if (place != 0) & (step < AT.k):
+        words, stamps = _memory_at(place)
+        record = (tl.load(stamp_of + row) & 1) * AT.prediction_size
         lane = tl.arange(0, AT.branch_lanes)
         real = lane < BRANCHES
         new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
@@ -93,23 +97,24 @@ def extend_kernel(
                 branch = first + tl.arange(0, _BRANCH_LANES)
                 whole = (branch < BRANCHES)[:, None] & (rank < AT.top_m)[None, :]
                 source = (row * BRANCHES + branch)[:, None] * AT.top_m + rank[None, :]
-                place = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
+                entry = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
                 some = tl.load(draft_probs + source, mask=whole, other=0)
-                tl.store(probs_at + place, some, mask=whole)
+                tl.store(probs_at + entry, some, mask=whole)
         tl.debug_barrier()
         depth_at = words + record + AT.prediction_depth
         tl.atomic_xchg(depth_at, step + 1, sem="release", scope="sys")
 
 
 @triton.jit
-def fallback_kernel(words, stamps, slots, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
+def fallback_kernel(where, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
     """``PredictionWriter.publish_fallback``. tokens: int64 [rows]; the others as above."""
     row = tl.program_id(0)
-    slot = tl.load(slots + row)
+    place = tl.load(where + row)
     step = tl.load(step_at).to(tl.int32)
-    if (slot >= 0) & (step < AT.k):
+    if (place != 0) & (step < AT.k):
+        words, stamps = _memory_at(place)
         stamp = tl.load(stamp_of + row)
-        record = AT.slots + slot * AT.slot_size + AT.fallback + (stamp & 1) * AT.fallback_size
+        record = AT.fallback - AT.prediction + (stamp & 1) * AT.fallback_size
         if step == 0:
             tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         tl.store(words + record + AT.fallback_tokens + step, tl.load(tokens + row).to(tl.int32))

@@ -5,15 +5,17 @@ with transformers' forward of the same checkpoint over the plain token sequence.
 """
 
 import time
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.service.messages import Add, Remove
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeWriter
-from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table.predictions import PredictionReader
 from vllm_ssd.table.publisher import HostPublisher
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
@@ -43,20 +45,27 @@ class Reference:
         return out
 
 
+def make_engine(draft_model, policy, seats):
+    """A draft engine without a table."""
+    return DraftEngine(draft_model, policy, HostPublisher(), seats)
+
+
 class Loop:
     """Draft engine and target client over one table, in one thread. loses_messages: control
-    messages reach nobody, and the client does not hear of it."""
+    messages reach nobody, and the client does not hear of it. engine: one that serves other tables,
+    too; None = one of its own."""
 
     loses_messages = False
 
-    def __init__(self, draft_model, path, policy, on_miss="skip"):
-        branches = max(policy.branches, 1)
-        shape = TableShape(SLOTS, policy.k, branches, tail=64, top_m=policy.top_m)
+    def __init__(
+        self, draft_model, path, policy, on_miss="skip", engine=None, slots=SLOTS, tail=64
+    ):
+        shape = replace(policy.table_shape(slots), tail=tail)
         self.table = SpeculationTable.create(path, shape)
-        theirs = SpeculationTable.open(path)
-        publisher = HostPublisher(PredictionWriter(theirs))
-        self._engine_parts = draft_model, theirs, policy, publisher
-        self.restart()
+        self._theirs = SpeculationTable.open(path)
+        self._make_engine = partial(make_engine, draft_model, policy, slots)
+        self.engine = self._make_engine() if engine is None else engine
+        self.join()
         self.outcomes = OutcomeWriter(self.table)
         self.predictions = PredictionReader(self.table, VOCAB)
         self._draft_states = DraftStates(self.table)
@@ -66,7 +75,12 @@ class Loop:
 
     def restart(self):
         """A draft engine that knows of nothing."""
-        self.engine = DraftEngine(*self._engine_parts)
+        self.engine = self._make_engine()
+        self.join()
+
+    def join(self):
+        """The engine serves the table from now on."""
+        self.served = self.engine.join(self._theirs)
 
     def send(self, message):
         """Stands in for the control socket."""
@@ -74,9 +88,10 @@ class Loop:
         if self.loses_messages:
             return True
         if isinstance(message, Add):
-            requests.add(message.slot, message.generation, message.tokens, message.temperature)
+            text = message.tokens, message.temperature
+            requests.add(self.served, message.slot, message.generation, *text)
         elif isinstance(message, Remove):
-            requests.remove(message.slot, message.generation)
+            requests.remove(self.served, message.slot, message.generation)
         return True
 
     def slot_of(self, name):
@@ -98,7 +113,8 @@ class Loop:
         return time.monotonic_ns()
 
     def work(self, steps=None):
-        self.table.draft["heartbeat"] = time.monotonic_ns()
+        for served in self.engine.tables:
+            served.beat()
         with torch.inference_mode():
             done = 0
             while (steps is None or done < steps) and self.engine.step():

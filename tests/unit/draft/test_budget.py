@@ -9,7 +9,7 @@ from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.spec import DraftPolicy
 
 K = 3
-EVEN = Prediction(0, 0, [], [0, 0, 1, 1, 2, 2, 3, 3], [0, 1] * 4, [], K)
+EVEN = Prediction(0, 0, 0, [], [0, 0, 1, 1, 2, 2, 3, 3], [0, 1] * 4, [], K)
 BONUS = 9  # no draft
 
 

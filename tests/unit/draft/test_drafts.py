@@ -188,7 +188,7 @@ def test_every_published_branch_continues_the_text_as_the_model_would(
         loop.client.remove(target.name)
     requests = loop.engine.requests
     for request in list(requests):
-        requests.drop(request.slot)
+        requests.drop(request)
     assert not len(requests)
     assert requests.pool.num_free == requests.pool.num_blocks, "KV blocks leaked"
 

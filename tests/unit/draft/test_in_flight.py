@@ -47,10 +47,27 @@ def test_two_pieces_and_no_more(ahead, monkeypatch):
     assert counted == [("prefill", 3, 2000), ("prefill", 4, 2000)]
 
 
+def test_what_is_in_flight_is_waited_for(ahead, monkeypatch):
+    made, counted = ahead
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        monkeypatch.setattr(Event, "done", len(looks) == 3)
+
+    monkeypatch.setattr(in_flight.time, "sleep", sleep)
+    made.finish()
+    assert len(looks) == 3 and len(counted) == 2
+    made.finish()
+    assert len(looks) == 3, "nothing is"
+
+
 def test_a_gpu_that_hangs(ahead, monkeypatch):
     made, _ = ahead
     monkeypatch.setattr(in_flight, "HANG_S", -1.0)
     with pytest.raises(TimeoutError, match="the GPU hangs"):
         made.ready()
+    with pytest.raises(TimeoutError, match="the GPU hangs"):
+        made.finish()
     monkeypatch.setattr(Event, "done", True)
     assert made.ready(), "late, as in a container that was frozen, but done"

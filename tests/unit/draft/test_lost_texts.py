@@ -39,7 +39,7 @@ def test_another_draft_takes_over(tmp_path, draft_model, reference):
     loop.work()
     before = {name: slot.generation for name, slot in loop.client.slots.states.items()}
     loop.restart()
-    loop.engine.requests.take_over()
+    loop.served.take_over()
     for name, slot in loop.client.slots.states.items():
         assert loop.draft_state(slot.slot, before[name]) == LOST
         assert loop.predictions.newest(slot.slot) == 0
@@ -58,19 +58,19 @@ def test_a_request_whose_message_was_lost_is_asked_for(tmp_path, draft_model, re
     target = Target("a", PROMPT, reference)
     loop.loses_messages = True
     loop.client.add("a", PROMPT)
-    loop.engine.requests.ask_for_unknown()
+    loop.served.ask_for_unknown()
     target.round(loop.client)
     slot = loop.slot_of("a")
     loop.loses_messages = False
-    loop.engine.requests.ask_for_unknown()
+    loop.served.ask_for_unknown()
     assert loop.draft_state(slot.slot, slot.generation) == PREPARING
-    loop.engine.requests.ask_for_unknown()
+    loop.served.ask_for_unknown()
     assert loop.draft_state(slot.slot, slot.generation) == LOST
     target.round(loop.client)
     loop.work()
     target.round(loop.client)
     assert target.drafts == reference.continuation(target.text, k)
     for _ in range(2):
-        loop.engine.requests.ask_for_unknown()
+        loop.served.ask_for_unknown()
     slot = loop.slot_of("a")
     assert loop.draft_state(slot.slot, slot.generation) == DRAFTING

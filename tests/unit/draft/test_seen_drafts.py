@@ -147,8 +147,12 @@ def test_predictions_are_those_of_a_model_that_is_shown_all(
         script.play(number)
     shown = sum(forwards.tokens)
     assert shown
+    check_again(monkeypatch, script, Loop(draft_model, tmp_path / "b", POLICY))
 
-    again = Loop(draft_model, tmp_path / "b", POLICY)
+
+def check_again(monkeypatch, script, again):
+    """Play what a script did to ``again``, whose draft is shown all, and compare predictions."""
+    names = script.drafts
     monkeypatch.setattr(again.engine, "_seen", lambda request: None)
     for name in names:
         again.client.add(name, PROMPT)

@@ -36,8 +36,8 @@ def make(monkeypatch):
             one._stopped = True
             return True
 
-        requests = SimpleNamespace(ask_for_unknown=lambda: None)
-        one._draft = SimpleNamespace(engine=SimpleNamespace(requests=requests, step=step))
+        served = SimpleNamespace(ask_for_unknown=lambda: None, beat=lambda: None)
+        one._draft = SimpleNamespace(engine=SimpleNamespace(step=step), served=served)
         one._status = {}
         one._control = ControlServer(endpoint(run_dir), dict.fromkeys(get_args(Request), print))
         return one

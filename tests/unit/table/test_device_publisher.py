@@ -7,6 +7,8 @@ from tests.support import interpreter
 pytest.importorskip("triton")
 
 if interpreter.HERE:
+    from dataclasses import replace
+
     import numpy as np
     import torch
 
@@ -19,8 +21,7 @@ if interpreter.HERE:
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.table import SpeculationTable, TableShape
     from vllm_ssd.table.device_publisher import DevicePublisher
-    from vllm_ssd.table.predictions import PredictionWriter
-    from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
+    from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes, places
 
     @pytest.mark.parametrize(
         "group, contexts, odd",
@@ -45,26 +46,42 @@ if interpreter.HERE:
 
     @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])
     def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):
-        shape = TableShape(slots=4, k=3, branches=branches, tail=16, top_m=top_m)
-        ours, theirs = (SpeculationTable.create(tmp_path / name, shape) for name in "ab")
-        publishers = DevicePublisher(ours, None), HostPublisher(PredictionWriter(theirs))
-        slots = torch.tensor([2, -1, 0])  # the second row is padding
+        """In two tables of different length, whose slots are of different size, at once."""
+        wide = TableShape(slots=4, k=3, branches=branches, tail=16, top_m=top_m)
+        shapes = wide, replace(wide, slots=1, tail=5)
+        on_device, on_host = DevicePublisher(wide, None), HostPublisher()
+        published = []
+        for publisher in (on_device, on_host):
+            folder = tmp_path / type(publisher).__name__
+            folder.mkdir()
+            tables = [SpeculationTable.create(folder / str(s.slots), s) for s in shapes]
+            for table in tables:
+                publisher.join(table)
+            published.append((publisher, tables, torch.tensor(_rows(*tables))))
         for generation in (5, 6):
-            stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation])
-            each = 3, branches
+            stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation, 9 << 32 | 2])
+            each = 4, branches
             accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
-            steps = torch.randint(1, 4, (3,))
-            for publisher in publishers:
-                publisher.predict(Outcomes(slots, stamps, steps, accepted, bonus))
-            for step in range(shape.k):
+            steps = torch.randint(1, 4, (4,))
+            for publisher, _, rows in published:
+                publisher.predict(Outcomes(rows, stamps, steps, accepted, bonus))
+            for step in range(wide.k):
                 at = torch.tensor([step])
-                tokens, fallbacks = torch.randint(0, 100, each), torch.randint(0, 100, (3, 1))
+                tokens, fallbacks = torch.randint(0, 100, each), torch.randint(0, 100, (4, 1))
                 probs = torch.randint(0, 2**62, (*each, top_m)) if top_m else None
-                fallback_probs = torch.randint(0, 2**62, (3, 1, top_m)) if top_m else None
-                for publisher in publishers:
-                    publisher.extend(BranchTokens(slots, stamps, tokens, at, probs))
-                    publisher.fallback(BranchTokens(slots, stamps, fallbacks, at, fallback_probs))
-                assert ours.slots.tobytes() == theirs.slots.tobytes()
+                fallback_probs = torch.randint(0, 2**62, (4, 1, top_m)) if top_m else None
+                for publisher, _, rows in published:
+                    publisher.extend(BranchTokens(rows, stamps, tokens, at, probs))
+                    publisher.fallback(BranchTokens(rows, stamps, fallbacks, at, fallback_probs))
+                (_, ours, _), (_, theirs, _) = published
+                for one, other in zip(ours, theirs):
+                    assert one.slots["prediction"]["depth"].any()
+                    assert bytes(one.pages) == bytes(other.pages)
+
+    def _rows(first, second):
+        """Two slots of the first table and the only one of the second; the second row is
+        padding."""
+        return [places(first)[2], 0, places(first)[0], places(second)[0]]
 
     def test_packed_masks():
         linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))

@@ -68,6 +68,16 @@ if interpreter.HERE:
         gc.collect()
         assert driver.registered == []
 
+    def test_a_table_that_leaves_is_registered_no_longer(table, tmp_path, driver):
+        other = SpeculationTable.create(tmp_path / "other", table.shape)
+        publisher = DevicePublisher(table.shape, CPU)
+        for one in (table, other):
+            publisher.join(one)
+        publisher.leave(table)
+        assert driver.registered == [pages.memory_of(other, "u1").data_ptr()]
+        publisher.join(table)
+        assert len(driver.registered) == 2
+
     def test_swaps_that_do_not_arrive(table, driver, monkeypatch):
         monkeypatch.setattr(pages, "swap_kernel", lost_swap_kernel)
         with pytest.raises(OSError) as error:
@@ -83,7 +93,7 @@ if interpreter.HERE:
             monkeypatch.setattr(pages, "swap_kernel", lost_swap_kernel)
             why = "PCIe atomics"
         with pytest.raises(OSError) as error:
-            DevicePublisher(table, CPU)
+            DevicePublisher(table.shape, CPU).join(table)
         said = one_sentence(error)
         assert why in said and '"tree_backend":"sdpa"' in said
 

@@ -115,7 +115,7 @@ def test_tokens_without_the_draft_count(table, monkeypatch):
 def test_the_draft_knows_that_the_target_has_more(outcome, has_rest):
     """No fallback is grown then."""
     accepted, new_tokens = outcome
-    request = DraftRequest(0, 1, [1, 2, BONUS], SimpleNamespace(trim=lambda size: None))
+    request = DraftRequest(None, 0, 1, [1, 2, BONUS], SimpleNamespace(trim=lambda size: None))
     request.decide(DRAFTS, None)
     request.advance(1, new_tokens, accepted)
     assert (request.left_over is not None) is has_rest

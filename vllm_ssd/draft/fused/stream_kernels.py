@@ -63,7 +63,7 @@ def embed_kernel(
     row = tl.program_id(0) + tl.arange(0, 1)
     tile = tl.program_id(1)
     token = tl.load(tokens + row)
-    token = tl.where(token < embedded, token, 0)
+    token = tl.where((token >= 0) & (token < embedded), token, 0)
     channel = tile * WIDTH + tl.arange(0, WIDTH)
     values = tl.load(table + token[None, :] * CHANNELS + channel[:, None]).to(tl.float32)
     write_stream(

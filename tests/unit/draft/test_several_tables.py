@@ -1,0 +1,319 @@
+"""One draft engine that serves several tables, each of another target."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.sentences import one_sentence
+from tests.unit.draft import test_seen_drafts
+from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engine
+from vllm_ssd.draft import engine as draft_engine
+from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.table import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
+
+K = 3
+POLICY = DraftPolicy(K, (2,) * (K + 1), True, chunk=16)
+OTHER_PROMPT = [201, 5, 77, 140, 12, 260, 31, 8]
+
+
+@pytest.fixture
+def engine(draft_model):
+    return make_engine(draft_model, POLICY, SLOTS)
+
+
+@pytest.fixture
+def pair(tmp_path, draft_model, engine):
+    """Two loops around one engine, whose tables differ in all that they may."""
+    first = Loop(draft_model, tmp_path / "a", POLICY, engine=engine)
+    second = Loop(draft_model, tmp_path / "b", POLICY, engine=engine, slots=2, tail=40)
+    return first, second
+
+
+def begin(loop, prompt, reference, truth=()):
+    """A target whose request, "a", is in slot 0 of its table."""
+    target = Target("a", prompt, reference, truth)
+    loop.client.add("a", prompt)
+    assert loop.slot_of("a").slot == 0
+    return target
+
+
+def predictions(loop):
+    """All that the draft published in a table."""
+    slots = loop.table.slots
+    return slots["prediction"].tobytes(), slots["fallback"].tobytes(), slots["state"].tobytes()
+
+
+def free(engine):
+    """KV blocks and seats that nobody has."""
+    return engine.requests.pool.num_free, len(engine.requests._free_seats)
+
+
+def play(loops, prompts, reference):
+    """Rounds of a target for each loop, some of whose outcomes are predicted; what drafts each got,
+    by round."""
+    surprises = [(11 * place) % VOCAB for place in range(6)]
+    targets = [begin(*each, reference, surprises) for each in zip(loops, prompts)]
+    drafted = []
+    for _ in range(8):
+        for loop in loops:
+            loop.work()
+        for loop, target in zip(loops, targets):
+            target.round(loop.client)
+            assert target.drafts == reference.continuation(target.text, len(target.drafts))
+        drafted.append([target.drafts for target in targets])
+    return [list(of_target) for of_target in zip(*drafted)]
+
+
+def test_each_table_gets_what_an_engine_of_its_own_would_publish(
+    tmp_path, draft_model, reference, pair
+):
+    """Different texts in slot 0 of both."""
+    first, second = play(pair, (PROMPT, OTHER_PROMPT), reference)
+    assert [] in first and first[-1] != second[-1] and len(first[-1]) == K
+    for name, prompt, together in (("c", PROMPT, first), ("d", OTHER_PROMPT, second)):
+        alone = Loop(draft_model, tmp_path / name, POLICY)
+        assert play([alone], [prompt], reference) == [together]
+
+
+def test_requests_of_all_tables_share_batches(reference, pair):
+    first, second = pair
+    targets = [begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)]
+    first.work()
+    before = first.table.draft[0].copy()
+    for loop, target in zip(pair, targets):
+        target.round(loop.client)
+    first.work()
+    shown = {name: first.table.draft[0][name] - before[name] for name in ("glue", "branch")}
+    assert shown == {"glue": 1, "branch": K + 1}
+    for loop, target in zip(pair, targets):
+        assert target.round(loop.client) == K
+
+
+def test_what_a_table_counts(draft_model, reference, pair):
+    """Requests and their rounds in their own table, KV memory and work in all."""
+    first, second = pair
+    target = begin(first, PROMPT, reference)
+    first.client.add("b", OTHER_PROMPT)
+    second.client.add("a", OTHER_PROMPT)
+    first.work()
+    for _ in range(2):
+        target.round(first.client)
+        first.work()
+    ours, theirs = (loop.table.draft[0] for loop in pair)
+    assert (ours["live"], theirs["live"]) == (2, 1)
+    assert (ours["planned"], theirs["planned"]) == (4, 1)
+    assert (ours["branches"], theirs["branches"]) == (4 * POLICY.branches, POLICY.branches)
+    for name in ("blocks", "free_blocks", "glue", "glue_us", "branch", "prefill"):
+        assert ours[name] == theirs[name], name
+    assert ours["blocks"] == draft_model.num_blocks and ours["glue"] > 0
+    first.client.remove("a")
+    second.client.remove("a")
+    assert (ours["live"], theirs["live"]) == (1, 0)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_table_leaves_while_its_branches_grow(reference, pair, engine, steps):
+    """Nothing is written to it any more, what it had is given back, and the other one's drafts are
+    right. Served again, it is taken over like any other."""
+    first, second = pair
+    leaving, staying = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
+    first.work()
+    for loop, target in zip(pair, (leaving, staying)):
+        target.round(loop.client)
+    first.work(steps)
+    growing = first.table.slots["prediction"][0]["depth"]
+    assert 0 <= growing.min() < K
+    generation = first.slot_of("a").generation
+    engine.leave(first.served)
+    left = predictions(first)
+    assert not first.table.slots["prediction"]["stamp"].any()
+    assert first.draft_state(0, generation) == PREPARING
+    for _ in range(4):
+        second.work()
+        assert staying.round(second.client) == K
+        leaving.round(first.client)
+    assert predictions(first) == left and leaving.drafts == []
+    assert len(engine.requests) == 1
+    first.join()
+    first.served.take_over()
+    assert first.draft_state(0, generation) == LOST
+    for _ in range(2):
+        second.work()
+        leaving.round(first.client)
+    second.work()
+    assert leaving.round(first.client) == K and staying.round(second.client) == K
+    for loop in pair:
+        engine.leave(loop.served)
+    assert not engine.tables and not len(engine.requests)
+    assert free(engine) == (engine.requests.pool.num_blocks, SLOTS)
+
+
+@pytest.mark.parametrize(
+    "other, differing",
+    [
+        ({"k": K + 1}, "k=4, 8 branches a round and no probabilities a draft"),
+        ({"branches": 5}, "k=3, 5 branches a round and no probabilities a draft"),
+        ({"top_m": 4}, "k=3, 8 branches a round and 4 probabilities a draft"),
+    ],
+)
+def test_a_table_of_another_shape_does_not_fit(tmp_path, engine, other, differing):
+    shape = replace(POLICY.table_shape(2), **other)
+    table = SpeculationTable.create(tmp_path / "t", shape)
+    with pytest.raises(ValueError) as error:
+        engine.join(table)
+    said = one_sentence(error)
+    assert differing in said and "the draft for k=3, 8 branches" in said
+    assert not engine.tables and not table.draft["blocks"][0]
+
+
+def test_without_a_seat_requests_wait_their_turn(tmp_path, draft_model, reference):
+    """As they do without KV memory: there is one seat for two tables."""
+    engine = make_engine(draft_model, POLICY, seats=1)
+    first, second = (Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "ab")
+    served, waiting = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
+    for _ in range(3):
+        first.work()
+        served.round(first.client)
+        waiting.round(second.client)
+        assert waiting.drafts == []
+    state = second.slot_of("a")
+    assert second.draft_state(0, state.generation) == PREPARING
+    assert len(served.drafts) == K
+    first.client.remove("a")
+    first.work()
+    assert second.draft_state(0, state.generation) == DRAFTING
+    for _ in range(3):
+        waiting.round(second.client)
+        second.work()
+    assert waiting.round(second.client) == K
+    assert free(engine)[1] == 0
+
+
+def test_who_loses_the_memory_loses_the_seat(tmp_path, draft_model, reference):
+    """Else nobody else could begin, although memory for a shorter text is left."""
+    engine = make_engine(draft_model, POLICY, seats=1)
+    first, second = (Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "ab")
+    growing, waiting = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
+    first.work()
+    growing.round(first.client)
+    pool = engine.requests.pool
+    rest = pool.take(pool.num_free)
+    state = first.slot_of("a")
+    length = len(growing.text)
+    for number in (1, 2):
+        length += 30
+        first.outcomes.publish(0, make_stamp(state.generation, number), length, -1, [9] * 30)
+        first.outcomes.confirm(0, make_stamp(state.generation, number), [])
+        first.work()
+    assert first.draft_state(0, state.generation) == PREPARING
+    assert second.draft_state(0, second.slot_of("a").generation) == DRAFTING
+    waiting.round(second.client)
+    second.work()
+    assert waiting.round(second.client) == K
+    pool.give(rest)
+
+
+def test_a_target_that_decides_nothing_keeps_no_other_waiting(monkeypatch, reference, pair):
+    """A glue waits for decisions that are about to come, of its own table."""
+    stuck, other = pair
+    begin(stuck, PROMPT, reference)
+    target = begin(other, OTHER_PROMPT, reference)
+    other.work()
+    target.round(other.client)
+    other.work()
+    record = stuck.table.slots["prediction"][0, 0]
+    accepted, bonus = int(record["accepted"][0]), int(record["bonus"][0])
+    stamp = make_stamp(stuck.slot_of("a").generation, 0)
+    stuck.outcomes.publish(0, stamp, len(PROMPT) + 1, accepted, [bonus])
+    monkeypatch.setattr(draft_engine, "SETTLE_S", 1e6)
+    assert target.round(other.client) == K
+    other.work(2 + K)
+    target.round(other.client)
+    assert len(target.drafts) == K
+
+
+def test_what_the_model_has_seen_is_told_apart(tmp_path, monkeypatch, draft_model):
+    """Requests of two tables hit, miss and are trimmed by chance, and predictions are those of a
+    draft that serves only one and is shown all."""
+    engine = make_engine(draft_model, test_seen_drafts.POLICY, SLOTS)
+    scripts = []
+    for name in "ab":
+        loop = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY, engine=engine)
+        loop.client.add("1", PROMPT)
+        loop.client.add("2", PROMPT)
+        scripts.append(test_seen_drafts.Script(loop, len(scripts), "12"))
+    loop.work()
+    for number in range(16):
+        for script in scripts:
+            script.play(number)
+    for name, script in zip("cd", scripts):
+        again = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY)
+        test_seen_drafts.check_again(monkeypatch, script, again)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_and_requests_come_and_go(tmp_path, draft_model, reference, seed):
+    """More requests than seats, in three tables: whatever drafts a target is given continue its
+    text, and in the end nothing is kept."""
+    chance = random.Random(seed)
+    engine = make_engine(draft_model, POLICY, seats=3)
+    loops = [Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "abc"]
+    targets = [[], [], []]
+    drafts = 0
+    for number in range(60):
+        place = chance.randrange(3)
+        loop, mine = loops[place], targets[place]
+        loop.work(chance.choice([0, 1, 2, 5, None]))
+        event = chance.random()
+        if event < 0.15 or not mine:
+            if len(mine) < SLOTS:
+                prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))]
+                truth = [*reference.continuation(prompt, 5), chance.randrange(VOCAB)]
+                mine.append(Target(f"r{number}", prompt, reference, truth))
+                loop.client.add(mine[-1].name, prompt)
+        elif event < 0.25:
+            loop.client.remove(mine.pop(chance.randrange(len(mine))).name)
+        elif event < 0.3:
+            engine.leave(loop.served)
+            loop.work(chance.choice([0, 1, None]))
+            loop.join()
+            loop.served.take_over()
+        else:
+            target = chance.choice(mine)
+            target.round(loop.client)
+            assert target.drafts == reference.continuation(target.text, len(target.drafts))
+            drafts += len(target.drafts)
+    assert drafts > 5 * K
+    for loop in loops:
+        engine.leave(loop.served)
+    assert free(engine) == (engine.requests.pool.num_blocks, 3)
+    assert not any(loop.table.draft["live"][0] for loop in loops)
+
+
+def test_a_damaged_table_harms_no_other(reference, pair):
+    """Numbers that no target writes, everywhere in one table's outcomes."""
+    damaged, sound = pair
+    begin(damaged, PROMPT, reference)
+    target = begin(sound, OTHER_PROMPT, reference)
+    sound.work()
+    target.round(sound.client)
+    generation = damaged.slot_of("a").generation
+    rng = np.random.default_rng(0)
+    length = len(PROMPT)
+    for number in range(12):
+        damaged.table.slots["tail"][:] = rng.integers(-(2**31), 2**31, 64)
+        length = int(rng.choice([length + 1, length + 4, -5, 2**40]))
+        record = damaged.table.slots["outcome"][0, number % 2]
+        record["length"], record["accepted"] = length, rng.integers(-(2**31), 2**31)
+        record["bonus"], record["num_drafts"] = rng.integers(-(2**31), 2**31, 2)
+        record["drafts"] = rng.integers(-(2**31), 2**31, K)
+        record["stamp"] = record["drafts_stamp"] = make_stamp(generation, number)
+        sound.work()
+        if length not in range(1, 100):  # it is lost, and is added again
+            length = len(PROMPT)
+            generation += 1
+            text = damaged.served, 0, generation, PROMPT, 0.0
+            damaged.engine.requests.add(*text)
+        assert target.round(sound.client) == K

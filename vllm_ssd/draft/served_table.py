@@ -1,0 +1,60 @@
+"""What the draft has of one target's speculation table: its ends of the records, and its counters.
+
+A draft serves one table or several, which come and go (``DraftEngine.join``). A request is known by
+its served table and its slot there.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.table import LOST, SpeculationTable
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.table.publisher import places
+
+
+class ServedTable:
+    """``places``: by slot, where the draft's programs publish. counters: of ``draft_dtype``. Those
+    of requests are of this table's; KV blocks and work are the whole draft's, and are told to all
+    tables that it serves."""
+
+    def __init__(self, table: SpeculationTable):
+        self.table = table
+        self.outcomes = OutcomeReader(table)
+        self.predictions = PredictionWriter(table)
+        self.draft_states = DraftStates(table)
+        self.places = places(table)
+        self.counters = table.draft[0]
+        self._unknown = self._find_unknown()
+
+    def beat(self) -> None:
+        """Show the target that the draft lives."""
+        self.counters["heartbeat"] = time.monotonic_ns()
+
+    def take_over(self) -> None:
+        """Withdraw all that was published and have the target add all its requests again: a former
+        server had drafted for them."""
+        published = self.outcomes.newest_stamps() >> np.uint64(32)
+        latest = np.maximum(published, self.draft_states.generations())
+        for slot in np.flatnonzero(latest):
+            self.predictions.clear(slot)
+            self.draft_states.set(slot, int(latest[slot]), LOST)
+
+    def ask_for_unknown(self) -> None:
+        """Have the target add requests again that it publishes outcomes of and that were never
+        added here: a server that died took the message with it, or the queue had no room. Acts on
+        what two calls in a row, about a second apart, find unknown: no message takes that long."""
+        before, self._unknown = self._unknown, self._find_unknown()
+        for slot in np.flatnonzero((self._unknown == before) & (before != 0)):
+            self.draft_states.set(slot, int(before[slot]), LOST)
+
+    def _find_unknown(self) -> NDArray[np.uint64]:
+        """uint64 [slots]: the generation of each slot's newest outcome, 0 where there is none and
+        where the draft has published a state of this generation or a later one."""
+        generations = self.outcomes.newest_stamps() >> np.uint64(32)
+        return np.where(generations > self.draft_states.generations(), generations, np.uint64(0))
