@@ -22,6 +22,7 @@ from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.counter_kernels import TALLY_FIELDS
 from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
@@ -77,6 +78,7 @@ class DeviceClient:
         count = table.shape.slots
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
         self._slot_states = torch.zeros(count, SLOT_STATE_FIELDS, dtype=torch.int64, device=device)
+        self._tallies = torch.zeros(count, TALLY_FIELDS, dtype=torch.int64, device=device)
         # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
         self._outcomes = OutcomeWriter(table)
@@ -103,7 +105,10 @@ class DeviceClient:
         self.remove(request_id)
         state = self.slots.assign(request_id, slot, tokens, temperature)
         overdue = 0 if state.overdue is None else int(state.overdue)
-        self._staged[slot] = (state.generation, state.round, state.length, overdue, GUESSED, 0)
+        self._staged[slot] = (
+            *(state.generation, state.round, state.length, overdue),
+            *(GUESSED, 0, state.key),
+        )
         self._generations[slot] = state.generation
         self._names[slot] = request_id
 
@@ -150,6 +155,7 @@ class DeviceClient:
             texts,
             texts.stride(0),
             self._slot_states,
+            self._tallies,
             self._counted,
             self._waits,
             drafts,

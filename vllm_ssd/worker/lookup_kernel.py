@@ -18,8 +18,8 @@ import triton.language as tl
 from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
-from vllm_ssd.table.schema import SHORTEST_WAIT_US
 from vllm_ssd.worker.confidence_kernels import grade, weigh
+from vllm_ssd.worker.counter_kernels import count_request, count_wait
 from vllm_ssd.worker.guess_kernels import continuation
 from vllm_ssd.worker.kinds import (
     FROM_BRANCH,
@@ -30,12 +30,11 @@ from vllm_ssd.worker.kinds import (
 )
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS], as in ``SlotState``: generation,
-# round, length, overdue with 0 for none; then the kind of the drafts being verified, and how many
-# drafts that is without guesses. Generation 0: the slot has no request, or one that the draft was
-# not told of; nothing is published for it.
-SLOT_STATE_FIELDS = 6
+# round, length, overdue with 0 for none; then the kind of the drafts being verified, how many
+# drafts that is without guesses, and the request's key. Generation 0: the slot has no request, or
+# one that the draft was not told of; nothing is published for it.
+SLOT_STATE_FIELDS = 7
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
-_SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
     tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, FROM_SIBLING, LEFT_OVER, GUESSED)
 )
@@ -71,6 +70,7 @@ def look_up_kernel(
     texts,  # int32 [slots, text_stride]
     text_stride,
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
+    tallies,  # int64 [slots, TALLY_FIELDS], as ``count_request`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
     drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
@@ -162,7 +162,7 @@ def look_up_kernel(
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
-        looks = 0
+        looks = tl.full([], 0, tl.int64)
         heads = tl.zeros([4], tl.int64)  # the first look of a wait takes all it sees for new
         while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
         hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
@@ -235,16 +235,8 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
-
-
-@triton.jit
-def count_wait(counters, wait_us, AT: tl.constexpr):
-    """``TargetCounters.waited`` of a step; nothing for a step that did not wait."""
-    tl.atomic_add(counters + AT.counter_wait_us, wait_us, sem="relaxed")
-    lane = tl.arange(0, AT.wait_lanes).to(tl.int64)
-    longer = (lane < AT.wait_counters - 1) & (wait_us > (_SHORTEST_WAIT_US << lane))
-    place = tl.sum(longer.to(tl.int64))
-    tl.atomic_add(counters + AT.counter_waits + place, 1, mask=wait_us > 0, sem="relaxed")
+        key = tl.load(state + 6)
+        count_request(stamps, tallies, slot, key, found, looks * look_ns // 1000, AT)
 
 
 @triton.jit
