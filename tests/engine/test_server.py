@@ -51,14 +51,15 @@ def traces():
 
 @pytest.fixture(scope="module")
 def servers(target, draft, traces, tmp_path_factory):
-    """Two servers on one machine, started together. The first one sends traces."""
+    """Two servers on one machine, started together. The first one says more of each request."""
     folder = tmp_path_factory.mktemp("logs")
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
     environment = {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"}
+    more = {"otlp_traces_endpoint": traces.url, "per_request_spec_decode_metrics": "detailed"}
     started = [
-        serve.Server(arguments | more, folder / f"{name}.log", environment)
-        for name, more in (("one", {"otlp_traces_endpoint": traces.url}), ("two", {}))
+        serve.Server(given, folder / f"{name}.log", environment)
+        for name, given in (("one", arguments | more), ("two", arguments))
     ]
     try:
         for served in started:
@@ -120,30 +121,34 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
         assert counted["rounds"] > 50 and sum(counted["accepted"][1:]) > 0
 
 
-def rounds(server: Server) -> dict[str, float]:
-    """By their results, as ``/metrics`` has them."""
-    counted = scrape(server.served.url)["vllm:ssd_rounds_total"]
-    return {result: count for (_, result), count in counted.items()}
-
-
-def test_spans_say_how_requests_were_served(servers, traces: Collector):
-    """Of two requests at a time: together they had the rounds that ``/metrics`` counts."""
+def test_spans_and_responses_say_how_requests_were_served(servers, traces: Collector):
+    """Of two requests at a time: together they had what ``/metrics`` counts."""
     one = servers[0]
-    before = rounds(one)
+    before = scrape(one.served.url)
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda q: completion(one, q).id, QUESTIONS[:2]))
+        answers = list(pool.map(lambda question: completion(one, question), QUESTIONS[:2]))
+    after = scrape(one.served.url)
+
+    def counted(name: str, *labels: str) -> float:
+        key = ("0", *labels)
+        return after[f"vllm:ssd_{name}_total"][key] - before[f"vllm:ssd_{name}_total"][key]
+
+    of_span = "gen_ai.speculative.ssd."
     spans = [
-        wait_for("span", lambda name=name: traces.requests.get(f"{name}-0")) for name in answers
+        wait_for("span", lambda name=answer.id: traces.requests.get(f"{name}-0"))
+        for answer in answers
     ]
-    counted = rounds(one)
-    names = {"hits": "hit", "misses": "miss", "late": "late"}
+    results = {"hits": "hit", "misses": "miss", "late": "late"}
     for span in spans:
-        of_span = [span[f"gen_ai.speculative.ssd.{name}"] for name in names]
-        assert span["gen_ai.speculative.ssd.rounds"] == sum(of_span) > 0
-        assert 0 < span["gen_ai.speculative.ssd.time_in_wait"] < span["gen_ai.latency.e2e"]
-    for name, result in names.items():
-        total = sum(span[f"gen_ai.speculative.ssd.{name}"] for span in spans)
-        assert total == counted[result] - before[result], name
+        assert span[of_span + "rounds"] == sum(span[of_span + name] for name in results) > 0
+        assert 0 < span[of_span + "time_in_wait"] < span["gen_ai.latency.e2e"]
+    for name, result in results.items():
+        assert sum(span[of_span + name] for span in spans) == counted("rounds", result), name
+    said = [answer.metrics["speculative_decoding"] for answer in answers]
+    verified = sum(metrics["num_draft_tokens"] for metrics in said)
+    assert verified == sum(sum(metrics["per_step_drafted"]) for metrics in said) > 0
+    assert verified == counted("verified_tokens")
+    assert sum(m["num_accepted_draft_tokens"] for m in said) == counted("accepted_tokens")
 
 
 def test_vllm_bench_serve_completes(servers, target, tmp_path):

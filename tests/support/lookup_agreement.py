@@ -201,7 +201,7 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
         if on_device is not None:
             assert torch.equal(on_device.cpu()[:, :most], draft_probs[:, :most])
         assert target.table.slots.tobytes() == table.slots.tobytes()
-        for name in ("key", "hits", "misses", "late"):  # but how long each waited
+        for name in ("key", "hits", "misses", "late", "verified"):  # but how long each waited
             assert (target.table.requests[name] == table.requests[name]).all(), name
         for name in table.target.dtype.names:
             if name not in ("started_s", "wait_us", "waits"):

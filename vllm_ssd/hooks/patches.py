@@ -80,6 +80,13 @@ COUNTING = Patch(
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
     "scheduler.with_verified_drafts",
 )
+# So does what its responses say of each request.
+COUNTING_OF_REQUESTS = Patch(
+    _MADE,
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request",
+    "scheduler.with_own_verifications",
+    "self request",
+)
 # No drafts are scheduled while the worker's plan is to do without.
 SCHEDULING = Patch(
     _MADE,
@@ -105,6 +112,7 @@ PATCHES = (
     SLEEPING,
     WAKING,
     COUNTING,
+    COUNTING_OF_REQUESTS,
     SCHEDULING,
     TELLING,
     Patch(

@@ -1,4 +1,5 @@
-"""What the target counts of each request, for its span in a trace.
+"""What the target counts of each request: for its span in a trace, and for what vLLM says of its
+speculative decoding.
 
 A request is known by the key of its id. It has one of the two records of its slot, the one that the
 slot's request before did not have, since who asks hears of a request's end when its slot may have
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.schema import VERIFICATIONS
 
 Result = Literal["hits", "misses", "late"]
 
@@ -34,15 +36,27 @@ class RequestCounters:
     def count(self, slot: int, key: int, result: Result, wait_s: float) -> None:
         """A round of the request with this key, which has this slot. result: what the first look
         found; wait_s: seconds that it waited for drafts."""
-        record = self._records[slot, self._turns[slot]]
+        record = self._record(slot, key)
+        record[result] += 1
+        record["wait_us"] += int(wait_s * 1e6)
+
+    def verified(self, slot: int, key: int, accepted: int, drafts: int) -> None:
+        """Of this request the target has accepted ``accepted`` proposed tokens, of which the first
+        ``drafts`` were the draft's."""
+        if drafts:
+            ring = self._record(slot, key)["verified"]
+            number = (int(ring.max()) >> 32) + 1
+            ring[number % VERIFICATIONS] = number << 32 | drafts << 16 | min(accepted, drafts)
+
+    def _record(self, slot: int, key: int) -> np.void:
+        record: np.void = self._records[slot, self._turns[slot]]
         if record["key"] != key:
             self._turns[slot] ^= 1
             record = self._records[slot, self._turns[slot]]
-            for name in record.dtype.names:
+            for name in record.dtype.names or ():
                 record[name] = 0
             record["key"] = key
-        record[result] += 1
-        record["wait_us"] += int(wait_s * 1e6)
+        return record
 
 
 @dataclass(frozen=True)
@@ -73,3 +87,37 @@ class RequestCounts:
             int(found[name].sum()) for name in ("hits", "misses", "late", "wait_us")
         )
         return cls(hits, misses, late, wait_us / 1e6)
+
+
+class Verifications:
+    """The reader's end of what was verified of one request."""
+
+    def __init__(self, table: SpeculationTable, key: int):
+        self._keys = table.requests["key"]
+        self._rings = table.requests["verified"]
+        self._key = key
+        self._place = (0, 0)  # of its record
+        self._seen: dict[tuple[int, int], int] = {}  # the last one's number, by the record's place
+
+    def news(self) -> list[tuple[int, int]]:
+        """Those since the last call, each as the number of the draft's tokens that were verified
+        and of those accepted. A GPU's may come a step later than its tokens."""
+        if news := self._read(self._place):
+            return news
+        # None yet; or it was preempted, and has another slot.
+        for place in zip(*(axis.tolist() for axis in np.nonzero(self._keys == self._key))):
+            if news := self._read(place):
+                self._place = place
+                return news
+        return []
+
+    def _read(self, place: tuple[int, int]) -> list[tuple[int, int]]:
+        if self._keys[place] != self._key:
+            return []
+        news, ring = [], self._rings[place].tolist()
+        seen = self._seen.get(place, 0)
+        while (entry := ring[(seen + 1) % VERIFICATIONS]) >> 32 > seen:
+            seen = entry >> 32
+            news.append((entry >> 16 & 0xFFFF, entry & 0xFFFF))
+        self._seen[place] = seen
+        return news

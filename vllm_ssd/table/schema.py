@@ -30,6 +30,9 @@ PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 # in the first counter, twice as long in each after it, and all longer waits in the last one.
 SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
 
+# Verifications of a request that its record holds: the newest ones.
+VERIFICATIONS = 8
+
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
     """``generation`` 1..2^32-1, ``round_`` 0..2^32-1."""
@@ -118,10 +121,13 @@ class TableShape:
     def request_dtype(self) -> np.dtype:
         """What the target counts of a request. key: what stands for its id, 0 = of none yet; hits,
         misses, late: its rounds, by what the first look found; wait_us: microseconds that it waited
-        for drafts. Each slot has two such records, which its requests have in turn: what was
-        counted can be read until the slot has been given away twice."""
+        for drafts; verified: the newest verifications of tokens of the draft's, of which the n-th
+        one, from 1, is at n modulo ``VERIFICATIONS`` as ``n << 32 | verified << 16 | accepted``.
+        Each slot has two such records, which its requests have in turn: what was counted can be
+        read until the slot has been given away twice."""
         names = ("key", "hits", "misses", "late", "wait_us")
-        return np.dtype([(name, "i8") for name in names])
+        fields = [*((name, "i8") for name in names), ("verified", "i8", (VERIFICATIONS,))]
+        return np.dtype(fields)
 
     def slot_dtype(self) -> np.dtype:
         outcome = np.dtype(

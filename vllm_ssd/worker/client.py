@@ -170,6 +170,7 @@ class SpeculationClient:
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
         if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted, slot.handed_over)
+            self._of_requests.verified(slot.slot, slot.key, accepted, slot.handed_over)
         left_over = slot.left_over(accepted, new[-1])
         slot.length = length
         slot.round += 1

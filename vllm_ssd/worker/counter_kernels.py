@@ -11,12 +11,6 @@ import triton.language as tl
 from vllm_ssd.table.kernel_access import value_in
 from vllm_ssd.table.schema import SHORTEST_WAIT_US
 
-# Columns of the tallies, int64 [slots, TALLY_FIELDS]: the record of each slot's request, as in
-# ``TableShape.request_dtype``, and in the last column which of the slot's two records that is. The
-# device counts there, and the table gets copies: it would be slow to read.
-TALLY_FIELDS = 8
-_TALLY_FIELDS = tl.constexpr(TALLY_FIELDS)
-_TURN = tl.constexpr(TALLY_FIELDS - 1)
 _SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 
 
@@ -31,19 +25,41 @@ def count_wait(counters, wait_us, AT: tl.constexpr):
 
 
 @triton.jit
-def count_request(stamps, tallies, slot, key, result, wait_us, AT: tl.constexpr):
-    """``RequestCounters.count``. result: the place of the round's counter among the target's."""
-    lane = tl.arange(0, _TALLY_FIELDS)
-    tally_at = tallies + slot * _TALLY_FIELDS + lane
+def count_round(stamps, tallies, slot, key, result, verified, accepted, AT: tl.constexpr):
+    """``RequestCounters.verified`` and, of a round that has not waited yet, ``count``. verified: of
+    the draft's tokens; result: the place of the round's counter among the target's. Returns where
+    the request's record is, and the microseconds that it has waited so far.
+
+    tallies: int64 [slots, tally_lanes], the record of each slot's request, and in the last column
+    which of the slot's two records that is. Here the device counts, as the table, which gets the
+    same, would be slow to read. vLLM hears of the step's tokens while the step waits, so what was
+    verified is there before.
+    """
+    lane = tl.arange(0, AT.tally_lanes)
+    turn_at = AT.tally_lanes - 1
+    tally_at = tallies + slot * AT.tally_lanes + lane
     tally = tl.load(tally_at)
     goes_on = value_in(tally, AT.request_key) == key
-    turn = value_in(tally, _TURN)
+    turn = value_in(tally, turn_at)
     turn = tl.where(goes_on, turn, 1 - turn)
     tally = tl.where(goes_on, tally, 0)
     tally += (lane == result).to(tl.int64)
-    tally += tl.where(lane == AT.request_wait_us, wait_us, 0)
+    of_ring = (lane >= AT.request_verified) & (lane < AT.request_size)
+    number = (tl.max(tl.where(of_ring, tally, 0)) >> 32) + 1  # the newest one's is the largest
+    place = AT.request_verified + number % AT.verifications
+    entry = (number << 32) | (verified << 16) | tl.minimum(accepted, verified)
+    tally = tl.where((lane == place) & (verified > 0), entry, tally)
     tally = tl.where(lane == AT.request_key, key, tally)
-    tally = tl.where(lane == _TURN, turn, tally)
-    tl.store(tally_at, tally)
+    tally = tl.where(lane == turn_at, turn, tally)
+    is_final = lane != AT.request_wait_us
+    tl.store(tally_at, tally, mask=is_final)
     record = AT.requests + (slot * 2 + turn) * AT.request_size
-    tl.store(stamps + record + lane, tally, mask=lane < AT.request_size)
+    tl.store(stamps + record + lane, tally, mask=is_final & (lane < AT.request_size))
+    return record, value_in(tally, AT.request_wait_us)
+
+
+@triton.jit
+def count_waited(stamps, tallies, slot, record, waited_us, AT: tl.constexpr):
+    """The rest of ``count_round``. waited_us: with the round's own wait."""
+    tl.store(tallies + slot * AT.tally_lanes + AT.request_wait_us, waited_us)
+    tl.store(stamps + record + AT.request_wait_us, waited_us)

@@ -22,7 +22,6 @@ from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.counter_kernels import TALLY_FIELDS
 from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
@@ -78,7 +77,7 @@ class DeviceClient:
         count = table.shape.slots
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
         self._slot_states = torch.zeros(count, SLOT_STATE_FIELDS, dtype=torch.int64, device=device)
-        self._tallies = torch.zeros(count, TALLY_FIELDS, dtype=torch.int64, device=device)
+        self._tallies = torch.zeros(count, layout.tally_lanes, dtype=torch.int64, device=device)
         # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
         self._outcomes = OutcomeWriter(table)

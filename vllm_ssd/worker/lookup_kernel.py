@@ -19,7 +19,7 @@ from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
 from vllm_ssd.worker.confidence_kernels import grade, weigh
-from vllm_ssd.worker.counter_kernels import count_request, count_wait
+from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
 from vllm_ssd.worker.guess_kernels import continuation
 from vllm_ssd.worker.kinds import (
     FROM_BRANCH,
@@ -70,7 +70,7 @@ def look_up_kernel(
     texts,  # int32 [slots, text_stride]
     text_stride,
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
-    tallies,  # int64 [slots, TALLY_FIELDS], as ``count_request`` has them
+    tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
     drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
@@ -138,8 +138,9 @@ def look_up_kernel(
         last_count = tl.load(state + 5)
         graded = tl.where(last_kind == _GUESSED, AT.k, last_count)
         verified = tl.minimum(accepted + tl.load(num_rejected + row), graded)
-        if (round_ > 0) & (accepted >= 0):
-            drafted = (last_kind != _GUESSED).to(tl.int64)
+        drafted = (last_kind != _GUESSED).to(tl.int64)
+        is_graded = (round_ > 0) & (accepted >= 0)
+        if is_graded:
             grade(grades, counters, last_kind, verified, accepted, drafted, AT)
 
         last_row = last_drafts + slot * AT.k
@@ -153,6 +154,9 @@ def look_up_kernel(
 
         ready = tl.where(sibling, 0, depth)
         tl.atomic_add(counters + AT.counter_ready + ready, 1, sem="relaxed")
+        key = tl.load(state + 6)
+        own = tl.where(is_graded, verified * drafted, 0)
+        record, waited_us = count_round(stamps, tallies, slot, key, found, own, accepted, AT)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
@@ -235,8 +239,8 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
-        key = tl.load(state + 6)
-        count_request(stamps, tallies, slot, key, found, looks * look_ns // 1000, AT)
+        waited_us += looks * look_ns // 1000
+        count_waited(stamps, tallies, slot, record, waited_us, AT)
 
 
 @triton.jit
