@@ -118,6 +118,9 @@ class DeviceClient:
             self._staged[state.slot] = _EMPTY
             self._generations[state.slot] = 0
             del self._names[state.slot]
+            if not self._names:
+                # The draft is to read the next request's text while the target does.
+                self._table.plan["undrafted"] = 0
 
     def exchange(
         self,
