@@ -80,8 +80,13 @@ def lines_of_ssd(server: Server) -> list[str]:
 
 def test_a_start_is_a_few_lines(servers):
     for server in servers:
-        starting, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
+        starting, *stages, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
         assert str(server.run_dir) in starting
+        assert stages == [
+            "waiting for the draft's Ray",
+            "waiting for the draft model",
+            "loading the draft's weights",
+        ]
         assert loaded.startswith("draft ") and " loaded in " in loaded
 
 
