@@ -15,11 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 from openai import OpenAI
+from openai.types import Completion
 
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.support.harness import ENGINE, SSD, wait_for
+from tests.support.scraping import scrape
 from tests.support.terminal import terminal
+from tests.support.trace_collector import ENVIRONMENT, Collector, trace_collector
 
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
@@ -41,13 +44,23 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def servers(target, draft, tmp_path_factory):
-    """Two servers on one machine, started together."""
+def traces():
+    with trace_collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def servers(target, draft, traces, tmp_path_factory):
+    """Two servers on one machine, started together. The first one says more of each request."""
     folder = tmp_path_factory.mktemp("logs")
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
-    logs = [folder / f"{name}.log" for name in ("one", "two")]
-    started = [serve.Server(arguments, log, {"VLLM_LOGGING_LEVEL": "INFO"}) for log in logs]
+    environment = {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"}
+    more = {"otlp_traces_endpoint": traces.url, "per_request_spec_decode_metrics": "detailed"}
+    started = [
+        serve.Server(given, folder / f"{name}.log", environment)
+        for name, given in (("one", arguments | more), ("two", arguments))
+    ]
     try:
         for served in started:
             served.wait_healthy(240)
@@ -67,16 +80,24 @@ def lines_of_ssd(server: Server) -> list[str]:
 
 def test_a_start_is_a_few_lines(servers):
     for server in servers:
-        starting, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
+        starting, *stages, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
         assert str(server.run_dir) in starting
+        assert stages == [
+            "waiting for the draft's Ray",
+            "waiting for the draft model",
+            "loading the draft's weights",
+        ]
         assert loaded.startswith("draft ") and " loaded in " in loaded
 
 
-def completion(server: Server, prompt: str) -> str:
-    answer = server.client.completions.create(
+def completion(server: Server, prompt: str) -> Completion:
+    return server.client.completions.create(
         model=serve.NAME, prompt=prompt, max_tokens=24, temperature=0
     )
-    return answer.choices[0].text
+
+
+def completed(server: Server, prompt: str) -> str:
+    return completion(server, prompt).choices[0].text
 
 
 def streamed_chat(server: Server, question: str) -> str:
@@ -93,7 +114,7 @@ def streamed_chat(server: Server, question: str) -> str:
 def test_two_servers_answer_eight_clients_each_alike(servers):
     """Completions and streamed chats, 8 at a time on both servers: neither disturbs the other."""
     one, two = servers
-    work = [(completion, q) for q in QUESTIONS] + [(streamed_chat, q) for q in QUESTIONS]
+    work = [(completed, q) for q in QUESTIONS] + [(streamed_chat, q) for q in QUESTIONS]
     with ThreadPoolExecutor(16) as pool:
         futures = [(pool.submit(do, one, q), pool.submit(do, two, q)) for do, q in work]
         pairs = [(a.result(), b.result()) for a, b in futures]
@@ -103,6 +124,36 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
     for server in servers:
         counted = counters(server.run_dir)
         assert counted["rounds"] > 50 and sum(counted["accepted"][1:]) > 0
+
+
+def test_spans_and_responses_say_how_requests_were_served(servers, traces: Collector):
+    """Of two requests at a time: together they had what ``/metrics`` counts."""
+    one = servers[0]
+    before = scrape(one.served.url)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda question: completion(one, question), QUESTIONS[:2]))
+    after = scrape(one.served.url)
+
+    def counted(name: str, *labels: str) -> float:
+        key = ("0", *labels)
+        return after[f"vllm:ssd_{name}_total"][key] - before[f"vllm:ssd_{name}_total"][key]
+
+    of_span = "gen_ai.speculative.ssd."
+    spans = [
+        wait_for("span", lambda name=answer.id: traces.requests.get(f"{name}-0"))
+        for answer in answers
+    ]
+    results = {"hits": "hit", "misses": "miss", "late": "late"}
+    for span in spans:
+        assert span[of_span + "rounds"] == sum(span[of_span + name] for name in results) > 0
+        assert 0 < span[of_span + "time_in_wait"] < span["gen_ai.latency.e2e"]
+    for name, result in results.items():
+        assert sum(span[of_span + name] for span in spans) == counted("rounds", result), name
+    said = [answer.metrics["speculative_decoding"] for answer in answers]
+    verified = sum(metrics["num_draft_tokens"] for metrics in said)
+    assert verified == sum(sum(metrics["per_step_drafted"]) for metrics in said) > 0
+    assert verified == counted("verified_tokens")
+    assert sum(m["num_accepted_draft_tokens"] for m in said) == counted("accepted_tokens")
 
 
 def test_vllm_bench_serve_completes(servers, target, tmp_path):
@@ -161,7 +212,7 @@ def test_interrupted_server_leaves_nothing_and_the_other_goes_on(servers):
     one.served.end(signal.SIGINT)
     wait_for("clean end", lambda: not leftovers(one.run_dir, one.own), 20)
     assert not leftovers(two.run_dir, []) == []
-    assert completion(two, QUESTIONS[0])
+    assert completed(two, QUESTIONS[0])
     assert counters(two.run_dir)["rounds"] > 0
 
 

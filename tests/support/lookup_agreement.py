@@ -108,7 +108,7 @@ class Chaos:
 
 def host_and_device_agree(folder, device, seed):
     """Whatever the draft does and whatever is waited for: drafts, what they were sampled from,
-    every byte of the slots, and the counters."""
+    every byte of the slots, and the counters, of each request too."""
     rng = random.Random(seed)
     on_miss = rng.choice(["auto", "wait", "skip"])
     if on_miss != "auto":
@@ -201,6 +201,8 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
         if on_device is not None:
             assert torch.equal(on_device.cpu()[:, :most], draft_probs[:, :most])
         assert target.table.slots.tobytes() == table.slots.tobytes()
+        for name in ("key", "hits", "misses", "late", "verified"):  # but how long each waited
+            assert (target.table.requests[name] == table.requests[name]).all(), name
         for name in table.target.dtype.names:
             if name not in ("started_s", "wait_us", "waits"):
                 assert target.counted(name) == table.target[name][0].tolist(), name

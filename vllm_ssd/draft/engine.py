@@ -3,18 +3,19 @@
 ``step`` reads the table and starts the most urgent piece of work. On a CPU the piece is then done;
 a GPU has up to two pieces in flight and publishes by itself, so that a new outcome waits for two
 pieces at most. Branches of a round that is over are not grown any more. Requests of all tables are
-treated alike and share batches. In order of urgency:
+treated alike and share batches; where a target does without drafts, its requests wait. In order of
+urgency:
 
-    nearly    up to k + 1 tokens to show for a request whose outcome was not predicted, before its
-              fallback, which is then grown together with those of other requests
+    nearly    up to k + 1 tokens to show for requests whose outcome was not predicted, before their
+              fallbacks, which are then grown together with those of other requests
     fallback  one more draft for requests whose outcome was not predicted (the target may wait)
     late      one more token for branches of which one has come true (the target may wait)
     behind    a chunk of what is to be shown in the same way, where that is more
     glue      show the model what it has not seen of the bonus and the drafts being verified, which
               is nothing if it has grown them and had the time; predict the outcomes
     branch    one more token for every branch of every predicted outcome
-    prefill   a chunk of a new text; after every glue one goes first, or several short texts, lest
-              new ones never start
+    prefill   a chunk of one new text or of several; after every glue one goes first, lest new
+              ones never start
     last      show the model the last tokens of all branches
 """
 
@@ -59,7 +60,7 @@ class DraftEngine:
         self._states = HiddenStates(model, policy, seats)
         self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
-        self._executor = Executor(self._programs, model.attention, self._in_flight, policy)
+        self._executor = Executor(self._programs, self._in_flight, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
         self._prefill_due = 0  # tokens of new texts that go before the next glue
@@ -100,7 +101,7 @@ class DraftEngine:
             pass  # the target publishes a step's requests one by one: take them in together
         for served in self.tables:
             served.counters["free_blocks"] = self.requests.pool.num_free
-        live = self.requests.admitted()
+        live = [r for r in self.requests.admitted() if not r.served.idle]
         missed = [r for r in live if self._is_missed(r)]
         behind = [r for r in missed if r.unfed > 1]
         nearly = [r for r in behind if r.unfed <= self.policy.k + 2]  # by a round at most
@@ -111,15 +112,15 @@ class DraftEngine:
         if not nearly:  # else they get fallbacks together
             self._plant_fallbacks([r for r in missed if r.unfed == 1])
         if nearly:
-            self._feed(nearly[0])
+            self._feed(nearly)
         elif (batch := self._next(self._fallbacks)) is not None:
             self._executor.grow(batch, "fallback")
         elif (batch := self._next(self._ahead, late=True)) is not None:
             self._executor.grow(batch, "branch")
         elif behind:
-            self._feed(behind[0])
+            self._feed(behind)
         elif prefill and self._prefill_due > 0:
-            self._prefill_due -= self._feed(prefill[0])
+            self._prefill_due -= self._feed(prefill)
         elif glue and self._in_flight.idle_s() < SETTLE_S and self._settles(glue[0].served):
             pass  # their decision is about to come: one glue for all
         elif glue:
@@ -128,24 +129,31 @@ class DraftEngine:
         elif (batch := self._next(self._ahead)) is not None:
             self._executor.grow(batch, "branch")
         elif prefill:
-            self._feed(prefill[0])
+            self._feed(prefill)
         elif (batch := self._last()) is not None:
             self._executor.grow(batch, "branch")
         else:
             return False
         return True
 
-    def _feed(self, request: DraftRequest) -> int:
-        """Show the model a chunk of a text, without the tokens a glue or a fallback begins with;
-        returns the number of its tokens."""
+    def _feed(self, requests: Sequence[DraftRequest]) -> int:
+        """Show the model a chunk of the first of these texts, or of several, without the tokens a
+        glue or a fallback begins with; returns the number of its tokens."""
+        wanted = [r.unfed - self._kept(r) for r in requests]
+        program = self._programs.chunk(wanted)
+        counts = {r: min(count, program.queries) for r, count in zip(requests, wanted)}
+        fitting = self.requests.reserve(requests[: program.batch], counts.__getitem__)
+        if fitting:
+            self._executor.feed(program, fitting, [counts[r] for r in fitting])
+            for request in fitting:
+                if request.unfed == 0:
+                    self.requests.await_outcome(request)
+        return sum(counts[r] for r in fitting)
+
+    def _kept(self, request: DraftRequest) -> int:
+        """Tokens that its glue or fallback begins with."""
         whole = request.phase is Phase.FEEDING and not self.policy.branches
-        kept = 0 if whole else 1 + len(request.drafts)
-        count = min(request.unfed - kept, self.policy.chunk)
-        if self.requests.reserve([request], lambda _: count):
-            self._executor.feed(request, count)
-            if request.unfed == 0:
-                self.requests.await_outcome(request)
-        return count
+        return 0 if whole else 1 + len(request.drafts)
 
     def _glue(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch
@@ -239,7 +247,7 @@ class DraftEngine:
                         self._budget.taken(row.batch.size, len(drafts) >= predicted.steps)
                     pairs = request.decide(drafts, self._seen(request))
                     if pairs:
-                        moves.append((request, pairs))
+                        moves.append((request.table.blocks, pairs))
                     if not request.unfed and not self.policy.branches:
                         self.requests.await_outcome(request)
                     taken += 1

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from vllm_ssd.draft.attention.base import PagedAttention
 from vllm_ssd.draft.budget import RoundShape
 from vllm_ssd.draft.glue import Glue
 from vllm_ssd.draft.in_flight import InFlight
-from vllm_ssd.draft.inputs import on_device
+from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
-from vllm_ssd.draft.programs import PublishSlot, is_sampled
+from vllm_ssd.draft.programs import Feed, PublishSlot, is_sampled
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
@@ -23,35 +21,25 @@ class Executor:
     """Each method starts a piece of work and leaves the requests in their state after it, although
     a GPU may still run it."""
 
-    def __init__(
-        self,
-        programs: ProgramCache,
-        attention: PagedAttention,
-        in_flight: InFlight,
-        policy: DraftPolicy,
-    ):
+    def __init__(self, programs: ProgramCache, in_flight: InFlight, policy: DraftPolicy):
         self._programs = programs
-        self._attention = attention
         self._in_flight = in_flight
         self._policy = policy
 
-    def move(self, moves: Sequence[tuple[DraftRequest, list[tuple[int, int]]]]) -> None:
-        """Copy keys and values within requests, from KV indices to others."""
-        slots = [
-            [self._attention.slot_of(request.table.blocks, index) for index in pair]
-            for request, pairs in moves
-            for pair in pairs
-        ]
-        both = np.array(slots, dtype=np.int64).T.copy()
-        sources, targets = on_device(both, self._attention.shape.device)
-        self._attention.move(sources, targets)
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy keys and values within requests; no more of one than a round has tokens."""
+        most = self._programs.max_batch
+        for first in range(0, len(moves), most):
+            some = moves[first : first + most]
+            program = self._programs.moves([len(pairs) for _, pairs in some])
+            program.load(some)
+            program.run()
 
-    def feed(self, request: DraftRequest, count: int) -> None:
-        """Show the model the next ``count`` tokens of a request."""
-        chunk, tokens = request.feed(count)
-        program = self._programs.chunk(count)
-        with self._in_flight.timed("prefill", count):
-            program.load([chunk], [tokens])
+    def feed(self, program: Feed, requests: Sequence[DraftRequest], counts: Sequence[int]) -> None:
+        """Show the model the next tokens of each request, this number of them."""
+        parts = [request.feed(count) for request, count in zip(requests, counts)]
+        with self._in_flight.timed("prefill", sum(counts)):
+            program.load([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
             program.run()
 
     def glue(

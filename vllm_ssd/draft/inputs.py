@@ -68,11 +68,3 @@ class Inputs:
         """Copy all to the device, in stream order; the host arrays may be refilled right after."""
         if self._staging is not None:
             self._staging.send(self._flat, self._sent)
-
-
-def on_device(numbers: NDArray, device: torch.device) -> torch.Tensor:
-    """A copy on the device, there in stream order."""
-    on_host = torch.from_numpy(numbers)
-    if device.type == "cpu":
-        return on_host
-    return on_host.pin_memory().to(device, non_blocking=True)

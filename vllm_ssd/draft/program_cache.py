@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 
 from vllm_ssd.draft.budget import BranchBudget, RoundCost
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.model import DraftModel
+from vllm_ssd.draft.moves import Moves
 from vllm_ssd.draft.programs import Feed, Grow, Predict
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table.publisher import Publisher
@@ -45,11 +47,14 @@ class ProgramCache:
         self.feed_us: dict[tuple[int, int], float] = {}
         self._predicts: dict[tuple[int, int], Predict] = {}
         self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
+        self._moves: dict[int, Moves] = {}
         # Batches of greedy requests only have programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
-        self._chunks = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
+        sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
+        together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
+        self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))
 
     @property
     def max_batch(self) -> int:
@@ -74,10 +79,26 @@ class ProgramCache:
         """Microseconds that these take, as far as that was measured."""
         return sum(self.feed_us.get((feed.batch, feed.queries), 0.0) for feed, _ in parts)
 
-    def chunk(self, tokens: int) -> Feed:
-        """Shows ``tokens`` tokens of one request."""
-        size = next(c for c in self._chunks if c >= tokens) if self._recorded else tokens
-        return self._feed(1, size)
+    def chunk(self, wanted: Sequence[int]) -> Feed:
+        """What shows the most tokens of these requests, of which each wants this number, and the
+        first ones come first; among those that show as many, the smallest."""
+        round_size = self._policy.k + 1
+        if self._recorded:
+            together = self.batch(min(len(wanted), self.max_batch)), round_size
+            shown = {
+                (batch, size): sum(min(count, size) for count in wanted[:batch])
+                for batch, size in [*self._chunks, together]
+            }
+            return self._feed(*min(shown, key=lambda shape: (-shown[shape], shape[0] * shape[1])))
+        short = list(takewhile(lambda count: count <= round_size, wanted[: self.max_batch]))
+        if short:
+            return self._feed(len(short), max(short))
+        return self._feed(1, min(wanted[0], self._policy.chunk))
+
+    def moves(self, counts: Sequence[int]) -> Moves:
+        """Copies within requests, this number in each."""
+        most = self.batch(len(counts)) * (self._policy.k + 1)
+        return self._move(most if self._recorded else sum(counts))
 
     def predict(self, batch: int, branches: int) -> Predict:
         """Predicts ``branches`` outcomes of each request."""
@@ -98,7 +119,7 @@ class ProgramCache:
         """Run every program once, without anything to publish. Where programs can be recorded,
         record them all, and measure the microseconds of a round. progress: is told in words."""
         if not self._recorded:
-            for program in [*self._rounds(1), self.chunk(self._policy.chunk)]:
+            for program in [*self._rounds(1), self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()
             return
@@ -111,14 +132,15 @@ class ProgramCache:
             progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
             if self._policy.branches:
                 self._measure(batch, context)
-        for size in self._chunks:
-            self.chunk(size).try_out(1)
-            self.chunk(size).run.record(pool)
+        for shape in self._chunks:
+            self._feed(*shape).try_out(1)
+            self._feed(*shape).run.record(pool)
 
-    def _rounds(self, batch: int) -> list[Feed | Predict | Grow]:
-        programs: list[Feed | Predict | Grow] = []
+    def _rounds(self, batch: int) -> list[Feed | Moves | Predict | Grow]:
+        tokens = self._policy.k + 1
+        programs: list[Feed | Moves | Predict | Grow] = [self._feed(batch, tokens)]
         if self._policy.branches:
-            programs += [self._feed(batch, queries) for queries in (1, self._policy.k + 1)]
+            programs += [self._feed(batch, 1), self._move(batch * tokens)]
             for branches in self._budget.sizes(batch):
                 programs.append(self.predict(batch, branches))
                 programs += [self.branches(batch, branches, s) for s in self._sampled]
@@ -152,6 +174,11 @@ class ProgramCache:
         if key not in self._feeds:
             self._feeds[key] = Feed(self._model, self._states, *key)
         return self._feeds[key]
+
+    def _move(self, size: int) -> Moves:
+        if size not in self._moves:
+            self._moves[size] = Moves(self._model.attention, size)
+        return self._moves[size]
 
     def _grow(self, batch: int, branches: int, fallbacks: bool, sampled: bool) -> Grow:
         key = (batch, branches, fallbacks, sampled and bool(self._policy.top_m))

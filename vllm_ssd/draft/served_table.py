@@ -30,7 +30,14 @@ class ServedTable:
         self.draft_states = DraftStates(table)
         self.places = places(table)
         self.counters = table.draft[0]
+        self._plan = table.plan[0]
         self._unknown = self._find_unknown()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the target does without drafts for now. To read its texts meanwhile would take
+        time of a GPU that both may share; later all are read together."""
+        return bool(self._plan["undrafted"])
 
     def beat(self) -> None:
         """Show the target that the draft lives."""

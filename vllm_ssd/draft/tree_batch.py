@@ -30,6 +30,7 @@ class TreeBatch:
         self._slots = slots
         self._last_tokens = last_tokens
         self._loaded = False
+        self._left = False  # a row, since the program was loaded
 
     @property
     def size(self) -> int:
@@ -57,26 +58,25 @@ class TreeBatch:
         self._growing -= self._trees[index] is not None
         self._trees[index] = None
         self._slots[index] = PublishSlot()
-        if self.empty:
-            self._loaded = False  # nobody needs its tokens
-        else:
-            self._keep()
+        self._left = True
 
     def grow(self) -> None:
         """Start the next step."""
         program = self._program
+        if self._left:
+            self._keep()
         if not self._loaded:
             if isinstance(program.owner, TreeBatch):
                 program.owner._keep()
             program.load(self._trees, self._slots, self.step, self._last_tokens)
             program.owner = self
-            self._loaded = True
+            self._loaded, self._left = True, False
         program.run()
         self.step += 1
 
     def _keep(self) -> None:
         """Take the newest tokens out of the program, to load it again later."""
-        if self._loaded:
+        if self._loaded and not self.empty:
             self._last_tokens = self._program.last_tokens.clone()
             self._loaded = False
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import MPClient
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+    from vllm_ssd.metrics.tables import EngineTables
+
 _RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
 
 
@@ -62,7 +64,10 @@ def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
         if uses_ssd(vllm_config):
             from prometheus_client import REGISTRY
 
-            REGISTRY.register(_make_collector(vllm_config))
+            from vllm_ssd.metrics.prometheus import SpeculationCollector
+
+            name = vllm_config.model_config.served_model_name
+            REGISTRY.register(SpeculationCollector(name, tables_of(vllm_config)))
 
     return __init__
 
@@ -83,12 +88,12 @@ def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
     return collect
 
 
-def _make_collector(vllm_config: VllmConfig) -> Any:
-    from vllm_ssd.metrics.prometheus import SpeculationCollector
+def tables_of(vllm_config: VllmConfig) -> EngineTables:
+    """Those that a frontend has heard of."""
+    from vllm_ssd.metrics.tables import EngineTables
     from vllm_ssd.service.rundir import table_path
 
     config: Any = vllm_config.speculative_config
     # An engine core in this very process has no need to tell it.
     run_dirs = config.run_dirs or {0: config.run_dir}
-    tables = {engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()}
-    return SpeculationCollector(vllm_config.model_config.served_model_name, tables)
+    return EngineTables({engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()})

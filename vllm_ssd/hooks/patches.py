@@ -53,6 +53,7 @@ class Patch:
 _ALL, _FRONT, _MADE, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
+_ENGINE = "vllm.v1.engine"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2_WORKER = "vllm.v1.worker.gpu"
 _STATES = f"{_V2_WORKER}.states:RequestState"
@@ -79,6 +80,13 @@ COUNTING = Patch(
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
     "scheduler.with_verified_drafts",
 )
+# So does what its responses say of each request.
+COUNTING_OF_REQUESTS = Patch(
+    _MADE,
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request",
+    "scheduler.with_own_verifications",
+    "self request",
+)
 # No drafts are scheduled while the worker's plan is to do without.
 SCHEDULING = Patch(
     _MADE,
@@ -89,7 +97,7 @@ SCHEDULING = Patch(
 # Frontends learn where the engine's counters are.
 TELLING = Patch(
     _MADE,
-    "vllm.v1.engine.core:EngineCoreProc._make_ready_response",
+    f"{_ENGINE}.core:EngineCoreProc._make_ready_response",
     "metrics.with_run_dir_told",
     "self",
 )
@@ -104,11 +112,12 @@ PATCHES = (
     SLEEPING,
     WAKING,
     COUNTING,
+    COUNTING_OF_REQUESTS,
     SCHEDULING,
     TELLING,
     Patch(
         _FRONT,
-        "vllm.v1.engine.core_client:MPClient._apply_ready_response",
+        f"{_ENGINE}.core_client:MPClient._apply_ready_response",
         "metrics.with_run_dir_heard",
         "self payload",
     ),
@@ -124,6 +133,21 @@ PATCHES = (
         "prometheus_client.multiprocess:MultiProcessCollector.collect",
         "metrics.with_ssd_collected",
         "self",
+    ),
+    # A request's span in a trace says how ssd served it.
+    Patch(_FRONT, f"{_ENGINE}.async_llm:AsyncLLM.__init__", "traces.with_tables_at_hand"),
+    Patch(_FRONT, f"{_ENGINE}.llm_engine:LLMEngine.__init__", "traces.with_tables_at_hand"),
+    Patch(
+        _FRONT,
+        f"{_ENGINE}.output_processor:OutputProcessor.do_tracing",
+        "traces.with_request_found",
+        "self engine_core_output req_state iteration_stats",
+    ),
+    Patch(
+        _FRONT,
+        f"{_ENGINE}.output_processor:instrument_manual",
+        "traces.with_counts_added",
+        "span_name start_time end_time attributes context kind",
     ),
     # ``collective_rpc`` finds a method that changes the draft's weights.
     Patch(_ALL, "vllm.v1.worker.worker_base:WorkerBase.__init__", "reload.with_draft_reload"),

@@ -1,5 +1,6 @@
 """The scheduler of an engine under Model Runner V2: it schedules no drafts while the worker's plan
-is to do without, and counts in vLLM's ``vllm:spec_decode_*`` metrics what was verified.
+is to do without, and counts what was verified in vLLM's ``vllm:spec_decode_*`` metrics and in what
+its responses say of a request (``--per-request-spec-decode-metrics``).
 
 V2 schedules k tokens of every row, and the scheduler counts them all as drafts: guesses, what
 fills a row up, what was trimmed away on the GPU, and all of it while the draft is dead. The worker
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
     from vllm_ssd.table import SpeculationTable
@@ -42,9 +44,9 @@ class _WorkersView:
 
         speculation: Any = config.speculative_config
         path = rundir.table_path(Path(speculation.run_dir))
-        table = SpeculationTable.open(path, writable=False)
-        self._plan = table.plan[0]
-        self.verified = VerifiedDrafts(table)
+        self.table = SpeculationTable.open(path, writable=False)
+        self._plan = self.table.plan[0]
+        self.verified = VerifiedDrafts(self.table)
 
     @property
     def undrafted(self) -> bool:
@@ -92,6 +94,20 @@ def with_verified_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, spec_decoding_stats, *args, **kwargs)
 
     return make_stats
+
+
+def with_own_verifications(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_request(self: Scheduler, request: Request) -> None:
+        original(self, request)
+        metrics = request.spec_decode_metrics
+        if metrics is not None and (view := _view(self)) is not None:
+            from vllm_ssd.hooks.request_metrics import OwnVerifications
+
+            request.spec_decode_metrics = OwnVerifications(
+                metrics.num_spec_tokens, view.table, request.request_id
+            )
+
+    return add_request
 
 
 def with_plan_followed(original: Callable[..., Any]) -> Callable[..., Any]:

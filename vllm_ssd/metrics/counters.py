@@ -6,6 +6,7 @@ import time
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import describe, snapshot, subtract
+from vllm_ssd.metrics.requests import Result
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.predictions import LookupResult
 from vllm_ssd.table.schema import SHORTEST_WAIT_US, WAIT_COUNTERS
@@ -36,19 +37,20 @@ class TargetCounters:
         self._counters["verified"][:drafts] += 1
         self._counters["taken"][: min(accepted, drafts)] += 1
 
-    def looked_up(self, first: LookupResult, drafts: int) -> None:
-        """A request's outcome was looked up. first: what the first look found, before any wait;
-        drafts: the drafts that the request got after the last one, 0..k."""
+    def looked_up(self, first: LookupResult, drafts: int) -> Result:
+        """A request's outcome was looked up; returns what that is counted as. first: what the first
+        look found, before any wait; drafts: those that the request got after the last one, 0..k."""
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
         counters["ready"][len(first.tokens)] += 1
+        result: Result = "late"
         if first.predicted and len(first.tokens) >= first.steps:
-            counters["hits"] += 1
+            result = "hits"
         elif first.published and not first.predicted:
-            counters["misses"] += 1
-        else:
-            counters["late"] += 1
+            result = "misses"
+        counters[result] += 1
+        return result
 
     def went_without(self, rounds: int) -> None:
         """So many requests had no drafts, as doing without them was measured to be faster."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import Metric
@@ -20,13 +19,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import snapshot
+from vllm_ssd.metrics.tables import EngineTables
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
 from vllm_ssd.table.schema import SHORTEST_WAIT_US
-
-logger = get_logger(__name__)
 
 WORK = ("prefill", "glue", "branch", "fallback")
 _RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}
@@ -50,39 +47,23 @@ class Engine:
 
 
 class SpeculationCollector(Collector):
-    """Of a server's engines, whose ``tables`` are given by their places in the data parallel
-    group. Those that are not on this machine have no metrics here."""
+    """Of a server's engines. Those that are not on this machine have no metrics here."""
 
     # vLLM drops what has such a name from the registry before it registers metrics anew.
     _name = "vllm:ssd"
 
-    def __init__(self, model: str, tables: Mapping[int, Path]):
+    def __init__(self, model: str, tables: EngineTables):
         self._model = model
-        self._paths = tables
-        self._tables: dict[Path, SpeculationTable | None] = {}
+        self._tables = tables
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that registering does not read the tables yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        engines = []
-        for engine, path in sorted(self._paths.items()):
-            if path not in self._tables:
-                self._tables[path] = _open(path)
-            table = self._tables[path]
-            if table is not None:
-                engines.append(Engine.read(self._model, engine, table))
+        engines = [Engine.read(self._model, engine, table) for engine, table in self._tables]
         if engines:
             yield from families(engines)
-
-
-def _open(path: Path) -> SpeculationTable | None:
-    try:
-        return SpeculationTable.open(path, writable=False)
-    except (OSError, ValueError) as error:  # of an engine on another machine, for example
-        logger.warning("SSD: no metrics of an engine whose table cannot be read here: %s", error)
-        return None
 
 
 def families(engines: Sequence[Engine]) -> Iterator[Metric]:

@@ -223,6 +223,8 @@ class DraftLauncher:
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "awaited":
                     self._awaited = text
+                    if not self._started:
+                        logger.info("SSD: waiting for %s", text)
                 elif kind == "back" or (kind == "ready" and self._started):
                     logger.warning("SSD: the draft is back: %s", text)
                     self._given_up = False

@@ -31,7 +31,7 @@ from vllm_ssd.table.publisher import HostPublisher, Publisher
 
 logger = get_logger(__name__)
 
-PROGRESS_S = 5.0
+PROGRESS_S = 10.0
 
 
 class LoadedDraft:
@@ -63,6 +63,7 @@ class LoadedDraft:
         chosen = self._of_model.kv_cache_bytes is not None
         with nullcontext() if self._spec.cores else clear_words(chosen_kv_cache=chosen):
             if self._model is None:
+                logger.info("SSD: loading the draft's weights")
                 self._model = DraftModel(self._of_model, self._run_dir)
             self._shape = _shape(self._model)
             publisher = _publisher(self.table.shape, self._model)

@@ -122,6 +122,7 @@ class ControlServer:
         A malformed message raises ``msgspec.DecodeError``; it is consumed, so the caller may go on.
         """
         handled = 0
+        # An idle server looks all the time: asking takes 5 us, a receive in vain 20.
         ready = self._poller.poll(int(wait_s * 1000))
         while ready:
             for socket, _ in ready:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_ssd.table.schema import WAIT_COUNTERS, TableShape
+from vllm_ssd.table.schema import VERIFICATIONS, WAIT_COUNTERS, TableShape
 from vllm_ssd.table.speculation_table import SpeculationTable
 
 _RECORDS = ("outcome", "prediction", "fallback")
@@ -22,9 +22,11 @@ class KernelLayout:
     of the first of two records. outcome_size and so on: the size of one record; outcome_stamp and
     so on: a field's offset in its record. Word w of the table is word w // 2 of its int64 view.
     In 8-byte words: counter_rounds and so on: a counter's offset from the target's first one.
+    requests: the offset of the first request in the table; request_size: of one; request_key and so
+    on: a field's offset in it. verifications: that it holds.
     k, branches, top_m: as in ``TableShape``; tail_size: its ``tail``. wait_counters: of waits, by
     duration. token_lanes, branch_lanes, prob_lanes, wait_lanes: k, branches, top_m and the last,
-    rounded up to a power of two.
+    rounded up to a power of two; tally_lanes: a request's words and one more, likewise.
 
     Layouts are compared by identity, as ``of`` makes one per shape: a launch compares its
     constants with those of earlier launches, and would otherwise compare all numbers.
@@ -42,8 +44,11 @@ class KernelLayout:
     @functools.cache
     def of(shape: TableShape) -> KernelLayout:
         """The layout of tables of a shape."""
-        slot, counters = shape.slot_dtype(), shape.target_dtype()
-        start = SpeculationTable.slots_offset(shape)
+        slot, counters, request = shape.slot_dtype(), shape.target_dtype(), shape.request_dtype()
+        start, requests = (
+            offset(shape)
+            for offset in (SpeculationTable.slots_offset, SpeculationTable.requests_offset)
+        )
         assert start % 8 == 0 and slot.itemsize % 8 == 0
         numbers = {"slots": start // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
         for name in _RECORDS:
@@ -51,6 +56,8 @@ class KernelLayout:
             numbers[f"{name}_size"] = record.itemsize // 4
             numbers |= {f"{name}_{field}": word for field, word in _words(record).items()}
         numbers |= {f"counter_{name}": word // 2 for name, word in _words(counters).items()}
+        numbers |= {"requests": requests // 8, "request_size": request.itemsize // 8}
+        numbers |= {f"request_{name}": word // 2 for name, word in _words(request).items()}
         numbers |= {
             "k": shape.k,
             "branches": shape.branches,
@@ -61,10 +68,15 @@ class KernelLayout:
             "token_lanes": _power_of_2(shape.k),
             "branch_lanes": _power_of_2(shape.branches),
             "prob_lanes": _power_of_2(max(shape.top_m, 1)),
+            "verifications": VERIFICATIONS,
+            "tally_lanes": _power_of_2(request.itemsize // 8 + 1),
         }
         # ``read_heads`` looks for news of a record in its first 16 bytes.
         for name in ("prediction", "fallback"):
             assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
+        # ``count_round`` takes a counter's place for the field's.
+        for name in ("hits", "misses", "late"):
+            assert numbers[f"request_{name}"] == numbers[f"counter_{name}"]
         # ``find`` reads three numbers of a prediction together.
         first = numbers["prediction_count"]
         assert numbers["prediction_depth"] == first + 1 and numbers["prediction_steps"] == first + 2

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 12
+VERSION = 13
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -29,6 +29,9 @@ PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 # Steps of the target that waited are counted by the microseconds that they did: up to this number
 # in the first counter, twice as long in each after it, and all longer waits in the last one.
 SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
+
+# Verifications of a request that its record holds: the newest ones.
+VERIFICATIONS = 8
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
@@ -119,6 +122,17 @@ class TableShape:
         """What the target's worker tells its scheduler. undrafted: 1 while steps are to be
         scheduled without drafts, as that was measured to be faster, else 0."""
         return np.dtype([("undrafted", "i8")])
+
+    def request_dtype(self) -> np.dtype:
+        """What the target counts of a request. key: what stands for its id, 0 = of none yet; hits,
+        misses, late: its rounds, by what the first look found; wait_us: microseconds that it waited
+        for drafts; verified: the newest verifications of tokens of the draft's, of which the n-th
+        one, from 1, is at n modulo ``VERIFICATIONS`` as ``n << 32 | verified << 16 | accepted``.
+        Each slot has two such records, which its requests have in turn: what was counted can be
+        read until the slot has been given away twice."""
+        names = ("key", "hits", "misses", "late", "wait_us")
+        fields = [*((name, "i8") for name in names), ("verified", "i8", (VERIFICATIONS,))]
+        return np.dtype(fields)
 
     def slot_dtype(self) -> np.dtype:
         outcome = np.dtype(

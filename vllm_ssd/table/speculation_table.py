@@ -14,8 +14,8 @@ from vllm_ssd.table.schema import MAGIC, VERSION, TableOwner, TableShape
 
 
 class SpeculationTable:
-    """Structured arrays over shared pages: header, target, draft and plan [1], slots
-    [shape.slots]."""
+    """Structured arrays over shared pages: header, target, draft and plan [1], requests
+    [shape.slots, 2], slots [shape.slots]."""
 
     def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap, writable: bool):
         self.path = path
@@ -32,8 +32,9 @@ class SpeculationTable:
             return array
 
         self.header, self.target, self.draft, self.plan = (
-            view(part, 1) for part in _before_slots(shape)
+            view(part, 1) for part in _before_requests(shape)
         )
+        self.requests = view(shape.request_dtype(), shape.slots * 2).reshape(shape.slots, 2)
         self.slots = view(shape.slot_dtype(), shape.slots)
 
     @property
@@ -45,12 +46,18 @@ class SpeculationTable:
         return TableOwner(model, int(header["engine"]), int(header["pid"]), draft_server)
 
     @staticmethod
-    def slots_offset(shape: TableShape) -> int:
-        """Bytes before the first slot of a table of this shape."""
+    def requests_offset(shape: TableShape) -> int:
+        """Bytes before the first request of a table of this shape."""
         offset = 0
-        for part in _before_slots(shape):
+        for part in _before_requests(shape):
             offset = _next_line(offset) + part.itemsize
         return _next_line(offset)
+
+    @staticmethod
+    def slots_offset(shape: TableShape) -> int:
+        """Bytes before the first slot of a table of this shape."""
+        requests = shape.slots * 2 * shape.request_dtype().itemsize
+        return _next_line(SpeculationTable.requests_offset(shape) + requests)
 
     @staticmethod
     def size_of(shape: TableShape) -> int:
@@ -111,7 +118,7 @@ class SpeculationTable:
         return cls(path, shape, pages, writable)
 
 
-def _before_slots(shape: TableShape) -> tuple[np.dtype, ...]:
+def _before_requests(shape: TableShape) -> tuple[np.dtype, ...]:
     """Header, target, draft and plan."""
     return shape.header_dtype(), shape.target_dtype(), shape.draft_dtype(), shape.plan_dtype()
 

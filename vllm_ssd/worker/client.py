@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.metrics.requests import RequestCounters
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.heartbeat import draft_lives
@@ -45,7 +46,7 @@ class Row:
 @dataclass(eq=False)
 class RowState:
     """A row during a step. stamp, accepted, bonus: of its outcome; found: by the latest look.
-    left_over: where in the slot's drafts those of this round begin."""
+    left_over: where in the slot's drafts those of this round begin. waited_s: seconds, so far."""
 
     row: Row
     slot: SlotState
@@ -54,6 +55,7 @@ class RowState:
     bonus: int
     found: LookupResult
     left_over: int
+    waited_s: float = 0.0
 
     def ready(self, room: int) -> tuple[list[int], NDArray[np.int64] | None]:
         """The drafts that there are, at most ``room``, and what they were sampled from."""
@@ -84,6 +86,7 @@ class SpeculationClient:
         self._step = 0
         self._plan: WaitPlan | None = None  # of the last step
         self.counters = TargetCounters(table)
+        self._of_requests = RequestCounters(table)
 
     def add(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0) -> None:
         """Let the draft read a new request's text while the target does. As long as the target
@@ -133,7 +136,8 @@ class SpeculationClient:
             some = list(slot.drafts[:most_drafts])
             slot.handed_over = len(some)
             self._outcomes.confirm(slot.slot, state.stamp, some)
-            self.counters.looked_up(first, len(some))
+            result = self.counters.looked_up(first, len(some))
+            self._of_requests.count(slot.slot, slot.key, result, state.waited_s)
             drafts.append(some)
         for of_row, state, some in zip(draft_probs, states, drafts):
             if state.slot.draft_probs is not None:
@@ -166,6 +170,7 @@ class SpeculationClient:
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
         if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted, slot.handed_over)
+            self._of_requests.verified(slot.slot, slot.key, accepted, slot.handed_over)
         left_over = slot.left_over(accepted, new[-1])
         slot.length = length
         slot.round += 1
@@ -196,7 +201,9 @@ class SpeculationClient:
         deadline = started + self._max_wait_s
         while waiting and time.monotonic() < deadline:
             time.sleep(POLL_S)
+            waited_s = time.monotonic() - started
             for state in waiting:
+                state.waited_s = waited_s
                 state.found = self._predictions.find(
                     state.slot.slot, state.stamp, state.accepted, state.bonus
                 )

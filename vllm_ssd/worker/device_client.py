@@ -77,6 +77,7 @@ class DeviceClient:
         count = table.shape.slots
         self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
         self._slot_states = torch.zeros(count, SLOT_STATE_FIELDS, dtype=torch.int64, device=device)
+        self._tallies = torch.zeros(count, layout.tally_lanes, dtype=torch.int64, device=device)
         # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
         self._outcomes = OutcomeWriter(table)
@@ -103,7 +104,10 @@ class DeviceClient:
         self.remove(request_id)
         state = self.slots.assign(request_id, slot, tokens, temperature)
         overdue = 0 if state.overdue is None else int(state.overdue)
-        self._staged[slot] = (state.generation, state.round, state.length, overdue, GUESSED, 0)
+        self._staged[slot] = (
+            *(state.generation, state.round, state.length, overdue),
+            *(GUESSED, 0, state.key),
+        )
         self._generations[slot] = state.generation
         self._names[slot] = request_id
 
@@ -114,6 +118,9 @@ class DeviceClient:
             self._staged[state.slot] = _EMPTY
             self._generations[state.slot] = 0
             del self._names[state.slot]
+            if not self._names:
+                # The draft is to read the next request's text while the target does.
+                self._table.plan["undrafted"] = 0
 
     def exchange(
         self,
@@ -150,6 +157,7 @@ class DeviceClient:
             texts,
             texts.stride(0),
             self._slot_states,
+            self._tallies,
             self._counted,
             self._waits,
             drafts,

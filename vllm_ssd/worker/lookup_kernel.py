@@ -18,8 +18,8 @@ import triton.language as tl
 from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
-from vllm_ssd.table.schema import SHORTEST_WAIT_US
 from vllm_ssd.worker.confidence_kernels import grade, weigh
+from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
 from vllm_ssd.worker.guess_kernels import continuation
 from vllm_ssd.worker.kinds import (
     FROM_BRANCH,
@@ -30,12 +30,11 @@ from vllm_ssd.worker.kinds import (
 )
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS], as in ``SlotState``: generation,
-# round, length, overdue with 0 for none; then the kind of the drafts being verified, and how many
-# drafts that is without guesses. Generation 0: the slot has no request, or one that the draft was
-# not told of; nothing is published for it.
-SLOT_STATE_FIELDS = 6
+# round, length, overdue with 0 for none; then the kind of the drafts being verified, how many
+# drafts that is without guesses, and the request's key. Generation 0: the slot has no request, or
+# one that the draft was not told of; nothing is published for it.
+SLOT_STATE_FIELDS = 7
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
-_SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
     tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, FROM_SIBLING, LEFT_OVER, GUESSED)
 )
@@ -71,6 +70,7 @@ def look_up_kernel(
     texts,  # int32 [slots, text_stride]
     text_stride,
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
+    tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
     drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
@@ -138,8 +138,9 @@ def look_up_kernel(
         last_count = tl.load(state + 5)
         graded = tl.where(last_kind == _GUESSED, AT.k, last_count)
         verified = tl.minimum(accepted + tl.load(num_rejected + row), graded)
-        if (round_ > 0) & (accepted >= 0):
-            drafted = (last_kind != _GUESSED).to(tl.int64)
+        drafted = (last_kind != _GUESSED).to(tl.int64)
+        is_graded = (round_ > 0) & (accepted >= 0)
+        if is_graded:
             grade(grades, counters, last_kind, verified, accepted, drafted, AT)
 
         last_row = last_drafts + slot * AT.k
@@ -153,6 +154,9 @@ def look_up_kernel(
 
         ready = tl.where(sibling, 0, depth)
         tl.atomic_add(counters + AT.counter_ready + ready, 1, sem="relaxed")
+        key = tl.load(state + 6)
+        own = tl.where(is_graded, verified * drafted, 0)
+        record, waited_us = count_round(stamps, tallies, slot, key, found, own, accepted, AT)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
@@ -162,7 +166,7 @@ def look_up_kernel(
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
-        looks = 0
+        looks = tl.full([], 0, tl.int64)
         heads = tl.zeros([4], tl.int64)  # the first look of a wait takes all it sees for new
         while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
         hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
@@ -235,16 +239,8 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, looks, sem="relaxed")
-
-
-@triton.jit
-def count_wait(counters, wait_us, AT: tl.constexpr):
-    """``TargetCounters.waited`` of a step; nothing for a step that did not wait."""
-    tl.atomic_add(counters + AT.counter_wait_us, wait_us, sem="relaxed")
-    lane = tl.arange(0, AT.wait_lanes).to(tl.int64)
-    longer = (lane < AT.wait_counters - 1) & (wait_us > (_SHORTEST_WAIT_US << lane))
-    place = tl.sum(longer.to(tl.int64))
-    tl.atomic_add(counters + AT.counter_waits + place, 1, mask=wait_us > 0, sem="relaxed")
+        waited_us += looks * look_ns // 1000
+        count_waited(stamps, tallies, slot, record, waited_us, AT)
 
 
 @triton.jit

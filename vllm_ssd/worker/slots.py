@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.metrics.requests import request_key
 from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import make_stamp
 from vllm_ssd.table.heartbeat import draft_has_gone
@@ -16,15 +17,16 @@ from vllm_ssd.worker.connection import Connection
 
 @dataclass(eq=False)
 class SlotState:
-    """What the target knows of the request in a slot. length: tokens of its text at the last
-    publication. round: of the next outcome. overdue: stamp of an outcome whose wait timed out; the
-    draft is not waited for until it has published for this outcome or a later one. last_used: the
-    step in which the request sampled last. temperature: of its sampling, 0 = greedy. drafts,
-    draft_probs: all that were there for its last round; handed_over: the number of these that vLLM
-    got."""
+    """What the target knows of the request in a slot. key: what stands for its id. length: tokens
+    of its text at the last publication. round: of the next outcome. overdue: stamp of an outcome
+    whose wait timed out; the draft is not waited for until it has published for this outcome or a
+    later one. last_used: the step in which the request sampled last. temperature: of its sampling,
+    0 = greedy. drafts, draft_probs: all that were there for its last round; handed_over: the number
+    of these that vLLM got."""
 
     slot: int
     generation: int
+    key: int
     length: int
     round: int = 0
     overdue: np.uint64 | None = None
@@ -61,7 +63,8 @@ class SlotMap:
         """Give a free slot to a request that has none; ``tokens`` is its text so far. A draft that
         has gone is not sent texts, which would pile up: the next one asks for what it lacks."""
         self._generation += 1
-        state = SlotState(slot, self._generation, len(tokens), temperature=temperature)
+        key = request_key(request_id)
+        state = SlotState(slot, self._generation, key, len(tokens), temperature=temperature)
         self.states[request_id] = state
         add = Add(slot, state.generation, list(tokens), temperature)
         if draft_has_gone(self._table) or not self._send(add):

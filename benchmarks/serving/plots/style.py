@@ -23,7 +23,7 @@ COLOURS: dict[Kind, str] = {
     "ssd-quantised": "#d2569f",
 }
 _STYLES = ("-", "--", ":", "-.")
-_SETTINGS: Any = {
+SETTINGS: Any = {
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.grid": True,
@@ -51,7 +51,7 @@ _SETTINGS: Any = {
 def plot(path: Path, title: str, x: str, y: str) -> Iterator[Axes]:
     """Axes with a title and the names of the axes, units included; the file ``path`` once they are
     filled."""
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
         axes.set(title=title, xlabel=x, ylabel=y)

@@ -1,12 +1,16 @@
 """Pictures are made from tables that were measured."""
 
+import json
 from pathlib import Path
 
+import httpx
 import pytest
 
+from benchmarks.plots import dashboard
 from benchmarks.plots.served import Load, draw, read_table
 
 ROOT = Path(__file__).parents[3]
+DASHBOARD = dashboard.DASHBOARD
 RESULTS = ROOT / "benchmarks/results/h200-served.md"
 
 
@@ -29,3 +33,35 @@ def test_the_picture_in_the_docs_is_that_of_the_table(tmp_path):
     for text in ((tmp_path / "served.svg").read_text(), in_docs):
         for load in loads:
             assert f"{load.ssd / load.plain:.1f}×" in text
+
+
+def test_every_panel_of_the_dashboard_is_drawn(tmp_path, monkeypatch):
+    """With a line for each series that Prometheus has, named by its labels."""
+    asked = []
+
+    def get(url, params):
+        asked.append(params["query"])
+        values = [[params["end"] - 5, "0.5"], [params["end"], "1"]]
+        series = [{"metric": {"engine": name, "work": name}, "values": values} for name in "01"]
+        found = {"data": {"result": series}}
+        return httpx.Response(200, json=found, request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(dashboard.httpx, "get", get)
+    picture = tmp_path / "dashboard.svg"
+    assert dashboard.main(["http://127.0.0.1:1", str(picture), "--seconds", "10"]) == 0
+    titles = [panel.title for panel in dashboard.read_panels(json.loads(DASHBOARD.read_text()))]
+    for text in (picture.read_text(), (ROOT / "docs/dashboard.svg").read_text()):
+        assert all(title in text for title in titles)
+    assert "engine 1" in picture.read_text()
+    assert not any("$" in query for query in asked)
+
+
+def test_without_prometheus_one_sentence(tmp_path, monkeypatch, capsys):
+    def get(url, params):
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(dashboard.httpx, "get", get)
+    assert dashboard.main(["http://127.0.0.1:1", str(tmp_path / "a.svg")]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "Prometheus at http://127.0.0.1:1 does not answer: refused"
+    ]

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.support.scraping import values
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.metrics.prometheus import SpeculationCollector
+from vllm_ssd.metrics.tables import EngineTables
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.predictions import LookupResult
 
@@ -26,7 +27,7 @@ def table(tmp_path):
 
 def scraped(tables):
     registry = CollectorRegistry()
-    registry.register(SpeculationCollector("m", tables))
+    registry.register(SpeculationCollector("m", EngineTables(tables)))
     return values(generate_latest(registry).decode())
 
 

@@ -96,6 +96,20 @@ def test_the_deadline_names_what_it_waited_for(talk):
     assert str(error.value) == f"SSD: the draft could not be started: {said}"
 
 
+def test_a_stage_of_the_start_is_a_line(talk, caplog):
+    caplog.set_level(logging.INFO)
+    words = (
+        b'{"awaited": "the draft\'s Ray"}\n{"awaited": "the draft model"}\n{"ready": "loaded"}\n'
+    )
+    talk(words).wait_ready()
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("launch")]
+    assert said[1:] == [
+        "SSD: waiting for the draft's Ray",
+        "SSD: waiting for the draft model",
+        "SSD: loaded",
+    ]
+
+
 def test_a_draft_that_has_failed_is_not_waited_for(talk):
     """Neither is one that is on its way: the target goes on in the meantime."""
     talk(b'{"awaited": "the draft\'s Ray"}\n').workers_started()

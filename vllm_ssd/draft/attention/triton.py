@@ -91,8 +91,8 @@ class _Paged(Plan):
         self._pages[: len(items), :width].copy_(sent, non_blocking=True)
 
     def _has(self, row: int, item: Chunk | Tree | None, count: int) -> bool:
-        """Whether the first ``count`` pages of an item are on the device: a request's list of blocks
-        only grows, and another text has another list."""
+        """Whether the first ``count`` pages of an item are on the device: a request's list of
+        blocks only grows, and another text has another list."""
         blocks, loaded = self._loaded[row]
         return item is None or (item.blocks is blocks and count <= loaded)
 

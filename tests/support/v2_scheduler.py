@@ -1,0 +1,48 @@
+"""vLLM's own scheduler as an engine under Model Runner V2 has it, and steps of it."""
+
+from types import SimpleNamespace
+
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+K = 3
+
+
+def v2_scheduler(engine_args, monkeypatch, requests):
+    """requests: by their ids, the number of tokens that each gets."""
+    config = engine_args.create_engine_config()
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)  # which needs a GPU
+    config.scheduler_config.async_scheduling = True
+    config.cache_config.num_gpu_blocks = 64
+    layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    scheduler = AsyncScheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], layer)]),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=16,
+    )
+    for name, tokens in requests.items():
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        scheduler.add_request(Request(name, [1, 2, 3, 4], sampling, None))
+    return scheduler
+
+
+def run(scheduler, output):
+    """A scheduled step's results: every other draft is accepted."""
+    names = list(output.num_scheduled_tokens)
+    drafts = [len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names]
+    sampled = [[7] * (1 + count // 2) for count in drafts]
+    places = {name: place for place, name in enumerate(names)}
+    found = scheduler.update_from_output(output, ModelRunnerOutput(names, places, sampled))
+    return SimpleNamespace(
+        drafts=drafts,
+        tokens=[output.num_scheduled_tokens[name] for name in names],
+        next_drafts=output.num_spec_tokens_to_schedule,
+        outputs=found[0].outputs if 0 in found else [],
+    )

@@ -1,0 +1,74 @@
+"""vLLM's ``--per-request-spec-decode-metrics`` under Model Runner V2, whose scheduler counts k
+drafts of every row: a response says what the draft made and was verified."""
+
+import pytest
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from tests.support.v2_scheduler import K, run, v2_scheduler
+from vllm_ssd.hooks.patches import COUNTING_OF_REQUESTS, apply_one
+from vllm_ssd.metrics.requests import RequestCounters, request_key
+from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableShape
+
+TOKENS = 10
+
+
+@pytest.fixture
+def made(engine_args, models, tmp_path, monkeypatch):
+    """(a function that makes a scheduler of a request "a", the worker's counters)"""
+    monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
+    apply_one(COUNTING_OF_REQUESTS)
+    table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
+
+    def make(level):
+        args = engine_args(
+            {"method": "ssd", "k": K, "model": models.draft},
+            enable_prefix_caching=False,
+            per_request_spec_decode_metrics=level,
+        )
+        return v2_scheduler(args, monkeypatch, {"a": TOKENS})
+
+    return make, RequestCounters(table)
+
+
+def said(scheduler, verified, counters):
+    """What the response says; verified: of each step (the draft's tokens, those accepted)."""
+    outputs = run(scheduler, scheduler.schedule()).outputs  # the prompt
+    steps = iter(verified)
+    while not outputs[0].finish_reason:
+        drafts, accepted = next(steps)
+        counters.verified(1, request_key("a"), accepted, drafts)
+        outputs = run(scheduler, scheduler.schedule()).outputs
+    sent = MsgpackEncoder().encode(outputs[0])
+    return MsgpackDecoder(EngineCoreOutput).decode(sent).spec_decode_metrics
+
+
+def test_guesses_are_not_counted(made):
+    """Each step accepts one of k tokens, whosever they are."""
+    make, counters = made
+    verified = [(3, 1), (0, 1), (2, 1), (0, 1), (3, 0)]
+    metrics = said(make("detailed"), verified, counters).to_dict()
+    assert metrics == {
+        "mean_acceptance_length": pytest.approx(1 + 2 / 3),
+        "draft_acceptance_rate": 0.25,
+        "acceptance_histogram": [1, 2, 0, 0],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 2,
+        "num_draft_tokens": 8,
+        "num_spec_tokens": K,
+        "per_step_accepted": [1, 1, 0],
+        "per_step_drafted": [3, 2, 3],
+    }
+
+
+def test_a_draft_that_is_gone_has_drafted_nothing(made):
+    make, counters = made
+    metrics = said(make("summary"), [(0, 1)] * 5, counters).to_dict()
+    assert metrics["num_draft_tokens"] == metrics["num_spec_steps"] == 0
+    assert "per_step_drafted" not in metrics
+
+
+def test_it_is_off_where_nobody_asks(made):
+    make, counters = made
+    assert said(make("none"), [(3, 1)] * 5, counters) is None
