@@ -88,6 +88,14 @@ def config(engine_args, models):
     return engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
 
 
+def test_a_draft_that_is_shared_is_joined_instead(events, config, monkeypatch):
+    monkeypatch.setattr("vllm_ssd.service.joined_draft.JoinedDraft", FakeLauncher)
+    monkeypatch.setattr(sys.modules["vllm_ssd.service.launch"], "DraftLauncher", None)
+    config.speculative_config.draft_server = "drafts"
+    Target(config)
+    assert events[0] == "start draft"
+
+
 @pytest.mark.parametrize("executor", [Target, DerivedTarget])
 def test_draft_starts_and_stops_with_the_target(events, config, executor):
     target = executor(vllm_config=config)
