@@ -4,6 +4,7 @@ that the draft dies, that the other server does, or that the service ends and an
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from vllm_ssd.service.draft_names import find
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
 START_S, END_S = 180.0, 20.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
-NAME = "shared-by-tests"
+NAME = f"tests-{os.getpid()}"
 SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
 # The draft has a core, and all targets the other.
 CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
