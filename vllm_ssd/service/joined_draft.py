@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 
 LOOK_S = 0.2  # between two looks at the service
 JOIN_S = 1.0  # between two tries to join it
-ANSWER_S = 10.0  # for its answer, which takes milliseconds unless it hangs
+ANSWER_S = 3.0  # for its answer, which takes milliseconds unless it hangs
 
 
 class JoinedDraft:
@@ -107,15 +107,15 @@ class JoinedDraft:
             self._next_try = 0.0
 
     def begin_stop(self) -> None:
-        """Join no more."""
-        if os.getpid() == self._process:
-            self._ended.set()
+        """As ``stop``: vLLM kills who waits for long until the target has stopped. Its workers have
+        open what they need of the files."""
+        self.stop()
 
     def stop(self) -> None:
         """Leave the service, and leave nothing behind."""
         if os.getpid() != self._process:
             return  # forked, it ends while the engine goes on
-        self.begin_stop()
+        self._ended.set()
         if self._thread is not None:
             self._thread.join()
         self._leave()
@@ -140,7 +140,7 @@ class JoinedDraft:
         if not why and int(self._table.draft["pid"][0]) != service.pid:
             why = "its draft was started again"
         if not why and not self._table.draft["heartbeat"][0]:
-            why = "it has let this engine go, see its log"
+            why = "it does not draft for this engine any more"
         if not why:
             return
         self._part()
