@@ -87,7 +87,7 @@ def test_what_a_target_needs():
         args = container["args"]
         config = json.loads(args[args.index("--speculative-config") + 1])
         assert config.pop("method") == "ssd"
-        assert set(config) <= set(OPTIONS)
+        assert set(config) <= {*OPTIONS, "ray_address"}
         (ranks,) = (int(arg.split("=")[1]) for arg in args if arg.startswith("--tensor-p"))
         own_draft = int("draft_server" not in config)
         assert container["resources"]["limits"]["nvidia.com/gpu"] == ranks + own_draft
