@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,14 +58,18 @@ def fused_layers(
 
 
 def largest_difference(
-    fused: FusedLayers, forward: Forward, logits: Logits, attention: PagedAttention
+    fused: FusedLayers,
+    forward: Forward,
+    logits: Logits,
+    attention: PagedAttention,
+    counts: Sequence[int] = _COUNTS,
 ) -> float:
-    """The largest difference of a token's hidden states to those of ``forward``, as a part of their
-    length, or of what is taken for the likeliest token's logit to the largest one, as a part of
-    their range; nan if that is what comes out."""
+    """Of texts of these numbers of tokens, the largest difference of a token's hidden states to
+    those of ``forward``, as a part of their length, or of what is taken for the likeliest token's
+    logit to the largest one, as a part of their range; nan if that is what comes out."""
     errors = []
     room = min(attention.padding_block * attention.block_size, attention.max_len)
-    for count in _COUNTS:
+    for count in counts:
         if count > room:
             continue
         plan = attention.chunk_plan(1, count)
