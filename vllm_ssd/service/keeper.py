@@ -28,6 +28,7 @@ import msgspec
 
 from vllm_ssd.service import own_ray, rundir
 from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, sentence
+from vllm_ssd.service.own_table import engines_of
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
 
@@ -50,11 +51,13 @@ class Keeper:
         self._run_dir = run_dir
         self._channel = channel
         self._again = again
+        self._group = ""  # of the engines that share the draft, if the first of them has started it
 
     def run(self) -> None:
         """Until the engine core closes the channel."""
         try:
             spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
+            self._group = spec.group
             with contextlib.closing(DraftActor(spec.server)) as actor:
                 self._keep(actor, spec)
         except OwnerGone:
@@ -92,6 +95,9 @@ class Keeper:
                 self._say(kind, str(error))
                 actor.kill()
                 self._bury(actor)
+                if pause is None:
+                    actor.give_up()
+                    self._group = ""  # there is nothing to keep for the others
             self._rest(pause)
 
     def _bury(self, actor: DraftActor) -> None:
@@ -115,10 +121,17 @@ class Keeper:
         return text
 
     def _rest(self, seconds: float | None) -> None:
-        """Sleep, None = for ever. The engine core writes nothing: a readable channel is closed."""
-        readable, _, _ = select.select([self._channel], [], [], seconds)
-        if readable:
-            raise OwnerGone
+        """Sleep, None = for ever; ``OwnerGone`` as soon as nobody needs the draft any more."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        # The engine core writes nothing: a readable channel is closed.
+        while select.select([self._channel], [], [], seconds)[0]:
+            if not (self._group and engines_of(self._group)):
+                raise OwnerGone
+            # The engine that started the draft has gone before others that share it.
+            pause = min(POLL_S, deadline - time.monotonic())
+            if pause <= 0:
+                return
+            time.sleep(pause)
 
     def _say(self, kind: str, text: str) -> None:
         try:
