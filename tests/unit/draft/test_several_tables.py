@@ -120,7 +120,7 @@ def test_what_a_table_counts(draft_model, reference, pair):
 
 
 def test_no_target_takes_all_seats(pair, engine):
-    """A seat that is given back goes to the target with the fewest, though its request came last."""
+    """A seat that is given back goes to the target with the fewest, whoever waits longest."""
     first, second = pair
     for name in "abcd":
         first.client.add(name, PROMPT)
