@@ -23,5 +23,8 @@ def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
 
 
 def _is_engines(run_dir: Path) -> bool:
-    table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+    try:
+        table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+    except FileNotFoundError:
+        return False  # it starts or ends right now
     return bool(table.owner.model)

@@ -21,7 +21,7 @@ _WORK = {
     "branch": "branch step",
     "fallback": "fallback step",
 }
-_AWAY = {ASLEEP: "asleep", FOR_GOOD: "lost for good"}
+_AWAY = {ASLEEP: "asleep, or taking other weights", FOR_GOOD: "lost for good"}
 
 
 @dataclass(frozen=True)

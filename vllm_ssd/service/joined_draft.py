@@ -32,6 +32,7 @@ logger = get_logger(__name__)
 LOOK_S = 0.2  # between two looks at the service
 JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # for its answer, which takes milliseconds unless it hangs
+PUT_AWAY_S = 60.0  # for the answer of one that gives its memory back, which takes seconds
 SPREAD_S = 5.0  # between two looks at whether the engines of several drafts are spread unevenly
 
 
@@ -229,9 +230,10 @@ class JoinedDraft:
 
     def _leave(self, asleep: bool = False) -> None:
         if self._service is not None:
-            # A draft that puts itself away answers afterwards.
-            limit_s = self._config.start_timeout_s if asleep else ANSWER_S
-            ask(self._service.run_dir, Leave(str(self._run_dir), asleep), limit_s)
+            limit_s = PUT_AWAY_S if asleep else ANSWER_S
+            answer = ask(self._service.run_dir, Leave(str(self._run_dir), asleep), limit_s)
+            if asleep and answer is None:
+                logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
             self._part()
 
     def _part(self) -> None:
