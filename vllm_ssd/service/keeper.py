@@ -51,13 +51,15 @@ class Keeper:
         self._run_dir = run_dir
         self._channel = channel
         self._again = again
-        self._group = ""  # of the engines that share the draft, if the first of them has started it
+        self._shared = False  # by the engines of a group, of which the first has started it
+        self._group = ""  # its name as long as the draft is to be kept for those that are left
 
     def run(self) -> None:
         """Until the engine core closes the channel."""
         try:
             spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
             self._group = spec.group
+            self._shared = bool(spec.group)
             with contextlib.closing(DraftActor(spec.server)) as actor:
                 self._keep(actor, spec)
         except OwnerGone:
@@ -67,6 +69,9 @@ class Keeper:
             raise
         finally:
             rundir.remove(self._run_dir)
+            if self._shared:
+                # vLLM kills the engines of a group together: then this is the last to see theirs.
+                rundir.sweep()
 
     def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
         """Run one draft server after the other, until ``OwnerGone``."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.service import keeper
+from vllm_ssd.service import keeper, rundir
 from vllm_ssd.service.actor import DraftLost
 from vllm_ssd.service.keeper import Keeper
 from vllm_ssd.service.own_ray import OTHER_RAY
@@ -149,11 +149,15 @@ def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
         asked.append(name)
         return others.pop(0)
 
+    killed, locks = rundir.create()
+    while locks:
+        os.close(locks.pop())
     monkeypatch.setattr(keeper, "engines_of", engines_of)
     monkeypatch.setattr(keeper, "POLL_S", 0.01)
     done, told = keep("one", None, group="dp:1")
     assert told == [{"ready": "one"}] and done == ["start", "serve"]
     assert asked == ["dp:1"] * 4 and not others
+    assert not killed.exists(), "nobody else would remove it"
 
 
 @pytest.mark.parametrize("happens", [["one", DraftLost("dead")], [DraftLost("no such file")]])
