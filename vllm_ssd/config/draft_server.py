@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.service.draft_names import DraftName, find
+from vllm_ssd.service.draft_names import NAME, DraftName, find
 from vllm_ssd.service.server_spec import absolute
 
 # Options that are the same for all engines of a draft server, and may be left out.
@@ -46,6 +47,8 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an engine with a ``draft_server``, and those that it has in common with that;
     ``ValueError`` with a sentence if nobody has the name or the options do not fit."""
     name = given["draft_server"]
+    if not re.match(NAME, name):
+        raise ValueError(f"draft_server {name!r} is no --name of a draft: correct it")
     _, found = find(name)
     for option in OF_ITS_PROCESS:
         if option in given:

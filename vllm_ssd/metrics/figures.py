@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_ssd.table import SpeculationTable
 
-_GAUGES = ("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined")
+_GAUGES = ("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined", "away")
 
 
 def snapshot(table: SpeculationTable) -> dict[str, Any]:
