@@ -9,8 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.relay.listening import ListeningEnd, prepare_keys
 from vllm_ssd.service.draft_names import NAME
 
 if TYPE_CHECKING:
@@ -63,6 +65,12 @@ def add_command(commands: Any) -> None:
     add("--max-num-seqs", type=int, help="requests of all engines at a time; default: vLLM's")
     add("--max-model-len", type=int, help="where drafting stops; default: the model's")
     add("--dtype", default="auto", help="as vLLM knows it; default: auto")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help="drafts for engines on other nodes, too, at this address",
+    )
+    add("--key-file", type=Path, help="for --listen: made if not there; engines need a copy")
     add("--trust-remote-code", action="store_true", help="run code that comes with the model")
     for option, (about, read) in OPTIONS.items():
         add(f"--{option.replace('_', '-')}", type=read, metavar="VALUE", help=about)
@@ -73,9 +81,13 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the process's exit status."""
     if not re.match(NAME, args.name):
         return _refuse(f"--name {args.name!r} has other characters than letters, digits, . _ and -")
+    if (args.listen is None) != (args.key_file is None):
+        return _refuse("--listen and --key-file go together: name both, or none")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _serve(_make_config(args), args.name)
+        if args.listen is not None:
+            prepare_keys(args.key_file, args.name, args.listen)
+        return _serve(_make_config(args), args.name, args.key_file)
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -119,21 +131,33 @@ def _default_device() -> str:
     return ",".join(map(str, available_cores())) if current_platform.is_cpu() else "0"
 
 
-def _serve(config: VllmConfig, name: str) -> int:
+def _serve(config: VllmConfig, name: str, key_file: Path | None) -> int:
+    """key_file: for engines on other nodes, None = there are none."""
     from vllm_ssd.config.draft_server import name_draft
     from vllm_ssd.service.shared_launch import SharedDraftLauncher
 
     speculation: Any = config.speculative_config
-    launcher = SharedDraftLauncher(config, name_draft(name, speculation))
+    named = name_draft(name, speculation)
+    launcher = SharedDraftLauncher(config, named)
+    relay: ListeningEnd | None = None
     try:
         launcher.start()
+        if key_file is not None:
+            relay = ListeningEnd(Path(speculation.run_dir), named, key_file)
         launcher.wait_ready()
-        options = json.dumps({"method": "ssd", "draft_server": name})
-        print(f"engines join it with --speculative-config '{options}'", flush=True)
+        options = {"method": "ssd", "draft_server": name}
+        print(f"engines join it with --speculative-config '{json.dumps(options)}'", flush=True)
+        if key_file is not None:
+            options["draft_server_key"] = key_file.name
+            print(f"and on other nodes with '{json.dumps(options)}'", flush=True)
         while not launcher.given_up:
             time.sleep(LOOK_S)
+            if relay is not None:
+                relay.look()
         return _refuse("the draft is lost for good, see above")
     finally:
         for ending in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ending, signal.SIG_IGN)  # the end has begun
+        if relay is not None:
+            relay.stop()
         launcher.stop()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.relay.finding import described
 from vllm_ssd.service.draft_names import DraftName, find
 from vllm_ssd.service.server_spec import absolute
 
@@ -45,8 +46,8 @@ def name_draft(name: str, config: SSDConfig) -> DraftName:
 def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an engine with a ``draft_server``, and those that it has in common with that;
     ``ValueError`` with a sentence if nobody has the name or the options do not fit."""
-    name = given["draft_server"]
-    _, found = find(name)
+    found = described(given) or find(given["draft_server"])[1]
+    name = found.name
     for option in OF_ITS_PROCESS:
         if option in given:
             raise ValueError(

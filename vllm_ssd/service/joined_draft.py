@@ -155,7 +155,7 @@ class JoinedDraft:
     def _try_to_join(self) -> None:
         self._next_try = time.monotonic() + JOIN_S
         try:
-            run_dir, _ = find(self._name)
+            run_dir = self._find()
             service = _Service(run_dir)
         except (OSError, ValueError) as error:
             self._say(str(error))
@@ -169,6 +169,10 @@ class JoinedDraft:
             service.close()
         if answer is not None:
             self._say(answer)
+
+    def _find(self) -> Path:
+        """Run directory of the service; ``ValueError`` with a sentence if there is none."""
+        return find(self._name)[0]
 
     def _say(self, refusal: str) -> None:
         """What came of a try: of the first one to who waits for it, later on to the log if drafts

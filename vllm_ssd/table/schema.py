@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 13
+VERSION = 14
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -112,10 +112,11 @@ class TableShape:
         others) and the microseconds it took. planned: rounds of requests that it drafts ahead for;
         branches: of all these rounds. restarts: counted by the keeper, or by who has joined a
         service, which also clears the heartbeat of a draft that is gone; joined: engines that the
-        service drafts for."""
+        service drafts for; link_us: microseconds from the target's node to the draft's and back,
+        written by the relay between them, 0 = there is none."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
-        names += ["planned", "branches", "restarts", "joined"]
+        names += ["planned", "branches", "restarts", "joined", "link_us"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:
