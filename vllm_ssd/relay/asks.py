@@ -42,6 +42,11 @@ class Asks:
             if now >= deadline:
                 self._end(socket, None)
 
+    def drop(self) -> None:
+        """Wait for none of them any longer."""
+        for socket in list(self._open):
+            self._end(socket, None)
+
     def _answered(self, socket: zmq.Socket[bytes]) -> None:
         self._end(socket, socket.recv().decode())
 

@@ -7,6 +7,7 @@ and says where it listens; it ends with the socket, or with the service.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,9 @@ class DraftEnd:
         for peer in self._peers.values():
             for engine in peer.engines.values():
                 engine.remove()
+        self._asks.drop()
+        self._sockets.close()
+        os.close(self._watched)
 
     def _look_after(self, now: float) -> None:
         self._asks.look()

@@ -97,6 +97,7 @@ class MirroredEngine:
 
     def remove(self) -> None:
         """Remove it at once: the draft server notices within a second or two."""
+        self._control.close()
         self._files.remove()
 
     def _check_slot(self, slot: int) -> None:
