@@ -51,8 +51,8 @@ _TOLERATED = {
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 }
-# The name of a draft server, and ways to one on another node.
-_OF_SHARED_DRAFTS = ("draft_server", "draft_server_key", "ray_address")
+# The name of a draft server, and the keys of one on another node.
+_OF_SHARED_DRAFTS = ("draft_server", "draft_server_key")
 _OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
 
 

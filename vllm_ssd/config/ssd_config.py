@@ -80,10 +80,6 @@ class SSDConfig(SpeculativeConfig):
         description="the path of a --key-file of 'vllm-ssd draft'",
     )
     """Where the draft service is on another node: the file with its address and keys."""
-    ray_address: str | None = Field(
-        default=None, strict=True, description="the address of a Ray cluster, as Ray knows it"
-    )
-    """Where the draft service is on another node, in a Ray cluster: that one."""
     draft_device: DeviceIndex | DeviceName | None = Field(
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
@@ -206,7 +202,7 @@ class SSDConfig(SpeculativeConfig):
     @property
     def draft_is_remote(self) -> bool:
         """Whether the draft service is on another node."""
-        return self.draft_server_key is not None or self.ray_address is not None
+        return self.draft_server_key is not None
 
     @property
     def fan_out(self) -> tuple[int, ...]:

@@ -224,6 +224,7 @@ def main(channel_fd: str) -> None:
         end = DraftEnd(parent.told(DraftEndSpec), sockets)
     except (OSError, ValueError) as error:
         parent.say("failed", str(error))
+        sockets.close()
         return
     parent.say("ready", str(end.port))
     try:

@@ -91,6 +91,7 @@ class DraftLink:
             socket.bind(endpoint_of(own.address))
         except zmq.ZMQError as error:
             socket.close()
+            sockets.remove(self._door)
             raise OSError(f"cannot listen at {own.address} ({error})") from error
         sockets.add(socket, lambda: read(*_parts(socket)))
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.relay.finding import RAY_S, REACH_S, where
+from vllm_ssd.relay.finding import REACH_S, where
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
 from vllm_ssd.service.joined_draft import JoinedDraft
@@ -16,7 +16,7 @@ from vllm_ssd.service.own_table import table_shape
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-START_S = RAY_S + REACH_S + 10  # for the relay
+START_S = REACH_S + 20  # for the relay
 
 
 class RemoteDraft(JoinedDraft):
@@ -26,10 +26,7 @@ class RemoteDraft(JoinedDraft):
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
         config: Any = vllm_config.speculative_config
-        options = {
-            name: getattr(config, name)
-            for name in ("draft_server", "draft_server_key", "ray_address")
-        }
+        options = {name: getattr(config, name) for name in ("draft_server", "draft_server_key")}
         place, shape = where(options), table_shape(vllm_config)
         assert place is not None, "it is on another node"
         self._spec = TargetEndSpec(place, shape.k, shape.branches, shape.top_m)

@@ -244,6 +244,7 @@ def main(channel_fd: str) -> None:
         end = TargetEnd(parent.told(TargetEndSpec), sockets)
     except (OSError, RuntimeError, ValueError) as error:
         parent.say("failed", str(error))
+        sockets.close()
         return
     parent.say("ready", str(end.run_dir))
     try:

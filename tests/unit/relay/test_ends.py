@@ -229,7 +229,6 @@ def test_what_all_engines_have_in_common(relay, key_file):
         ({"draft_server": "other"}, "is the key file of the draft server 'drafts', and"),
         ({"draft_server": None}, "add its name as draft_server"),
         ({"draft_server_key": str(key_file) + "s"}, "cannot be read (No such file or directory)"),
-        ({"ray_address": "auto"}, "two ways to one draft server"),
     ):
         with pytest.raises(ValueError) as error:
             described({**options, **wrong})
