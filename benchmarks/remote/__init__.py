@@ -1,1 +1,1 @@
-"""A target here and its draft on another node: in a network namespace of its own on this machine."""
+"""Another node on this machine, for a draft whose target is here."""

@@ -1,4 +1,4 @@
-"""Two tables, one on each node: what is published in one appears in the other, and nothing twice."""
+"""Two tables, one on each node: what is published in one appears in the other, and once."""
 
 import numpy as np
 import pytest
