@@ -28,9 +28,11 @@ def start(tmp_path, monkeypatch):
 
 def test_flags_are_the_options(start):
     flags = "--k 3 --f [2,1,0,2] --saguaro 0.5 --draft-top-m 8 --dtype float32 --max-num-seqs 5"
-    ((config, name),), status = start(*flags.split(), "--max-model-len", "100", "--max-restarts=0")
+    ((config, name, key_file),), status = start(
+        *flags.split(), "--max-model-len", "100", "--max-restarts=0"
+    )
     speculation = config.speculative_config
-    assert (status, name) == (0, "drafts")
+    assert (status, name, key_file) == (0, "drafts", None)
     assert (speculation.k, speculation.f, speculation.top_m) == (3, [2, 1, 0, 2], 8)
     assert (speculation.saguaro, speculation.max_restarts) == (0.5, 0)
     assert speculation.max_model_len == 100 and config.scheduler_config.max_num_seqs == 5
@@ -50,6 +52,15 @@ def test_flags_that_will_not_do(start, capsys, flags, said):
     served, status = start(*flags)
     assert status == 2 and not served
     assert f"vllm-ssd draft: {said}" in capsys.readouterr().err.replace("draft_device '900' ", "")
+
+
+def test_an_address_needs_a_key_file(start, capsys, tmp_path):
+    served, status = start("--listen", "127.0.0.1:7400")
+    assert status == 2 and not served
+    assert "--listen and --key-file go together" in capsys.readouterr().err
+    path = tmp_path / "drafts.key"
+    ((_, _, key_file),), status = start("--listen", "127.0.0.1:7400", "--key-file", str(path))
+    assert status == 0 and key_file == path and path.exists()
 
 
 def test_a_name_that_is_none(start, capsys):

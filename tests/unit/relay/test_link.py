@@ -145,7 +145,7 @@ def test_a_full_link_takes_no_more(place, connect):
 
 
 def test_who_is_gone(place, connect):
-    sockets, link = connect()
+    _, link = connect()
     assert link.send(b"one") and place.hears()
     ((sender, _),) = place.heard
     link.close()
