@@ -61,7 +61,11 @@ def add_command(commands: Any) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="the draft, with the vocabulary of all targets")
     add("--name", required=True, help="by which engines of this user find it")
-    add("--device", help="a visible GPU; on CPUs cores, as in 2-3,6; default: GPU 0, all cores")
+    add(
+        "--device",
+        help="a visible GPU, or several as in 6,7 for a draft on each; on CPUs cores as in 2-3,6, "
+        "and several drafts as in '2-3|6'; default: GPU 0, all cores",
+    )
     add("--max-num-seqs", type=int, help="requests of all engines at a time; default: vLLM's")
     add("--max-model-len", type=int, help="where drafting stops; default: the model's")
     add("--dtype", default="auto", help="as vLLM knows it; default: auto")
@@ -85,9 +89,16 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
         return _refuse("--listen and --key-file go together: name both, or none")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        devices = _devices(args.device)
         if args.listen is not None:
+            if len(devices) > 1:
+                raise ValueError(
+                    f"--listen is for one draft, and --device {args.device!r} names "
+                    f"{len(devices)} devices: name one of them"
+                )
             prepare_keys(args.key_file, args.name, args.listen)
-        return _serve(_make_config(args), args.name, args.key_file)
+        configs = [_make_config(args, device) for device in devices]
+        return _serve(configs, args.name, args.key_file)
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -99,7 +110,28 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _make_config(args: argparse.Namespace) -> VllmConfig:
+def _devices(given: str | None) -> list[str]:
+    """One for each draft; ``ValueError`` with a sentence if drafts would share one."""
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.service.cores import available_cores, parse_cores
+    from vllm_ssd.service.placement import device_names
+
+    on_cpu = current_platform.is_cpu()
+    if given is None:
+        return [",".join(map(str, available_cores())) if on_cpu else "0"]
+    devices = device_names(given, current_platform)
+    if len(devices) > 1:
+        units = [unit for one in devices for unit in (parse_cores(one) if on_cpu else [one])]
+        if len(set(units)) < len(units):
+            twice = max(units, key=units.count)
+            raise ValueError(
+                f"--device {given!r} has {twice} twice: name a device of its own for each draft"
+            )
+    return devices
+
+
+def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
     """Of an engine whose target is the draft itself, so that all checks of a start are made."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -116,41 +148,42 @@ def _make_config(args: argparse.Namespace) -> VllmConfig:
         speculative_config={
             "method": "ssd",
             "model": args.model,
-            "draft_device": args.device or _default_device(),
+            "draft_device": device,
             **given,
         },
     )
     return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def _default_device() -> str:
+def _serve(configs: Sequence[VllmConfig], name: str, key_file: Path | None) -> int:
+    """A draft for each config; they differ in ``draft_device``. key_file: for engines on other
+    nodes, None = there are none; with it there is one config."""
     from vllm.platforms import current_platform
 
-    from vllm_ssd.service.cores import available_cores
-
-    return ",".join(map(str, available_cores())) if current_platform.is_cpu() else "0"
-
-
-def _serve(config: VllmConfig, name: str, key_file: Path | None) -> int:
-    """key_file: for engines on other nodes, None = there are none."""
     from vllm_ssd.config.draft_server import name_draft
+    from vllm_ssd.service.draft_device import choose_lone_device
     from vllm_ssd.service.shared_launch import SharedDraftLauncher
 
-    speculation: Any = config.speculative_config
+    speculation: Any = configs[0].speculative_config
     named = name_draft(name, speculation)
-    launcher = SharedDraftLauncher(config, named)
+    devices = [choose_lone_device(config, current_platform) for config in configs]
+    launchers = [
+        SharedDraftLauncher(config, named, device) for config, device in zip(configs, devices)
+    ]
     relay: ListeningEnd | None = None
     try:
-        launcher.start()
+        for launcher in launchers:
+            launcher.start()
         if key_file is not None:
             relay = ListeningEnd(Path(speculation.run_dir), named, key_file)
-        launcher.wait_ready()
+        for launcher in launchers:
+            launcher.wait_ready()
         options = {"method": "ssd", "draft_server": name}
         print(f"engines join it with --speculative-config '{json.dumps(options)}'", flush=True)
         if key_file is not None:
             options["draft_server_key"] = key_file.name
             print(f"and on other nodes with '{json.dumps(options)}'", flush=True)
-        while not launcher.given_up:
+        while not all(launcher.given_up for launcher in launchers):
             time.sleep(LOOK_S)
             if relay is not None:
                 relay.look()
@@ -160,4 +193,7 @@ def _serve(config: VllmConfig, name: str, key_file: Path | None) -> int:
             signal.signal(ending, signal.SIG_IGN)  # the end has begun
         if relay is not None:
             relay.stop()
-        launcher.stop()
+        for launcher in launchers:
+            launcher.begin_stop()
+        for launcher in launchers:
+            launcher.stop()

@@ -29,28 +29,23 @@ class Node:
     def mend(self) -> None:
         _ip("link", "set", self.namespace, "up")
 
-    @contextmanager
-    def loss(self, share: float) -> Iterator[None]:
-        """Meanwhile, so many of the packets that come to it are lost, by chance; needs iptables."""
-        rule = ["INPUT", "-m", "statistic", "--mode", "random", "--probability", str(share)]
-        rule += ["-j", "DROP"]
-        _run(self.command("iptables", "-A", *rule))
-        try:
-            yield
-        finally:
-            _run(self.command("iptables", "-D", *rule))
+    def listening(self, pid: int) -> list[str]:
+        """The addresses at which a process there listens."""
+        sockets = _run(self.command("ss", "-Hltnp")).splitlines()
+        return [line.split()[3] for line in sockets if f"pid={pid}," in line]
 
 
 def why_not() -> str:
     """Why this machine and user cannot have another node; "" if they can."""
     if os.geteuid():
         return "only root makes network namespaces"
-    name = f"ssd-try-{os.getpid()}"
     try:
-        _ip("netns", "add", name)
-        _ip("netns", "delete", name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        return f"network namespaces cannot be made here ({error})"
+        with another_node() as node:
+            node.listening(os.getpid())
+    except FileNotFoundError as error:
+        return f"there is no {error.filename}, of iproute2"
+    except subprocess.CalledProcessError as error:
+        return f"another node cannot be made here: {error.stderr.strip()}"
     return ""
 
 
@@ -83,5 +78,5 @@ def _ip(*words: str) -> None:
     _run(["ip", *words])
 
 
-def _run(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+def _run(command: Sequence[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,5 +1,6 @@
 """One draft for two servers: texts of both are the plain engine's and both have hits; neither minds
-that the draft dies, that the other server does, or that the service ends and another one comes."""
+that the draft dies, that the other server does, or that the service ends and another one comes; and
+where that has two drafts, that one of them dies."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from tests.engine.load import Load
 from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import find
+from vllm_ssd.service.draft_names import find_all
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
-START_S, END_S = 180.0, 20.0
+START_S, END_S = 300.0, 20.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
 NAME = f"tests-{os.getpid()}"
 SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
@@ -41,10 +42,10 @@ LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' i
 class Service:
     """`vllm-ssd draft` in a process of its own."""
 
-    def __init__(self, draft: Path, log: Path):
+    def __init__(self, draft: Path, log: Path, device: str = "1"):
         self.log = log
         command = [sys.executable, "-m", "vllm_ssd.cli", "draft", str(draft), "--name", NAME]
-        command += "--device 1 --k 3 --f 1 --dtype float32 --max-model-len 256".split()
+        command += f"--device {device} --k 3 --f 1 --dtype float32 --max-model-len 256".split()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--max-num-seqs", "16"], stdout=output, stderr=subprocess.STDOUT
@@ -53,8 +54,9 @@ class Service:
     def wait_ready(self) -> None:
         wait_for("draft server", lambda: self._said("engines join it") or self.ended(), START_S)
         assert not self.ended(), self.log.read_text()[-2000:]
-        self.run_dir, _ = find(NAME)
-        self.draft = Draft(self.run_dir)
+        self.drafts = [Draft(run_dir) for run_dir, _ in find_all(NAME)]
+        self.draft = self.drafts[0]
+        self.run_dir = self.draft.run_dir
 
     def joined(self) -> int:
         """Engines that it drafts for."""
@@ -217,7 +219,8 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
 
 
 def test_another_service_under_the_same_name(engines, service, busy_pair, folder):
-    """Whoever stops the one serves without drafts until there is the other."""
+    """Whoever stops the one serves without drafts until there is the other. That has two drafts, of
+    which one is for the other's engines, too, if that dies."""
     _, second = engines
     own = processes_of(service.run_dir)
     with second.under_load():
@@ -225,15 +228,24 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
         second.load.until("loss", lambda: second.said(LOST) == 2)
         assert not second.serves()
         wait_for("end of the service", lambda: not leftovers(service.run_dir, own), END_S)
-        another = Service(busy_pair[1], folder / "another.log")
+        another = Service(busy_pair[1], folder / "another.log", device="0|1")
         try:
             another.wait_ready()
             second.load.until("return", lambda: second.said(BACK) == 2)
             assert rates(second.rounds())["hit"] > 0.2
-            own = [psutil.Process(another.process.pid), *processes_of(another.run_dir)]
+            spare, used = sorted(another.drafts, key=lambda draft: draft.counted()["joined"])
+            assert (spare.counted()["joined"], used.counted()["joined"]) == (0, 1)
+            own = [psutil.Process(another.process.pid)]
+            own += [one for draft in another.drafts for one in processes_of(draft.run_dir)]
+            used.server().kill()
+            second.load.until("other draft", lambda: second.said(BACK) == 3)
+            second.load.until("move", lambda: spare.counted()["joined"] == 1)
+            assert counters(second.run_dir)["pid"] == spare.server().pid
+            assert sum(second.rounds()["accepted"][1:]) > 0
         finally:
             another.end()
-    wait_for("end of the service", lambda: not leftovers(another.run_dir, own), END_S)
+    for draft in another.drafts:
+        wait_for("end of it", lambda d=draft: not leftovers(d.run_dir, own), END_S)
     processes = second.server.processes()
     second.server.end()
     wait_for("end of the server", lambda: not leftovers(second.run_dir, processes), END_S)

@@ -1,9 +1,11 @@
-"""Data parallelism: every engine of a server has a draft of its own, and cores of its own, and no
-draft stays when its target dies."""
+"""Data parallelism: all engines of a server share one draft, which the first of them starts; each
+has cores of its own; and nothing stays when they are gone."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 from openai import OpenAI
@@ -15,10 +17,10 @@ from tests.support.harness import ENGINE, SSD, wait_for
 from tests.support.scraping import scrape
 from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service import rundir
+from vllm_ssd.table import SpeculationTable, TableOwner
 
 
 def test_two_engines_of_one_server(target, draft, plain, tmp_path):
-    before = set(rundir.living())
     speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
     log = tmp_path / "log"
@@ -40,10 +42,16 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(ask, PROMPTS[STORIES]))
         assert found == [tokens[:24] for tokens, _ in plain["batch"][STORIES]]
-        run_dirs = set(rundir.living()) - before
-        counted = [counters(run_dir) for run_dir in run_dirs]
-        assert len(counted) == 2 and all(sum(each["accepted"][1:]) > 0 for each in counted)
-        own = {run_dir: processes_of(run_dir) for run_dir in run_dirs}
+        owners = owners_of({process.pid for process in server.processes()})
+        (service,) = (run_dir for run_dir, owner in owners.items() if not owner.model)
+        engines = [run_dir for run_dir in owners if run_dir != service]
+        assert sorted(owners[run_dir].engine for run_dir in engines) == [0, 1]
+        assert len({owner.draft_server for owner in owners.values()}) == 1
+        counted = [counters(run_dir) for run_dir in engines]
+        assert all(sum(each["accepted"][1:]) > 0 for each in counted)
+        wait_for("both", lambda: counters(service)["joined"] == 2)
+        assert {counters(run_dir)["pid"] for run_dir in owners} == {counters(service)["pid"]}
+        own = processes_of(service)
         # With one API server for each engine by default: any of them answers for both.
         for _ in range(4):
             rounds = scrape(server.url)["vllm:ssd_round_tokens_count"]
@@ -52,12 +60,25 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         both = {("0",): 1, ("1",): 1}
         wait_for("both drafts", lambda: scrape(server.url)["vllm:ssd_draft_up"] == both)
 
-        worker = next(p for p in server.processes() if "Worker" in " ".join(p.cmdline()))
-        of_it = run_dir_of([psutil.Process(worker.ppid())])
+        (first,) = (run_dir for run_dir in engines if owners[run_dir].engine == 0)
+        core = psutil.Process(owners[first].pid)
+        assert run_dir_of([core]) == first, "not that of the draft, which it has started"
+        worker = next(p for p in core.children() if "Worker" in " ".join(p.cmdline()))
         worker.kill()
-        wait_for("end of its draft", lambda: not leftovers(of_it, own[of_it]), 20)
+        wait_for("end of its files", lambda: not leftovers(first, []), 20)
     finally:
         if server.process.poll() is None:
             server.end()
-    for run_dir, processes in own.items():
-        wait_for("clean end", lambda d=run_dir, p=processes: not leftovers(d, p), 20)
+    for run_dir in owners:
+        wait_for("clean end", lambda d=run_dir: not leftovers(d, own), 20)
+
+
+def owners_of(processes: set[int]) -> dict[Path, TableOwner]:
+    """The run directories that these processes have made, and whose they are."""
+    found = {}
+    for run_dir in rundir.living():
+        with suppress(ValueError, OSError):  # of others, which end or are of another version
+            owner = SpeculationTable.open(rundir.table_path(run_dir), writable=False).owner
+            if owner.pid in processes:
+                found[run_dir] = owner
+    return found

@@ -34,12 +34,11 @@ NAME = f"tests-{os.getpid()}"
 CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
 LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' is back"
 
-WHY_NOT = why_not()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
+    if reason := why_not():
+        pytest.skip(reason)
     with another_node() as node:
         yield node
 
@@ -59,7 +58,9 @@ class Service:
         command += "--device 1 --k 3 --f 1 --dtype float32 --max-model-len 256".split()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                node.command(*command, "--max-num-seqs", "16"), stdout=output, stderr=output
+                node.command(*command, "--max-num-seqs", "16"),
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     def wait_ready(self) -> None:
@@ -70,6 +71,12 @@ class Service:
         wait_for("draft server", ready, START_S)
         self.run_dir, _ = find(NAME)
         self.draft = Draft(self.run_dir)
+
+    def relay(self) -> psutil.Process:
+        """The draft's end of it."""
+        own = psutil.Process(self.process.pid).children()
+        (found,) = [child for child in own if "vllm_ssd.relay.draft_end" in child.cmdline()]
+        return found
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -142,9 +149,8 @@ def test_drafts_from_another_node(served, service, node):
         counted = served.rounds(load)
         assert rates(counted)["hit"] > 0.2, counted
         assert counted["link_us"] > 0 and counted["pid"] == service.draft.counted()["pid"]
-    relay = next(p for p in processes_of(service.run_dir) if "draft_end" in " ".join(p.cmdline()))
-    listening = {c.laddr for c in relay.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    assert listening == {(node.there, 7400)}
+    (address,) = node.listening(service.relay().pid)
+    assert address in (f"{node.there}:7400", f"[::ffff:{node.there}]:7400")
 
 
 def test_a_link_that_is_cut(served, service, node):
@@ -169,7 +175,7 @@ def test_a_link_that_is_cut(served, service, node):
 
 def test_nothing_is_left(served, service):
     own = [*served.server.processes(), *processes_of(served.run_dir)]
-    theirs = processes_of(service.run_dir)
+    theirs = [service.relay(), *processes_of(service.run_dir)]
     served.server.end()
     wait_for("end of the server", lambda: not leftovers(served.run_dir, own), END_S)
     wait_for("end of the session", lambda: service.draft.counted()["joined"] == 0, END_S)

@@ -129,6 +129,8 @@ def _compute_layers(head_dim: int, count: int, all_parts: bool) -> None:
         weight(channels, inner),
         None,
     )
-    weights = ModelWeights(weight(_VOCAB, channels), (layer,), weight(channels), 1e-5, 1.0, 1.0)
+    tokens = weight(_VOCAB, channels)
+    weights = ModelWeights(tokens, tokens, (layer,), weight(channels), 1e-5, 1.0, 1.0)
     attention.plan = attention.chunk_plan(1, count)
-    FusedLayers(weights, attention).forward(_zeros(count), _zeros(count))
+    fused = FusedLayers(weights, attention)
+    fused.likeliest(fused.forward(_zeros(count), _zeros(count)), _VOCAB)

@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import get_field
+from vllm.platforms import current_platform
 
 from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.config.draft_server import with_common_options
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.service.placement import local_engines
+from vllm_ssd.service.placement import group_name, local_engines
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
 _INTERNAL = {
@@ -25,6 +26,7 @@ _INTERNAL = {
     "run_dir",
     "run_dirs",
     "engines",
+    "group",
 }
 OPTIONS = (
     "model",
@@ -66,15 +68,20 @@ def make_ssd_config(
     meant = {key: value for key, value in given.items() if _is_ours(key, value)}
     if any(isinstance(meant.get(option), str) for option in _OF_SHARED_DRAFTS):
         meant = with_common_options(meant)
+    engines = local_engines(target_parallel_config)
     try:
-        return SSDConfig(
+        config = SSDConfig(
             **meant,
-            engines=local_engines(target_parallel_config),
+            engines=engines,
             target_model_config=target_model_config,
             target_parallel_config=target_parallel_config,
         )
     except ValidationError as error:
         raise ValueError(_one_sentence(error, given)) from None
+    if config.draft_server is None:
+        device = config.draft_device
+        config.group = group_name(engines, device, target_parallel_config, current_platform)
+    return config
 
 
 def _is_ours(key: str, value: Any) -> bool:

@@ -37,9 +37,10 @@ MAX_TOP_M, DEFAULT_TOP_M = 128, 32
 
 FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
 DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
-# A core list such as "2-3,6"; the index of a visible GPU or its UUID, or several of them.
+# A core list such as "2-3,6", or several as in "2-3|6"; the index of a visible GPU or its UUID, or
+# several of them as in "4,5".
 _NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
-DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}(,{_NAME})*$")]
+DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}([,|]{_NAME})*$")]
 
 
 @config
@@ -84,8 +85,9 @@ class SSDConfig(SpeculativeConfig):
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
     )
-    """Where the draft runs. None: a device the target does not use. With data parallelism, several
-    GPUs separated by commas are for one engine of this host each, and a single one is for all."""
+    """Where the draft runs. None: a device the target does not use. With data parallelism all
+    engines of this host share the draft, unless there is a device for each of them: GPUs separated
+    by commas, core lists separated by |."""
     tree_backend: TreeBackend = Field(
         default_factory=default_tree_backend,
         description='"auto", "triton", "flashinfer" or "sdpa"',
@@ -140,7 +142,9 @@ class SSDConfig(SpeculativeConfig):
     run_dirs: dict[int, str] = Field(default_factory=dict)
     """In a frontend: the same of its engines, by their places in the data parallel group."""
     engines: int = 1
-    """Engines on this host, each with a draft of its own; set when the config is made."""
+    """Engines on this host; set when the config is made."""
+    group: str = ""
+    """The name of the draft that they share, "" = each has one of its own; likewise."""
 
     draft_tensor_parallel_size: Literal[1] | None = Field(
         default=1, description="1, as the draft runs on one device"

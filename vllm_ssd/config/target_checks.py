@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms import current_platform
 
 from vllm_ssd.service.cores import available_cores, parse_cores
-from vllm_ssd.service.placement import named_gpus, place_draft
+from vllm_ssd.service.placement import device_names, named_gpus, place_draft
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
@@ -77,7 +77,7 @@ def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> 
     if config.draft_server is not None:
         return  # it has its device already
     if platform.is_cpu():
-        _check_cores(config.draft_device)
+        _check_cores(config, platform)
     elif not parallel.use_ray:
         for engine in range(config.engines):  # none where this host only serves the API
             place_draft(config.draft_device, config.engines, parallel, platform, engine)
@@ -85,13 +85,21 @@ def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> 
         named_gpus(config.draft_device, config.engines)  # the rest is known on the engine's node
 
 
-def _check_cores(device: int | str | None) -> None:
-    if device is None:
+def _check_cores(config: SSDConfig, platform: Any) -> None:
+    device, engines = config.draft_device, config.engines
+    lists = device_names(device, platform)
+    if not lists:
         return
     try:
-        cores = set(parse_cores(str(device)))
+        cores = {core for part in lists for core in parse_cores(part)}
     except ValueError as error:
         raise ValueError(f"draft_device {error}") from None
+    if len(lists) not in (1, max(engines, 1)):
+        raise ValueError(
+            f"draft_device {device!r} has {len(lists)} lists of cores and this host has {engines} "
+            f"engine{'s' if engines != 1 else ''}: write one list for the draft of each, or one "
+            "for a draft that all share"
+        )
     allowed = set(available_cores())
     if not cores or not cores <= allowed:
         raise ValueError(

@@ -2,8 +2,9 @@
 
 NVIDIA calls it programmatic dependent launch: from compute capability 9.0 on, the programs of a
 kernel may take their places on the GPU as soon as those of the kernel before have all called
-``let_next_begin``. Until they call ``wait_for_last`` they may only read what no kernel of the draft
-writes, such as weights. Everywhere else the kernels run one after the other.
+``let_next_begin``. Until they call ``wait_for_last`` they may not read what that kernel writes.
+What the kernels before it have written they may read, as every kernel waits before it lets the next
+one begin. Everywhere else the kernels run one after the other.
 """
 
 # mypy: allow-untyped-defs
@@ -38,7 +39,8 @@ def wait_for_last(OVERLAP: tl.constexpr):
 
 @triton.jit
 def let_next_begin(OVERLAP: tl.constexpr):
-    """The next kernel may take its places. Best said late: until here this one needs the memory."""
+    """The next kernel may take its places. To be said after ``wait_for_last``, and by a kernel that
+    reads much memory late: until then it needs it."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 

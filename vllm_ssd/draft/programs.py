@@ -249,13 +249,13 @@ class Grow:
         self._model.attention.plan = self._plan
         hidden = self._model.forward(self.last_tokens, self._plan.positions)
         self._states.keep(inputs["states"].view(-1) + step, hidden)
-        logits = self._model.logits(hidden)
         tokens = self.last_tokens.view(self.batch, self.branches)
         if self._sampler is None:
-            # On CPUs four times as fast as argmax.
-            self.last_tokens.copy_(logits.max(dim=-1).indices)
-            draft_probs = one_hot(tokens, self._top_m, logits.shape[-1]) if self._top_m else None
+            self.last_tokens.copy_(self._model.likeliest(hidden))
+            vocabulary = self._model.vocab_size
+            draft_probs = one_hot(tokens, self._top_m, vocabulary) if self._top_m else None
         else:
+            logits = self._model.logits(hidden)
             temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)
             uniforms = inputs["uniforms"].flatten(0, 1)
             drawn, drawn_from = self._sampler.sample(logits, temperatures, uniforms, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -89,15 +90,30 @@ class DraftRequests:
 
     def admitted(self) -> list[DraftRequest]:
         """The requests that have KV memory and a seat, after giving both to those whose text and
-        branches now fit the free blocks."""
+        branches now fit the free blocks, of the table with the fewest seats first: under overload
+        no target takes all."""
+        waiting: defaultdict[ServedTable, deque[DraftRequest]] = defaultdict(deque)
         for request in self:
             if request.seat < 0 and self._free_seats:
-                size = len(request.tokens) + self._policy.scratch
-                if self.pool.blocks_for(size) <= self.pool.num_free:
-                    request.adopt_kv()
-                    if request.table.reserve(size):
-                        request.seat = self._free_seats.pop()
+                waiting[request.served].append(request)
+        seats = Counter(r.served for r in self if r.seat >= 0) if len(waiting) > 1 else Counter()
+        while waiting and self._free_seats:
+            served = min(waiting, key=seats.__getitem__)
+            if self._seat(waiting[served].popleft()):
+                seats[served] += 1
+            if not waiting[served]:
+                del waiting[served]
         return [request for request in self if request.seat >= 0]
+
+    def _seat(self, request: DraftRequest) -> bool:
+        """Give a request a seat, and KV memory for its text and branches, if there is enough."""
+        size = len(request.tokens) + self._policy.scratch
+        if self.pool.blocks_for(size) > self.pool.num_free:
+            return False
+        request.adopt_kv()
+        if request.table.reserve(size):
+            request.seat = self._free_seats.pop()
+        return request.seat >= 0
 
     def reserve(
         self, requests: Sequence[DraftRequest], entries: Callable[[DraftRequest], int]

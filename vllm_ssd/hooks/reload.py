@@ -33,7 +33,9 @@ def reload_draft(worker: WorkerBase, path: str) -> None:
     from vllm.distributed.parallel_state import get_tp_group
 
     from vllm_ssd.service import rundir
+    from vllm_ssd.service.draft_names import find
     from vllm_ssd.service.messages import NOT_ITS_OWN, Reload, ask
+    from vllm_ssd.service.placement import engine_index
     from vllm_ssd.table import SpeculationTable
 
     config: Any = worker.vllm_config.speculative_config
@@ -44,11 +46,13 @@ def reload_draft(worker: WorkerBase, path: str) -> None:
         raise ValueError(
             f"there is no config.json in {checkpoint}: name the folder of a checkpoint of the draft"
         )
-    run_dir = Path(config.run_dir)
+    run_dir = find(config.group)[0] if config.group else Path(config.run_dir)
     table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
         raise ValueError("the draft is lost, see the log: try again when that says that it is back")
-    if not get_tp_group().is_first_rank:
+    # A draft that several engines share needs to be told once: all of them are asked together.
+    shared = bool(config.group) and engine_index(worker.vllm_config.parallel_config) > 0
+    if shared or not get_tp_group().is_first_rank:
         return
     problem = ask(run_dir, Reload(str(checkpoint)), config.start_timeout_s)
     if problem is None:

@@ -10,7 +10,7 @@ import numpy as np
 from vllm_ssd.table import SpeculationTable
 
 _GAUGES = (
-    *("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined"),
+    *("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined", "away"),
     "link_us",
 )
 

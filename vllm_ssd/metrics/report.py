@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from vllm_ssd.metrics.figures import rates, snapshot, subtract
-from vllm_ssd.table import SpeculationTable, TableOwner
+from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner
 from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
 
 # Kinds of the draft's work, and what is counted of each.
@@ -21,6 +21,7 @@ _WORK = {
     "branch": "branch step",
     "fallback": "fallback step",
 }
+_AWAY = {ASLEEP: "asleep, or taking other weights", FOR_GOOD: "lost for good"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class EngineReport:
 
     def _state(self) -> str:
         if self.heartbeat_age_s is None:
-            return "gone, asleep or loading" if self.counted["pid"] else "has not started yet"
+            unknown = "gone, asleep or loading" if self.counted["pid"] else "has not started yet"
+            return _AWAY.get(self.counted["away"], unknown)
         seen = f"seen {self.heartbeat_age_s:.1f} s ago"
         return f"serves, {seen}" if self.serves else f"silent, {seen}"
 

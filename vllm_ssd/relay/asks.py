@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.service.messages import Join, Leave, endpoint
+from vllm_ssd.service.messages import Join, Leave, Wake, endpoint
 
 
 class Asks:
@@ -23,7 +23,7 @@ class Asks:
     def ask(
         self,
         run_dir: Path,
-        message: Join | Leave,
+        message: Join | Leave | Wake,
         limit_s: float,
         then: Callable[[str | None], None],
     ) -> None:

@@ -34,16 +34,18 @@ from vllm_ssd.relay.frames import (
     Removed,
     ToDraft,
     Welcome,
+    Woken,
     decode_to_draft,
 )
 from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import DraftLink
-from vllm_ssd.relay.mirrored_engine import MirroredEngine
+from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
 from vllm_ssd.relay.outbox import Outbox
 from vllm_ssd.relay.process import Parent
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import DraftName
+from vllm_ssd.service.messages import Wake
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.heartbeat import draft_lives
 
@@ -159,7 +161,9 @@ class DraftEnd:
                 self._open(peer, frame)
             case Close():
                 if frame.session in peer.engines:
-                    peer.engines.pop(frame.session).close()
+                    peer.engines.pop(frame.session).close(frame.asleep)
+            case Woken():
+                self._asks.ask(self._service, Wake(), ANSWER_S, lambda _: None)
             case Added() | Removed() | Happened() | Confirmed() | Plan():
                 if frame.session in peer.engines:
                     peer.engines[frame.session].apply(frame)
@@ -171,7 +175,7 @@ class DraftEnd:
                 "draft_server, or name another key file"
             )
         peer = self._peers[sender] = _Peer(lambda message: self._link.send(sender, message))
-        peer.outbox.add(Welcome(self._named.options))
+        peer.outbox.add(Welcome(self._named.options, self._named.service))
 
     def _statuses(self, peer: _Peer) -> list[Frame]:
         """Of the service, and of each engine of this target's end."""

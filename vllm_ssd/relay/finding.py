@@ -89,7 +89,7 @@ def describe(contact: Contact, name: str) -> DraftName:
         )
     for frame in _frames(messages[0]):
         if isinstance(frame, Welcome):
-            return DraftName(name, frame.options)
+            return DraftName(name, frame.options, frame.service)
         if isinstance(frame, Refused):
             raise ValueError(frame.why)
     raise ValueError(f"what answers at {contact.address} is no draft server")

@@ -67,9 +67,14 @@ class Open(Frame):
 
 
 class Close(Frame):
-    """Draft for it no longer."""
+    """Draft for it no longer. asleep: as in the control message ``Leave``."""
 
     session: Session
+    asleep: bool = False
+
+
+class Woken(Frame):
+    """As the control message ``Wake``; a ``Status`` shows what comes of it."""
 
 
 class Added(Frame):
@@ -122,9 +127,11 @@ class Plan(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. options: what all engines have in common with the service."""
+    """The answer to ``Hello``. options: what all engines have in common with the service; service:
+    which one it is."""
 
     options: dict[str, Any]
+    service: Name
 
 
 class Refused(Frame):
@@ -198,7 +205,7 @@ class Fallback(Frame):
     probs: bytes
 
 
-ToDraft = Union[Hello, Ping, Open, Close, Added, Removed, Happened, Confirmed, Plan]
+ToDraft = Union[Hello, Ping, Open, Close, Woken, Added, Removed, Happened, Confirmed, Plan]
 ToTarget = Union[Welcome, Refused, Pong, Opened, Status, State, Predicted, Grown, Fallback]
 
 _encoder = msgspec.msgpack.Encoder()

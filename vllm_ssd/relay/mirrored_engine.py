@@ -24,6 +24,7 @@ from vllm_ssd.relay.frames import (
     int32s,
 )
 from vllm_ssd.service import rundir
+from vllm_ssd.service.joined_draft import PUT_AWAY_S
 from vllm_ssd.service.messages import Add, ControlClient, Join, Leave, Remove, endpoint
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
@@ -89,11 +90,12 @@ class MirroredEngine:
         """lives: whether the service does."""
         return read_status(self._table, self.session, lives)
 
-    def close(self) -> None:
-        """Have the draft leave it, and remove it."""
+    def close(self, asleep: bool = False) -> None:
+        """Have the draft leave it, and remove it. asleep: as in ``Leave``."""
         self._control.close()
-        leave = Leave(str(self._run_dir))
-        self._asks.ask(self._service, leave, ANSWER_S, lambda _: self._files.remove())
+        leave = Leave(str(self._run_dir), asleep)
+        limit_s = PUT_AWAY_S if asleep else ANSWER_S
+        self._asks.ask(self._service, leave, limit_s, lambda _: self._files.remove())
 
     def remove(self) -> None:
         """Remove it at once: the draft server notices within a second or two."""

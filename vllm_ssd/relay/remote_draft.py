@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_ssd.relay.finding import REACH_S, where
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
-from vllm_ssd.service.joined_draft import JoinedDraft
+from vllm_ssd.service.joined_draft import JoinedDraft, Service
 from vllm_ssd.service.own_table import table_shape
 
 if TYPE_CHECKING:
@@ -32,11 +32,18 @@ class RemoteDraft(JoinedDraft):
         self._spec = TargetEndSpec(place, shape.k, shape.branches, shape.top_m)
         self._relay: Child | None = None
 
-    def _find(self) -> Path:
-        if self._relay is None or self._relay.ended:
-            self._stop_relay()
-            self._relay = Child("vllm_ssd.relay.target_end", self._spec, self._run_dir, START_S)
-        return Path(self._relay.word)
+    def _services(self) -> list[Service]:
+        """The relay, as long as it runs: there is one draft behind it. Raises ``ValueError`` with a
+        sentence if it cannot be started."""
+        try:
+            if self._relay is None or self._relay.ended:
+                self._stop_relay()
+                self._relay = Child("vllm_ssd.relay.target_end", self._spec, self._run_dir, START_S)
+            return [Service(Path(self._relay.word))]
+        except FileNotFoundError:
+            return []  # it ends right now
+        except OSError as error:
+            raise ValueError(f"its relay could not be started ({error})") from error
 
     def stop(self) -> None:
         super().stop()

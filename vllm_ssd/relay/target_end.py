@@ -39,6 +39,7 @@ from vllm_ssd.relay.frames import (
     Status,
     ToTarget,
     Welcome,
+    Woken,
     decode_to_target,
 )
 from vllm_ssd.relay.link import TargetLink
@@ -47,7 +48,7 @@ from vllm_ssd.relay.process import Parent
 from vllm_ssd.relay.relayed_engine import RelayedEngine
 from vllm_ssd.relay.sockets import Answer, Sockets
 from vllm_ssd.service import rundir
-from vllm_ssd.service.messages import NOT_ITS_OWN, Join, Leave, Request
+from vllm_ssd.service.messages import NOT_ITS_OWN, Join, Leave, Request, Wake
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
@@ -126,7 +127,7 @@ class TargetEnd:
 
     def _reconnect(self) -> None:
         """The link is dead, and all sessions with it."""
-        self._table.draft["heartbeat"] = 0
+        self._table.draft["heartbeat"] = self._table.draft["away"] = 0
         for session in list(self._engines):
             self._part(session)
         self._link.close()
@@ -144,12 +145,12 @@ class TargetEnd:
             self._next_touch = now + rundir.TOUCH_S
             rundir.touch(self.run_dir)
 
-    def _part(self, session: int) -> None:
-        """Draft for this engine no longer."""
+    def _part(self, session: int, asleep: bool = False) -> None:
+        """Draft for this engine no longer. asleep: as in ``Leave``."""
         engine = self._engines.pop(session, None)
         if engine is not None:
             engine.close()
-            self._outbox.add(Close(session))
+            self._outbox.add(Close(session, asleep))
         answer = self._awaiting.pop(session, None)
         if answer is not None:
             answer("the link to the draft's node is lost")
@@ -163,7 +164,11 @@ class TargetEnd:
             case Leave():
                 for session, engine in list(self._engines.items()):
                     if engine.run_dir == Path(message.run_dir):
-                        self._part(session)
+                        self._part(session, message.asleep)
+                # A draft on another node has no memory that who sleeps here waits for.
+                answer("")
+            case Wake():
+                self._outbox.add(Woken())
                 answer("")
             case _:
                 answer(NOT_ITS_OWN)

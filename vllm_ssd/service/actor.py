@@ -19,7 +19,7 @@ from vllm_ssd.service.messages import ControlClient, Stop, endpoint
 from vllm_ssd.service.own_ray import OwnRay, has_ended, token_path
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table import FOR_GOOD, SpeculationTable
 
 STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
@@ -121,8 +121,12 @@ class DraftActor:
                 return False
             self._status["pid"] = self._process.pid  # also of one that never served
         self._process = None
-        self._status["heartbeat"] = 0
+        self._status["heartbeat"] = self._status["away"] = 0
         return True
+
+    def give_up(self) -> None:
+        """Say in the table that there will be no other server."""
+        self._status["away"] = FOR_GOOD
 
     def close(self) -> None:
         """Have the server stop, make sure that it has, and end Ray."""

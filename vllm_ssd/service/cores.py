@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class CoreSplit:
     """draft: the draft's cores. target: value for ``VLLM_CPU_OMP_THREADS_BIND``, or None where
-    the user has set it. shared: target and draft have to share cores."""
+    the user has set it. shared: targets and drafts have to share cores."""
 
     draft: list[int]
     target: str | None
@@ -36,39 +36,39 @@ def split_cores(
     engine: int = 0,
     engines: int = 1,
 ) -> CoreSplit:
-    """Divide ``available`` cores among ``ranks`` target workers and the draft of one engine, which
-    is number ``engine`` of ``engines`` that share them; ``ValueError`` for a malformed list.
+    """Divide ``available`` cores among the ``ranks`` target workers of one engine, which is number
+    ``engine`` of ``engines``, the others' and the draft; ``ValueError`` for a malformed list.
 
-    draft_device: cores the user chose for the drafts. bind: the user's thread binding of the
-    targets, one list per rank separated by ``|``, or None. By default the draft, which is small,
-    takes a quarter of the engine's cores, at least one, and the target the rest; less than a
-    quarter where some worker would have to share a core.
+    draft_device: cores the user chose for the draft that all engines share, or a list for each of
+    their drafts, separated by ``|``. bind: the user's thread binding of the targets, one list per
+    rank, separated likewise, or None. By default the draft, which is small, takes a quarter of the
+    cores, at least one, and the targets the rest; less than a quarter where some worker would have
+    to share a core.
     """
+    if draft_device is not None:
+        drafts = [parse_cores(part) for part in draft_device.split("|")]
+    elif bind is None:
+        spare = min(len(available) // 4, len(available) - ranks * engines)
+        drafts = [list(available[-max(1, spare) :])]
+    else:
+        drafts = [_without(available, [parse_cores(part) for part in bind.split("|")])]
+    draft = drafts[engine % len(drafts)] or list(available)
     if bind is not None:
         taken = {core for part in bind.split("|") for core in parse_cores(part)}
-        left = [core for core in available if core not in taken]
-        drafts = parse_cores(draft_device) if draft_device is not None else left
-        draft = _share(drafts, engine, engines) or list(drafts)
-        return CoreSplit(draft or list(available), None, not draft or bool(taken & set(draft)))
-    if draft_device is not None:
-        drafts = parse_cores(draft_device)
-        draft = _share(drafts, engine, engines) or drafts
-        own = list(available)
-        left = _share([core for core in available if core not in drafts], engine, engines)
-    else:
-        own = _share(available, engine, engines) or list(available)
-        spare = min(len(own) // 4, len(own) - ranks)
-        draft = own[-max(1, spare) :]
-        left = [core for core in own if core not in draft]
-    shared = not left or len(available) < engines
-    left = left or own
-    parts = []
-    for rank in range(ranks):
-        mine = _share(left, rank, ranks)
-        shared |= not mine
-        parts.append(",".join(map(str, mine or left)))
+        return CoreSplit(draft, None, bool(taken & set(draft)))
+    free = _without(available, drafts)
+    left = _share(free, engine, engines) or free or list(available)
+    shares = [_share(left, rank, ranks) for rank in range(ranks)]
+    shared = not free or len(free) < engines or not all(shares)
+    parts = [",".join(map(str, mine or left)) for mine in shares]
     # One copy per engine, as vLLM indexes the parts by all ranks of all engines.
     return CoreSplit(draft, "|".join(parts * engines), shared)
+
+
+def _without(cores: Sequence[int], taken: Iterable[Sequence[int]]) -> list[int]:
+    """Those that are in none of these lists."""
+    gone = {core for part in taken for core in part}
+    return [core for core in cores if core not in gone]
 
 
 def _share(cores: Sequence[int], number: int, of: int) -> list[int]:

@@ -46,7 +46,8 @@ def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
 
 
 def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
-    """Of a draft that has no target beside it: the ``draft_device`` of its config."""
+    """Of a draft of ``vllm-ssd draft``, which has no target beside it: the ``draft_device`` of its
+    config."""
     config: Any = vllm_config.speculative_config
     if platform.is_cpu():
         cores = parse_cores(str(config.draft_device))
@@ -84,8 +85,8 @@ def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool
         )
     if place.with_drafts and engine == 0:
         logger.warning(
-            "SSD: the drafts of several engines share one GPU, its time and its memory: name "
-            'one for each in draft_device, as in "4,5"'
+            "SSD: draft_device names one GPU for the drafts of several engines, which share its "
+            "time and its memory: name it once, and they share the draft"
         )
     return place.device, place.with_target or parallel.use_ray, None
 

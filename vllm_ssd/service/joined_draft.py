@@ -6,20 +6,22 @@ clears the heartbeat in the engine's table, so that nobody waits, and sees that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import find
-from vllm_ssd.service.messages import Join, Leave, ask
+from vllm_ssd.service.draft_names import find_all
+from vllm_ssd.service.messages import OTHERS_CAME, Join, Leave, Wake, ask
 from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
 from vllm_ssd.service.ray_placement import place_target_by_ray
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable
 from vllm_ssd.table.heartbeat import draft_lives
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ logger = get_logger(__name__)
 LOOK_S = 0.2  # between two looks at the service
 JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # for its answer, which takes milliseconds unless it hangs
+PUT_AWAY_S = 60.0  # for the answer of one that gives its memory back, which takes seconds
+SPREAD_S = 5.0  # between two looks at whether the engines of several drafts are spread unevenly
 
 
 class JoinedDraft:
@@ -38,10 +42,10 @@ class JoinedDraft:
     def __init__(self, vllm_config: VllmConfig):
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
-        self._name: str = self._config.draft_server
+        self._name: str = self._config.draft_server or self._config.group
         self._process = os.getpid()
         self._files: OwnFiles | None = None
-        self._service: _Service | None = None  # None: it does not draft for this engine now
+        self._service: Service | None = None  # None: it does not draft for this engine now
         self._turn = threading.Lock()  # for what follows, of which a thread does the rest
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -95,10 +99,11 @@ class JoinedDraft:
         self._started = True
 
     def sleep(self) -> None:
-        """Have the service draft for others only."""
+        """Have the service draft for others only. One that has no others gives its memory back;
+        returns when it has."""
         with self._turn:
             self._asleep = True
-            self._leave()
+            self._leave(asleep=True)
 
     def wake(self) -> None:
         """Have it draft for this engine again; the target serves without drafts until it does."""
@@ -124,17 +129,21 @@ class JoinedDraft:
 
     def _watch(self) -> None:
         next_touch = time.monotonic() + rundir.TOUCH_S
+        next_spread = time.monotonic() + SPREAD_S
         while not self._ended.wait(LOOK_S):
             with self._turn:
                 if self._service is not None:
                     self._look(self._service)
                 elif not self._asleep and time.monotonic() >= self._next_try:
                     self._try_to_join()
+                if time.monotonic() >= next_spread:
+                    next_spread = time.monotonic() + SPREAD_S
+                    self._spread()
             if time.monotonic() >= next_touch:
                 next_touch = time.monotonic() + rundir.TOUCH_S
                 rundir.touch(self._run_dir)
 
-    def _look(self, service: _Service) -> None:
+    def _look(self, service: Service) -> None:
         """Whether the service still drafts for this engine."""
         why = service.problem()
         if not why and int(self._table.draft["pid"][0]) != service.pid:
@@ -143,7 +152,11 @@ class JoinedDraft:
             why = "it does not draft for this engine any more"
         if not why:
             return
+        by_itself = service.away == ASLEEP  # for a moment, as its weights are changed
         self._part()
+        self._next_try = 0.0  # there may be another draft with this name
+        if by_itself:
+            return
         self._lost = True
         logger.error(
             "SSD: the draft server %r is lost (%s); serving goes on without drafts until it is "
@@ -155,24 +168,54 @@ class JoinedDraft:
     def _try_to_join(self) -> None:
         self._next_try = time.monotonic() + JOIN_S
         try:
-            run_dir = self._find()
-            service = _Service(run_dir)
-        except (OSError, ValueError) as error:
+            services = self._services()
+        except ValueError as error:
             self._say(str(error))
             return
-        answer = None  # as long as it loads
-        if not service.problem():
-            answer = ask(run_dir, Join(str(self._run_dir)), ANSWER_S)
+        ready = [service for service in services if not service.problem()]
+        if ready:
+            self._join(min(ready, key=lambda service: service.engines))
+        elif services and all(service.away == FOR_GOOD for service in services):
+            self._say("its draft is lost for good, and its log says of what")
+        else:  # as long as they load
+            for service in services:
+                if service.away == ASLEEP:
+                    ask(service.run_dir, Wake(), ANSWER_S)
+        _close(service for service in services if service is not self._service)
+
+    def _join(self, service: Service) -> None:
+        answer = ask(service.run_dir, Join(str(self._run_dir), service.engines), ANSWER_S)
+        if answer == OTHERS_CAME:
+            self._next_try = 0.0
+            return
         if answer == "":
             self._service = service
-        else:
-            service.close()
         if answer is not None:
             self._say(answer)
 
-    def _find(self) -> Path:
-        """Run directory of the service; ``ValueError`` with a sentence if there is none."""
-        return find(self._name)[0]
+    def _services(self) -> list[Service]:
+        """All drafts with this name, to be closed; ``ValueError`` with a sentence if there is none,
+        or one of another version of this package."""
+        services = []
+        for run_dir, _ in find_all(self._name):
+            with contextlib.suppress(FileNotFoundError):  # it ends right now
+                services.append(Service(run_dir))
+        return services
+
+    def _spread(self) -> None:
+        """Go to another draft with this name if that has fewer engines even with this one."""
+        if self._service is None:
+            return
+        try:
+            services = self._services()
+        except ValueError:
+            return  # it is lost, which the next look finds
+        fewest = min((s.engines for s in services if not s.problem()), default=0)
+        _close(services)
+        if fewest + 1 < self._service.engines:
+            logger.info("SSD: moving to a draft of %r that has fewer engines", self._name)
+            self._leave()
+            self._try_to_join()
 
     def _say(self, refusal: str) -> None:
         """What came of a try: of the first one to who waits for it, later on to the log if drafts
@@ -185,9 +228,12 @@ class JoinedDraft:
             self._table.draft["restarts"] += 1
             logger.warning("SSD: the draft server %r is back", self._name)
 
-    def _leave(self) -> None:
+    def _leave(self, asleep: bool = False) -> None:
         if self._service is not None:
-            ask(self._service.run_dir, Leave(str(self._run_dir)), ANSWER_S)
+            limit_s = PUT_AWAY_S if asleep else ANSWER_S
+            answer = ask(self._service.run_dir, Leave(str(self._run_dir), asleep), limit_s)
+            if asleep and answer is None:
+                logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
             self._part()
 
     def _part(self) -> None:
@@ -198,8 +244,13 @@ class JoinedDraft:
         self._table.draft["heartbeat"] = 0
 
 
-class _Service:
-    """A draft service as its engines see it: by its own table and its lock."""
+def _close(services: Iterable[Service]) -> None:
+    for service in services:
+        service.close()
+
+
+class Service:
+    """A draft of a service as its engines see it: by its own table and its lock."""
 
     def __init__(self, run_dir: Path):
         """Raises as ``rundir.watch`` and ``SpeculationTable.open``."""
@@ -211,6 +262,16 @@ class _Service:
     def pid(self) -> int:
         """Of its draft's process."""
         return int(self._table.draft["pid"][0])
+
+    @property
+    def engines(self) -> int:
+        """For which it drafts."""
+        return int(self._table.draft["joined"][0])
+
+    @property
+    def away(self) -> int:
+        """Why it has no heartbeat, as the table knows it."""
+        return int(self._table.draft["away"][0])
 
     def problem(self) -> str:
         """Why it does not draft now; "" if it does."""

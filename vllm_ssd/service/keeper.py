@@ -28,6 +28,7 @@ import msgspec
 
 from vllm_ssd.service import own_ray, rundir
 from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, sentence
+from vllm_ssd.service.own_table import engines_of
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
 
@@ -50,11 +51,15 @@ class Keeper:
         self._run_dir = run_dir
         self._channel = channel
         self._again = again
+        self._shared = False  # by the engines of a group, of which the first has started it
+        self._group = ""  # its name as long as the draft is to be kept for those that are left
 
     def run(self) -> None:
         """Until the engine core closes the channel."""
         try:
             spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
+            self._group = spec.group
+            self._shared = bool(spec.group)
             with contextlib.closing(DraftActor(spec.server)) as actor:
                 self._keep(actor, spec)
         except OwnerGone:
@@ -64,6 +69,9 @@ class Keeper:
             raise
         finally:
             rundir.remove(self._run_dir)
+            if self._shared:
+                # vLLM kills the engines of a group together: then this is the last to see theirs.
+                rundir.sweep()
 
     def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
         """Run one draft server after the other, until ``OwnerGone``."""
@@ -92,6 +100,9 @@ class Keeper:
                 self._say(kind, str(error))
                 actor.kill()
                 self._bury(actor)
+                if pause is None:
+                    actor.give_up()
+                    self._group = ""  # there is nothing to keep for the others
             self._rest(pause)
 
     def _bury(self, actor: DraftActor) -> None:
@@ -115,10 +126,17 @@ class Keeper:
         return text
 
     def _rest(self, seconds: float | None) -> None:
-        """Sleep, None = for ever. The engine core writes nothing: a readable channel is closed."""
-        readable, _, _ = select.select([self._channel], [], [], seconds)
-        if readable:
-            raise OwnerGone
+        """Sleep, None = for ever; ``OwnerGone`` as soon as nobody needs the draft any more."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        # The engine core writes nothing: a readable channel is closed.
+        while select.select([self._channel], [], [], seconds)[0]:
+            if not (self._group and engines_of(self._group)):
+                raise OwnerGone
+            # The engine that started the draft has gone before others that share it.
+            pause = min(POLL_S, deadline - time.monotonic())
+            if pause <= 0:
+                return
+            time.sleep(pause)
 
     def _say(self, kind: str, text: str) -> None:
         try:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +22,7 @@ from vllm_ssd.service.messages import Sleep, Wake, ask
 from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
+from vllm_ssd.service.target_environment import TargetEnvironment
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -59,7 +60,7 @@ class DraftLauncher:
         self._started = False
         self._given_up = False  # there is no draft, and will be none
         self._device = DraftDevice()  # not chosen yet
-        self._before: dict[str, str | None] = {}  # this process's environment, where it was changed
+        self._environment = TargetEnvironment()
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -71,9 +72,7 @@ class DraftLauncher:
         self._run_dir = self._files.run_dir
         self._config.run_dir = str(self._run_dir)
         self._device = self._choose_device(current_platform)
-        for name, value in self._device.of_target.items():
-            self._before[name] = os.environ.get(name)
-            os.environ[name] = value
+        self._environment.set(self._device.of_target)
         spec = make_keeper_spec(
             self._vllm_config, str(self._run_dir), self._device, current_platform
         )
@@ -94,8 +93,12 @@ class DraftLauncher:
     def _choose_device(self, platform: Any) -> DraftDevice:
         return choose_device(self._vllm_config, platform)
 
-    def _start_keeper(self, *again: str) -> None:
+    def _locks_of_keeper(self) -> Sequence[int]:
+        """What of the files the keeper holds, too."""
         assert self._files is not None
+        return self._files.run_dir_locks
+
+    def _start_keeper(self, *again: str) -> None:
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
         with theirs:
@@ -106,7 +109,7 @@ class DraftLauncher:
                 [*keeper, str(self._run_dir), str(theirs.fileno()), *again],
                 cwd=self._run_dir,
                 env=os.environ | absolute_paths(os.environ),
-                pass_fds=(theirs.fileno(), *self._files.run_dir_locks),
+                pass_fds=(theirs.fileno(), *self._locks_of_keeper()),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 check=False,
@@ -115,7 +118,7 @@ class DraftLauncher:
     def workers_started(self) -> None:
         """The target's, and its environment need not be theirs any more. Raises as ``wait_ready``
         if the draft has failed by now, and does not wait for it."""
-        self._restore_environment()
+        self._environment.restore()
         if not self._words.empty():
             self.wait_ready()
 
@@ -178,16 +181,7 @@ class DraftLauncher:
         if self._files is not None:
             self._files.remove()
         self._device = DraftDevice()  # a GPU that was reserved is free now
-        self._restore_environment()
-
-    def _restore_environment(self) -> None:
-        """The target's workers have theirs: what is started next is another engine's."""
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self._before.clear()
+        self._environment.restore()
 
     def _listen(self) -> None:
         """Pass on the keeper's words until it ends; start it again if it was killed."""

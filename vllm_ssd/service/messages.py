@@ -55,21 +55,27 @@ class Reload(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """Draft for the engine with this run directory, too. Answered when that has begun."""
+    """Draft for the engine with this run directory, too. Answered when that has begun, or with
+    ``OTHERS_CAME`` if engines are given and the draft has another number of them by now: of those
+    that choose the least busy draft at the same time, one gets it, and the others look again."""
 
     run_dir: str
+    engines: Union[int, None] = None
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """Draft for this engine no longer. Answered when nothing more is written to its table."""
+    """Draft for this engine no longer. Answered when nothing more is written to its table.
+    asleep: it sleeps, and so does the draft, before it answers, if it has no other engine."""
 
     run_dir: str
+    asleep: bool = False
 
 
 NOT_ITS_OWN = (
     "the draft is shared by all engines of its draft server, and one of them cannot change it: "
     "stop the draft server and start it with the other weights"
 )
+OTHERS_CAME = "others have joined meanwhile"
 
 Request = Union[Add, Remove, Stop, Sleep, Wake, Reload, Join, Leave]
 # Its result is the answer, None = none: "", or a sentence that says what is wrong.

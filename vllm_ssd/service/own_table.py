@@ -31,31 +31,50 @@ def table_owner(vllm_config: VllmConfig) -> TableOwner:
         model=vllm_config.model_config.served_model_name,
         engine=vllm_config.parallel_config.data_parallel_index,
         pid=os.getpid(),
-        draft_server=config.draft_server or "",
+        draft_server=config.draft_server or config.group,
     )
+
+
+def engines_of(draft_server: str) -> list[TableOwner]:
+    """Running engines of this user whose drafts come from the service with this name, whether it
+    drafts for them now or not."""
+    found = []
+    for path in rundir.tables():
+        try:
+            owner = SpeculationTable.open(path, writable=False).owner
+        except (FileNotFoundError, ValueError):
+            continue  # stopping right now, or of another version of this package
+        if owner.draft_server == draft_server and owner.model:
+            found.append(owner)
+    return found
 
 
 class OwnFiles:
     """A run directory and its table, made by this process and held until ``remove``. run_dir_locks:
-    what holds the directory. What killed engines have left is swept before."""
+    what holds the directory; locks: what holds the table, too. What killed engines have left is
+    swept before."""
 
     def __init__(self, shape: TableShape, owner: TableOwner):
         """Raises as ``rundir.create`` and ``make_table``."""
         rundir.sweep()
         self.run_dir, self.run_dir_locks = rundir.create()
-        self._locks = list(self.run_dir_locks)
+        self.locks = list(self.run_dir_locks)
         try:
-            self._locks.append(make_table(self.run_dir, shape, owner))
+            self.locks.append(make_table(self.run_dir, shape, owner))
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
         """Remove them; a second call does nothing."""
-        if self._locks:
+        if self.locks:
             rundir.remove(self.run_dir)
-        while self._locks:
-            os.close(self._locks.pop())
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leave them to the other processes that hold them."""
+        while self.locks:
+            os.close(self.locks.pop())
 
 
 def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None) -> int:

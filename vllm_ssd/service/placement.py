@@ -1,15 +1,15 @@
 """Which GPU the draft gets, and what its process must be told to see that one only.
 
 vLLM gives the visible GPUs out in order, those of ``--device-ids`` if it is given: worker r of this
-host's n-th engine has number n * world_size + r. Drafts come after all targets: of E engines the
-n-th has its draft on number E * world_size + n. Under the Ray executor Ray gives out the GPUs, so
-it is asked for one more.
+host's n-th engine has number n * world_size + r. The draft of E engines comes after all targets, on
+number E * world_size. Under the Ray executor Ray gives out the GPUs, so it is asked for one more.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 @dataclass(frozen=True)
 class Placement:
     """device: index among the visible GPUs, or a name for CUDA_VISIBLE_DEVICES. with_target: a
-    target runs there too. with_drafts: drafts of other engines run there too."""
+    target runs there too. with_drafts: other drafts run there too."""
 
     device: int | str
     with_target: bool = False
@@ -44,6 +44,27 @@ def engine_index(parallel: ParallelConfig) -> int:
     return parallel.data_parallel_index if index is None else index
 
 
+def device_names(draft_device: int | str | None, platform: Any) -> list[str]:
+    """The devices that the user named, none if it is None: GPUs as in "4,5", and on CPUs lists of
+    cores as in "2-3,6|7", which vLLM separates like this, too. platform: vLLM's."""
+    if draft_device is None:
+        return []
+    return str(draft_device).split("|" if platform.is_cpu() else ",")
+
+
+def group_name(
+    engines: int, draft_device: int | str | None, parallel: ParallelConfig, platform: Any
+) -> str:
+    """The name of the draft that the ``engines`` engines of this host share, the same for all of
+    them; "" where each has a draft of its own."""
+    if engines < 2 or len(device_names(draft_device, platform)) > 1:
+        return ""
+    if parallel.data_parallel_rank_local is not None:
+        # Offline each makes a config. This is where all of them meet.
+        return f"dp:{parallel.data_parallel_master_ip}:{parallel.data_parallel_master_port}"
+    return f"dp:{os.getpid()}-{secrets.token_hex(2)}"  # the process that starts them
+
+
 def place_draft(
     draft_device: int | str | None,
     engines: int,
@@ -51,8 +72,9 @@ def place_draft(
     platform: Any,
     engine: int,
 ) -> Placement:
-    """The place of the draft of this host's engine number ``engine`` of ``engines``; ``ValueError``
-    with a sentence if there is none.
+    """The place of the draft of this host's engine number ``engine`` of ``engines``, which share
+    one unless ``draft_device`` names several devices; ``ValueError`` with a sentence if there is
+    none.
 
     draft_device: the user's option. platform: vLLM's. Not for the Ray executor, unless
     ``draft_device`` says where.
@@ -60,23 +82,23 @@ def place_draft(
     order = [] if parallel.use_ray else _order(parallel, platform)
     used, free = _divide(order, engines, parallel)
     if draft_device is None:
-        if len(free) < max(engines, engine + 1):
-            need = "draft needs" if engines == 1 else "drafts need"
+        number = 0 if engines > 1 else engine
+        if len(free) <= number:
             wanted = engines * parallel.world_size
             raise ValueError(
-                f"the target uses {wanted} of {len(order)} visible GPUs and its {need} "
-                f"{engines} more: make more visible or lower --tensor-parallel-size, or for "
+                f"the target uses {wanted} of {len(order)} visible GPUs and its draft needs "
+                "1 more: make more visible or lower --tensor-parallel-size, or for "
                 f'development share one of the target with "draft_device": {next(iter(order), 0)} '
                 "in --speculative-config"
             )
-        return Placement(free[engine])
+        return Placement(free[number])
     named = named_gpus(draft_device, engines)
     device = named[engine % len(named)]
     index = _visible_index(device, platform)
     return Placement(
         device if index is None else index,
         with_target=index in used,
-        with_drafts=engines > 1 and (len(named) == 1 or named.count(device) > 1),
+        with_drafts=named.count(device) > 1,
     )
 
 
@@ -105,8 +127,8 @@ def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:
     if len(named) not in (1, max(engines, 1)):
         raise ValueError(
             f"draft_device {draft_device!r} names {len(named)} GPUs and this host has "
-            f"{engines} engine{'s' if engines != 1 else ''}, each with one draft: "
-            "name one GPU for each, or one for all"
+            f"{engines} engine{'s' if engines != 1 else ''}: "
+            "name one GPU for the draft of each, or one for a draft that all share"
         )
     return named
 

@@ -18,6 +18,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.cores import pin_to
 from vllm_ssd.service.messages import (
+    OTHERS_CAME,
     Add,
     ControlServer,
     Handler,
@@ -32,6 +33,7 @@ from vllm_ssd.service.messages import (
 )
 from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
+from vllm_ssd.table import ASLEEP
 
 if TYPE_CHECKING:  # torch is imported once the process is pinned
     from vllm_ssd.draft.engine import DraftEngine
@@ -78,6 +80,7 @@ class DraftServer:
         import torch
 
         self._status["pid"] = os.getpid()
+        self._status["joined"] = self._status["away"] = 0
         self._take_over()
         handlers: dict[type, Handler] = {
             Add: self._add,
@@ -141,6 +144,7 @@ class DraftServer:
 
     def _come_back(self) -> None:
         """Load the draft again, and have the target send all its texts."""
+        self._status["away"] = 0
         line = self._draft.load()
         self._take_over()
         logger.info("SSD: %s", line)
@@ -179,20 +183,25 @@ class DraftServer:
 
     def _sleep(self, message: Sleep) -> str:
         self._asleep = True
-        self._status["heartbeat"] = 0
-        self._part_with_all()
+        self._go_away()
         self._draft.put_away()
         return ""
 
     def _wake(self, message: Wake) -> str:
         self._asleep = False
+        self._status["away"] = 0
         return ""
+
+    def _go_away(self) -> None:
+        """Draft for nobody, of the draft's own will."""
+        self._status["away"] = ASLEEP
+        self._status["heartbeat"] = 0
+        self._part_with_all()
 
     def _reload(self, message: Reload) -> str:
         if self._asleep:
             return "the draft sleeps: wake the engine up before the draft's weights are changed"
-        self._status["heartbeat"] = 0
-        self._part_with_all()
+        self._go_away()
         problem = ""
         try:
             self._draft.take_weights(message.path)
@@ -210,6 +219,8 @@ class DraftServer:
         if self._draft.engine is None:
             return "the draft is not loaded now"
         self._part(message.run_dir)
+        if message.engines not in (None, len(self._joined)):
+            return OTHERS_CAME
         try:
             joined = ServedEngine(Path(message.run_dir), self._draft.engine, self._control)
         except (OSError, ValueError) as error:
@@ -220,6 +231,8 @@ class DraftServer:
 
     def _leave(self, message: Leave) -> str:
         self._part(message.run_dir)
+        if message.asleep and not self._joined:
+            return self._sleep(Sleep())
         return ""
 
     def _part(self, run_dir: str) -> None:

@@ -30,11 +30,13 @@ class ServerSpec:
 @dataclass(frozen=True)
 class KeeperSpec:
     """Everything the keeper is told. start_timeout_s: seconds for every start after the first;
-    max_restarts: in a row, 0 = a draft that is lost is not restarted."""
+    max_restarts: in a row, 0 = a draft that is lost is not restarted; group: the name of the draft
+    if all engines of a data parallel group share it, "" = it is of one process."""
 
     server: ServerSpec
     start_timeout_s: float
     max_restarts: int
+    group: str = ""
 
 
 # Branches of all requests in a round, at most. On a GPU the draft measures what its rounds take and
@@ -50,7 +52,7 @@ def make_keeper_spec(
     policy = _policy(vllm_config, platform)
     model = _model_spec(vllm_config, policy, device, platform)
     server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
-    return KeeperSpec(server, config.start_timeout_s, config.max_restarts)
+    return KeeperSpec(server, config.start_timeout_s, config.max_restarts, config.group)
 
 
 def _policy(vllm_config: VllmConfig, platform: Any) -> DraftPolicy:
@@ -74,7 +76,10 @@ def _model_spec(
     config: Any = vllm_config.speculative_config
     draft = config.draft_model_config
     load = config.draft_load_config or vllm_config.load_config
-    max_requests = vllm_config.scheduler_config.max_num_seqs
+    # Memory is planned once for all engines that share the draft.
+    max_requests = vllm_config.scheduler_config.max_num_seqs * (
+        config.engines if config.group else 1
+    )
     engine_args = {
         "model": absolute(draft.model),
         "tokenizer": absolute(draft.tokenizer),

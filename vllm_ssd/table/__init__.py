@@ -13,7 +13,9 @@ for the host, in which its writer stands beside its reader, and one for GPU kern
 """
 
 from vllm_ssd.table.schema import (
+    ASLEEP,
     DRAFTING,
+    FOR_GOOD,
     GIVEN_UP,
     LOST,
     PREPARING,

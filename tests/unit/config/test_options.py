@@ -135,13 +135,14 @@ def test_copies_are_complete(make, draft, copied):
 
 def test_engines_are_counted_before_vllm_forgets_them(make, target, draft):
     """The engine core of a dense model is told that it is the only one."""
-    assert make().engines == 1
+    assert (make().engines, make().group) == (1, "")
     parallel = ParallelConfig(data_parallel_size=2, data_parallel_size_local=2)
     config = make_ssd_config({"model": draft}, target, parallel)
     parallel.data_parallel_rank_local = 1
     parallel.reconfigure_for_independent_dp_rank()
     assert parallel.data_parallel_size_local == 1
-    assert pickle.loads(pickle.dumps(config)).engines == 2
+    twin = pickle.loads(pickle.dumps(config))
+    assert twin.engines == 2 and twin.group == config.group != ""
 
 
 def test_repr_is_short(make, draft):

@@ -74,9 +74,14 @@ else:
         with torch.inference_mode():
             weights = read_weights(model._model)
             fused = FusedLayers(weights, model.attention)
-            assert largest_difference(fused, model._forward, model.attention) < 1e-4
+            theirs = model._forward, model.logits, model.attention
+            assert largest_difference(fused, *theirs, counts=(5, 40, 130)) < 1e-4
             other = FusedLayers(replace(weights, residual_multiplier=0.2), model.attention)
-            assert largest_difference(other, model._forward, model.attention) > TOLERANCE
+            assert largest_difference(other, *theirs, counts=(5,)) > TOLERANCE
+            hidden = torch.randn(20, model.hidden_size)
+            for known in (VOCAB, 70):  # by all tiles of the vocabulary, and by a part of one
+                likeliest = model.logits(hidden)[:, :known].argmax(dim=1)
+                assert fused.likeliest(hidden, known).equal(likeliest)
 
     @pytest.mark.parametrize("name", ["olmo2", "gpt_neox"])
     def test_others_are_left_to_vllm(tmp_path, name):

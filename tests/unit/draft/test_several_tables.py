@@ -45,6 +45,12 @@ def predictions(loop):
     return slots["prediction"].tobytes(), slots["fallback"].tobytes(), slots["state"].tobytes()
 
 
+def seated(engine, loops):
+    """How many requests of each loop's table have a seat."""
+    seated = [request for request in engine.requests if request.seat >= 0]
+    return [sum(request.served is loop.served for request in seated) for loop in loops]
+
+
 def free(engine):
     """KV blocks and seats that nobody has."""
     return engine.requests.pool.num_free, len(engine.requests._free_seats)
@@ -111,6 +117,27 @@ def test_what_a_table_counts(draft_model, reference, pair):
     first.client.remove("a")
     second.client.remove("a")
     assert (ours["live"], theirs["live"]) == (1, 0)
+
+
+def test_no_target_takes_all_seats(pair, engine):
+    """A seat that is given back goes to the target with the fewest, whoever waits longest."""
+    first, second = pair
+    for name in "abcd":
+        first.client.add(name, PROMPT)
+    first.work()
+    assert seated(engine, pair) == [SLOTS, 0]
+    first.client.remove("a")
+    first.client.add("e", PROMPT)
+    second.client.add("x", OTHER_PROMPT)
+    first.work()
+    assert seated(engine, pair) == [3, 1]
+    second.client.add("y", OTHER_PROMPT)
+    first.client.remove("b")
+    first.work()
+    assert seated(engine, pair) == [2, 2]
+    second.client.remove("y")
+    first.work()
+    assert seated(engine, pair) == [3, 1], "nobody else waits"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

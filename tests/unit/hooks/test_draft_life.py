@@ -96,6 +96,18 @@ def test_a_draft_that_is_shared_is_joined_instead(events, config, monkeypatch):
     assert events[0] == "start draft"
 
 
+def test_engines_of_a_group_share_one(events, config, monkeypatch):
+    monkeypatch.setitem(
+        sys.modules,
+        "vllm_ssd.service.group_draft",
+        SimpleNamespace(GroupDraft=FakeLauncher),
+    )
+    monkeypatch.setattr(sys.modules["vllm_ssd.service.launch"], "DraftLauncher", None)
+    config.speculative_config.group = "dp:1"
+    Target(config)
+    assert events[0] == "start draft"
+
+
 @pytest.mark.parametrize("executor", [Target, DerivedTarget])
 def test_draft_starts_and_stops_with_the_target(events, config, executor):
     target = executor(vllm_config=config)

@@ -23,7 +23,7 @@ from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import DraftName
 from vllm_ssd.service.messages import Join, Leave, Sleep, Wake, ask
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape
 from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.worker.client import SpeculationClient
 from vllm_ssd.worker.connection import Connection
@@ -191,6 +191,27 @@ def test_a_draft_that_is_away(server, relay, engine):
     until("draft", lambda: draft_lives(service))
     assert join(relay, engine) == ""
     assert engine.predicted(7) == server.expected
+
+
+def test_a_draft_that_sleeps_with_its_last_engine(server, relay, engine):
+    """And is woken from here; of one that cannot be heard nobody says that it sleeps."""
+    theirs, ours = relay
+    service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
+
+    def asleep():
+        return service.draft["away"][0] == ASLEEP
+
+    assert ask(ours.end.run_dir, Leave(str(engine.run_dir), asleep=True), ANSWER_S) == ""
+    until("sleep", asleep)
+    assert server.joined() == 0 and not (draft_lives(service) or engine.alive())
+    theirs.paused = True
+    until("silence", lambda: not asleep())
+    theirs.paused = False
+    until("word of it", asleep)
+    assert ask(ours.end.run_dir, Wake(), ANSWER_S) == ""
+    until("draft", lambda: draft_lives(service))
+    assert not asleep() and join(relay, engine) == ""
+    assert engine.predicted(5) == server.expected
 
 
 def test_an_engine_that_dies_is_left(server, relay, engine):

@@ -37,7 +37,7 @@ TO_DRAFT = [
     Happened(1, 3, STAMP, 100, -1, b"1234"),
 ]
 TO_TARGET = [
-    Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}),
+    Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}, "a1"),
     Status(0, -1, [0, 2**40, -1]),
     State(1, 3, STAMP),
     Grown(1, 3, STAMP, 2, b"12345678", b""),

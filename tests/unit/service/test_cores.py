@@ -51,21 +51,19 @@ def test_the_users_choices_come_first():
 def test_engines_of_one_machine_have_cores_of_their_own():
     """Every one tells vLLM of all, which takes the parts at the engine's own place."""
     one, two = (split_cores(range(8), 2, None, None, engine, 2) for engine in (0, 1))
-    assert (one.draft, one.target) == ([3], "0|1,2|0|1,2")
-    assert (two.draft, two.target) == ([7], "4|5,6|4|5,6")
+    assert (one.draft, one.target) == ([6, 7], "0|1,2|0|1,2")
+    assert (two.draft, two.target) == ([6, 7], "3|4,5|3|4,5")
     assert not one.shared and not two.shared
-    chosen = [split_cores(range(6), 1, "4-5", None, engine, 2) for engine in (0, 1)]
-    assert [(s.draft, s.target, s.shared) for s in chosen] == [
-        ([4], "0,1|0,1", False),
-        ([5], "2,3|2,3", False),
-    ]
+    for device, drafts in (("4-5", ([4, 5], [4, 5])), ("4|5", ([4], [5]))):
+        chosen = [split_cores(range(6), 1, device, None, engine, 2) for engine in (0, 1)]
+        assert [(s.draft, s.target, s.shared) for s in chosen] == [
+            (drafts[0], "0,1|0,1", False),
+            (drafts[1], "2,3|2,3", False),
+        ]
     bound = [split_cores(range(6), 1, None, "0,1|2,3", engine, 2) for engine in (0, 1)]
-    assert [(s.draft, s.target) for s in bound] == [([4], None), ([5], None)]
+    assert [(s.draft, s.target) for s in bound] == [([4, 5], None)] * 2
     few = [split_cores([0, 1], 1, None, None, engine, 2) for engine in (0, 1)]
-    assert [(s.draft, s.target, s.shared) for s in few] == [
-        ([0], "0|0", True),
-        ([1], "1|1", True),
-    ]
+    assert [(s.draft, s.target, s.shared) for s in few] == [([1], "0|0", True)] * 2
 
 
 @pytest.mark.parametrize(
@@ -76,6 +74,7 @@ def test_engines_of_one_machine_have_cores_of_their_own():
         ("0,7", "choose from 0, 2, 3"),
         ("3-2", "choose from 0, 2, 3"),
         ("GPU-00001", "is not a list of cores"),
+        ("0|2", "has 2 lists of cores and this host has 1 engine"),
     ],
 )
 def test_cores_that_are_not_there(device, expected, monkeypatch):

@@ -23,11 +23,12 @@ def test_sharing_needs_a_word_and_gets_one(caplog):
 
 
 def test_drafts_that_share_are_warned_of_once(caplog):
-    for number in range(2):
-        made = engine(parallel(1, engine=number), engines=2, draft_device=2)
-        assert choose_device(made, gpus(3)).gpu == 2
-    (record,) = caplog.records
-    assert "the drafts of several engines share one GPU" in record.getMessage()
+    for device, warnings in ((2, 0), ("2,2", 1)):
+        for number in range(2):
+            made = engine(parallel(1, engine=number), engines=2, draft_device=device)
+            assert choose_device(made, gpus(3)).gpu == 2
+        assert len(caplog.records) == warnings
+    assert "names one GPU for the drafts of several engines" in caplog.text
 
 
 @pytest.mark.parametrize("rocm", [False, True])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.sentences import one_sentence
 from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import DraftName, find, publish
+from vllm_ssd.service.draft_names import DraftName, find, find_all, publish
 
 
 @pytest.fixture
@@ -56,8 +56,18 @@ def test_a_name_that_is_taken(start):
     assert find("one")[0] == second
 
 
+def test_several_drafts_of_one_service(start):
+    named = DraftName("one", {})
+    (first, kill), (second, _) = start(), start()
+    for run_dir in (first, second):
+        publish(run_dir, named)
+    assert sorted(find_all("one")) == sorted([(first, named), (second, named)])
+    kill()
+    assert find_all("one") == [(second, named)] and find("one")[0] == second
+
+
 def test_those_that_are_there_are_listed(start):
-    for name in ("two", "one"):
+    for name in ("two", "dp:1", "one"):
         publish(start()[0], DraftName(name, {}))
-    with pytest.raises(ValueError, match=r"\(there are .*one, .*two"):
+    with pytest.raises(ValueError, match=r"\(there are (?!.*dp).*one, .*two"):
         find("three")

@@ -15,9 +15,17 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service import joined_draft, rundir
 from vllm_ssd.service.draft_names import DraftName, publish
 from vllm_ssd.service.joined_draft import JoinedDraft
-from vllm_ssd.service.messages import ControlServer, Join, Leave, Request, endpoint
+from vllm_ssd.service.messages import (
+    OTHERS_CAME,
+    ControlServer,
+    Join,
+    Leave,
+    Request,
+    Wake,
+    endpoint,
+)
 from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
+from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner, TableShape
 
 SHAPE = TableShape(1, 2, 3)
 
@@ -29,22 +37,26 @@ def until(condition):
         time.sleep(0.01)
 
 
+NAMED = DraftName("drafts", {})
+
+
 class FakeService:
     """``loaded``: its draft lives. refusal: what it answers to engines that want to join. asked:
-    what it was asked, by the types of messages."""
+    what it was asked, by the types of messages; slept: whether to sleep, each time it was left."""
 
-    def __init__(self, loaded: bool = True, refusal: str = ""):
-        self.files = OwnFiles(SHAPE, TableOwner(draft_server="drafts"))
+    def __init__(self, loaded: bool = True, refusal: str = "", pid: int = 7, named=NAMED):
+        self.files = OwnFiles(SHAPE, TableOwner(draft_server=named.name))
         self._draft = SpeculationTable.open(rundir.table_path(self.files.run_dir)).draft[0]
-        self._draft["pid"], self._draft["heartbeat"] = 7, loaded and time.monotonic_ns()
+        self._draft["pid"], self._draft["heartbeat"] = pid, loaded and time.monotonic_ns()
         self.loaded, self.refusal = loaded, refusal
         self.asked: list[type] = []
-        self._joined: list[SpeculationTable] = []
+        self.slept: list[bool] = []
+        self._joined: dict[str, SpeculationTable] = {}
         self._control = ControlServer()
         handlers = dict.fromkeys(get_args(Request), lambda _: None)
-        handlers |= {Join: self._join, Leave: self._leave}
+        handlers |= {Join: self._join, Leave: self._leave, Wake: self._wake}
         self._control.listen(endpoint(self.files.run_dir), handlers)
-        publish(self.files.run_dir, DraftName("drafts", {}))
+        publish(self.files.run_dir, named)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -57,6 +69,18 @@ class FakeService:
         self._draft["heartbeat"], self._draft["pid"] = 0, self._draft["pid"] + 1
         self.loaded = True
 
+    @property
+    def engines(self) -> int:
+        return int(self._draft["joined"])
+
+    def die(self, away: int = 0):
+        """And stay so."""
+        self.loaded = False
+        time.sleep(0.05)
+        self._joined.clear()
+        self._draft["joined"], self._draft["away"] = 0, away
+        self._draft["heartbeat"] = 0
+
     def end(self):
         self._ended.set()
         self._thread.join()
@@ -67,21 +91,32 @@ class FakeService:
         while not self._ended.wait(0.01):
             self._control.drain()
             if self.loaded:
-                for draft in (self._draft, *(table.draft[0] for table in self._joined)):
+                joined = [table.draft[0] for table in self._joined.values()]
+                self._draft["joined"] = len(joined)
+                for draft in (self._draft, *joined):
                     draft["heartbeat"] = time.monotonic_ns()
 
     def _join(self, message):
         self.asked.append(Join)
+        if message.engines != len(self._joined):
+            return OTHERS_CAME
         if not self.refusal:
             table = SpeculationTable.open(rundir.table_path(Path(message.run_dir)))
             table.draft["pid"] = self._draft["pid"]
             table.draft["heartbeat"] = time.monotonic_ns()
-            self._joined.append(table)
+            self._joined[message.run_dir] = table
         return self.refusal
 
     def _leave(self, message):
         self.asked.append(Leave)
-        self._joined.clear()
+        self.slept.append(message.asleep)
+        self._joined.pop(message.run_dir, None)
+        return ""
+
+    def _wake(self, message):
+        self.asked.append(Wake)
+        self._draft["away"] = 0
+        self.loaded = True
         return ""
 
 
@@ -89,6 +124,7 @@ class FakeService:
 def service(monkeypatch):
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
     monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
     made = []
 
     def make(**how) -> FakeService:
@@ -216,12 +252,58 @@ def test_it_sleeps_and_wakes_up(service, join, caplog):
     draft = join()
     begin(draft)
     draft.sleep()
-    assert one.asked == [Join, Leave] and not lives(draft)
+    assert one.asked == [Join, Leave] and one.slept == [True] and not lives(draft)
     time.sleep(0.3)
     assert one.asked == [Join, Leave]
     draft.wake()
     until(lambda: lives(draft))
     assert said(caplog) == []
+
+
+def test_one_that_sleeps_is_woken_up(service, join, caplog):
+    """Whoever was the last to leave it; a draft that goes away by itself is not lost."""
+    one = service()
+    draft = join()
+    begin(draft)
+    one.die(away=ASLEEP)
+    until(lambda: one.asked == [Join, Wake, Join])
+    until(lambda: lives(draft))
+    draft.sleep()
+    one.die(away=ASLEEP)
+    time.sleep(0.3)
+    assert not one.loaded, "this engine sleeps, too"
+    draft.wake()
+    until(lambda: lives(draft))
+    assert said(caplog) == []
+
+
+def test_one_that_is_lost_for_good_is_not_waited_for(service, join):
+    service(loaded=False).die(away=FOR_GOOD)
+    with pytest.raises(RuntimeError, match="its draft is lost for good"):
+        begin(join())
+
+
+def test_engines_are_spread_over_several_drafts(service, join, caplog):
+    """Those that join at once, too; one that is lost loses its engines to the others at once, and
+    gets some back when it is back."""
+    one, two = (service(pid=pid) for pid in (7, 8))
+    drafts = [join() for _ in range(4)]
+    starts = [threading.Thread(target=begin, args=(draft,)) for draft in drafts]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    assert (one.engines, two.engines) == (2, 2) and all(map(lives, drafts))
+    one.die()
+    until(lambda: two.engines == 4 and all(map(lives, drafts)))
+    lost, back = "is lost (its draft is gone)", "' is back"
+    until(lambda: [sum(what in line for line in said(caplog)) for what in (lost, back)] == [2, 2])
+    one.loaded = True
+    until(lambda: (one.engines, two.engines) == (2, 2) and all(map(lives, drafts)))
+    asked = one.asked + two.asked
+    time.sleep(0.3)
+    assert one.asked + two.asked == asked, "they stay"
+    assert len(said(caplog)) == 4, "nothing is said of moves"
 
 
 def test_the_end_of_a_forked_child_is_not_the_engines(service, join):

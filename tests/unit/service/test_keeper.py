@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.service import keeper
+from vllm_ssd.service import keeper, rundir
 from vllm_ssd.service.actor import DraftLost
 from vllm_ssd.service.keeper import Keeper
 from vllm_ssd.service.own_ray import OTHER_RAY
@@ -50,6 +50,9 @@ class Script:
             self._end()
         return gone
 
+    def give_up(self) -> None:
+        self.done.append("give up")
+
     def close(self) -> None:
         self.done.append("close")
 
@@ -61,14 +64,14 @@ BURIED = ["kill", "look", "look"]
 def keep(tmp_path, monkeypatch):
     """What an actor of this script did before it was closed, and what the engine core was told."""
 
-    def run(*happens, max_restarts=3, start_timeout_s=60.0):
+    def run(*happens, max_restarts=3, start_timeout_s=60.0, group=""):
         ours, theirs = socket.socketpair()
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
         model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         run_dir = tmp_path / "run"
         run_dir.mkdir()
         server = ServerSpec(str(run_dir), model, policy, [], {})
-        spec = KeeperSpec(server, start_timeout_s, max_restarts)
+        spec = KeeperSpec(server, start_timeout_s, max_restarts, group)
         (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
         made_for: list[ServerSpec] = []
@@ -116,25 +119,52 @@ def test_up_to_max_restarts(keep):
 def test_never(keep):
     done, told = keep("one", DraftLost("dead"), max_restarts=0)
     assert told == [{"ready": "one"}, {"given_up": "dead"}]
-    assert done == ["start", "serve", *BURIED]
+    assert done == ["start", "serve", *BURIED, "give up"]
 
 
 def test_a_first_start_that_fails_is_not_repeated(keep):
     done, told = keep(DraftLost("no such file"))
     assert told == [{"failed": "no such file"}]
-    assert done == ["start", *BURIED]
+    assert done == ["start", *BURIED, "give up"]
 
 
 def test_a_later_start_has_a_deadline(keep):
     done, told = keep("one", DraftLost("dead"), None, start_timeout_s=0, max_restarts=1)
     late = "the draft model was not ready within 0 s (start_timeout_s)"
     assert told == [{"ready": "one"}, {"lost": "dead"}, {"given_up": late}]
-    assert done[-4:] == ["close", *BURIED]
+    assert done[-5:] == ["close", *BURIED, "give up"]
 
 
 def test_a_server_that_was_told_to_stop_is_lost(keep):
     _, told = keep("one", "stopped", max_restarts=0)
     assert told == [{"ready": "one"}, {"given_up": "stopped"}]
+
+
+def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
+    """The first engine is gone from the third look on, and the last one some time later."""
+    others = [["two", "three"], ["three"], ["three"], []]
+    asked = []
+
+    def engines_of(name):
+        asked.append(name)
+        return others.pop(0)
+
+    killed, locks = rundir.create()
+    while locks:
+        os.close(locks.pop())
+    monkeypatch.setattr(keeper, "engines_of", engines_of)
+    monkeypatch.setattr(keeper, "POLL_S", 0.01)
+    done, told = keep("one", None, group="dp:1")
+    assert told == [{"ready": "one"}] and done == ["start", "serve"]
+    assert asked == ["dp:1"] * 4 and not others
+    assert not killed.exists(), "nobody else would remove it"
+
+
+@pytest.mark.parametrize("happens", [["one", DraftLost("dead")], [DraftLost("no such file")]])
+def test_nothing_is_kept_for_others_if_there_will_be_no_draft(keep, monkeypatch, happens):
+    monkeypatch.setattr(keeper, "engines_of", lambda _: pytest.fail("for nothing"))
+    done, _ = keep(*happens, max_restarts=0, group="dp:1")
+    assert done[-1] == "give up"
 
 
 def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Which GPU the draft gets where vLLM gives them out."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,12 @@ from vllm_ssd.service.placement import (
     Placement,
     engine_index,
     gpu_environment,
+    group_name,
     local_engines,
     place_draft,
 )
+
+CPU = SimpleNamespace(is_cpu=lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -22,11 +26,11 @@ from vllm_ssd.service.placement import (
     [
         (1, parallel(1), 2, [1]),
         (1, parallel(2), 8, [2]),
-        (2, parallel(2), 6, [4, 5]),
-        (3, parallel(1), 8, [3, 4, 5]),
+        (2, parallel(2), 5, [4, 4]),
+        (3, parallel(1), 8, [3, 3, 3]),
         (1, parallel(2, ids=[5, 6]), 3, [0]),  # the draft may leave --device-ids ...
         (1, parallel(2, ids=[7, 5, 6]), 4, [2]),  # ... but uses what they have to spare first
-        (2, parallel(1, ids=[4, 6, 7, 5]), 4, [3, 1]),
+        (2, parallel(1, ids=[4, 6, 7, 5]), 4, [3, 3]),
         (0, parallel(4), 0, []),
     ],
 )
@@ -37,11 +41,28 @@ def test_drafts_come_after_all_targets(engines, target, count, drafts):
     assert places == [Placement(draft) for draft in drafts]
 
 
+def test_who_shares_a_draft():
+    """All engines of this host, unless each has a device for one of its own."""
+    served = SimpleNamespace(data_parallel_rank_local=None)
+    for platform, one, several in ((gpus(6), "4", "4,5"), (CPU, "4-5,7", "4-5|7")):
+        for device in (None, 4, one):
+            assert group_name(2, device, served, platform).startswith(f"dp:{os.getpid()}-")
+            assert group_name(1, device, served, platform) == ""
+        assert group_name(2, several, served, platform) == ""
+    assert group_name(2, None, served, CPU) != group_name(2, None, served, CPU)
+    offline = SimpleNamespace(
+        data_parallel_rank_local=1,
+        data_parallel_master_ip="10.0.0.1",
+        data_parallel_master_port=29500,
+    )
+    assert group_name(2, None, offline, CPU) == "dp:10.0.0.1:29500"
+
+
 @pytest.mark.parametrize(
     "engines, target, count, expected",
     [
         (1, parallel(2), 2, "uses 2 of 2 visible GPUs and its draft needs 1 more"),
-        (2, parallel(1), 3, "uses 2 of 3 visible GPUs and its drafts need 2 more"),
+        (3, parallel(1), 3, "uses 3 of 3 visible GPUs and its draft needs 1 more"),
         (1, parallel(1), 1, 'for development share one of the target with "draft_device": 0'),
         (1, parallel(2, ids=[5, 4]), 2, 'with "draft_device": 1'),
     ],
@@ -71,7 +92,7 @@ def test_an_engine_that_nobody_foresaw():
         ("5,4", 2, 1, Placement(4)),
         ("GPU-00005,4", 2, 1, Placement(4)),
         ("3,4", 2, 0, Placement(3, with_target=True)),
-        ("4", 2, 1, Placement(4, with_drafts=True)),
+        ("4", 2, 1, Placement(4)),
         ("4,4", 2, 0, Placement(4, with_drafts=True)),
     ],
 )
@@ -99,7 +120,7 @@ def test_rocm_has_its_own_uuids():
         ("2,3", 2, "draft_device 3 does not exist: choose from 0 to 2"),
         ("GPU-7", 1, "draft_device GPU-7 is not the UUID of a visible GPU: choose one"),
         ("0-1", 1, "must be the index or the UUID of a visible GPU"),
-        ("1,2", 1, "names 2 GPUs and this host has 1 engine, each with one draft: name one"),
+        ("1,2", 1, "names 2 GPUs and this host has 1 engine: name one GPU for the draft of each"),
         ("0,1", 3, "names 2 GPUs and this host has 3 engines"),
     ],
 )

@@ -13,6 +13,7 @@ from tests.support.tiny_llama import tiny_llama
 from vllm_ssd.service import rundir
 from vllm_ssd.service.loaded_draft import LoadedDraft
 from vllm_ssd.service.messages import (
+    OTHERS_CAME,
     Add,
     ControlClient,
     Join,
@@ -27,7 +28,7 @@ from vllm_ssd.service.messages import (
 )
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.server import DraftServer
-from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
+from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner, TableShape
 
 SERVED_S = 30.0
 
@@ -51,8 +52,8 @@ class Engine:
     def die(self):
         """Without removing anything."""
         self.control.close()
-        while self.files._locks:
-            os.close(self.files._locks.pop())
+        while self.files.locks:
+            os.close(self.files.locks.pop())
 
     def alive(self) -> bool:
         return bool(self.table.draft["heartbeat"][0])
@@ -153,6 +154,15 @@ def test_whoever_joins_again_is_served_once(server, engine):
     assert server.joined() == 0
 
 
+def test_of_those_that_choose_it_at_the_same_time_one_gets_it(server, engine):
+    one, two = engine(), engine()
+    answers = [ask(server.run_dir, Join(str(e.run_dir), 0), SERVED_S) for e in (one, two)]
+    assert answers == ["", OTHERS_CAME]
+    assert one.alive() and not two.alive() and server.joined() == 1
+    assert ask(server.run_dir, Join(str(two.run_dir), 1), SERVED_S) == ""
+    assert two.predicted(1) == server.expected
+
+
 def test_an_engine_that_dies_is_left_and_put_away(server, engine):
     one, two = engine(), engine()
     assert join(server, one) == join(server, two) == ""
@@ -186,6 +196,21 @@ def test_what_one_engine_says_wrong_is_its_own_loss(server, engine):
     one.control.send(Add(1, 2**40, TEXT))
     assert ask(one.run_dir, Reload("folder"), SERVED_S).startswith("the draft is shared by all")
     assert [each.predicted(3) for each in (one, two)] == [server.expected] * 2
+
+
+def test_it_sleeps_when_the_last_one_does(server, engine):
+    """Not when the last one ends."""
+    one, two = engine(), engine()
+    assert join(server, one) == join(server, two) == ""
+    for each, away in ((one, 0), (two, ASLEEP)):
+        assert ask(server.run_dir, Leave(str(each.run_dir), asleep=True), SERVED_S) == ""
+        assert server.table.draft["away"][0] == away
+    assert server.draft.engine is None and not server.table.draft["heartbeat"][0]
+    assert ask(server.run_dir, Wake(), SERVED_S) == "" and server.table.draft["away"][0] == 0
+    until("draft", lambda: join(server, two) == "")
+    assert two.predicted(1) == server.expected
+    assert ask(server.run_dir, Leave(str(two.run_dir)), SERVED_S) == ""
+    assert server.draft.engine is not None
 
 
 def test_a_draft_that_sleeps_serves_nobody_until_they_ask_again(server, engine):

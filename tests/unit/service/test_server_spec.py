@@ -40,6 +40,13 @@ def make(tmp_path):
     return make
 
 
+def test_memory_is_planned_once_for_a_group(make):
+    """Not where each of its engines has a draft of its own."""
+    found = [make(DraftDevice(), CPU, engines=3, group=group) for group in ("", "dp:1")]
+    assert [spec.server.model.max_requests for spec in found] == [5, 15]
+    assert [spec.group for spec in found] == ["", "dp:1"]
+
+
 def test_what_a_server_is_told(make):
     device = DraftDevice([1, 3], environment={"OMP_NUM_THREADS": "2"})
     spec = make(device, CPU, f=[2, 1, 4], max_model_len=99, max_restarts=7, start_timeout_s=8.0)

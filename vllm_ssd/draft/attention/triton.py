@@ -20,7 +20,9 @@ from vllm_ssd.draft.overlap import launch_options
 
 _WIDE_KV_BLOCK, _KV_BLOCK = 128, 64  # entries at a time, of small heads and of others
 _MOST_SPLITS = 16
-_MERGED_ROWS = 4  # heads that a program merges
+_MERGED = 32  # parts of heads that a program merges
+# Up to so many splits share a text more evenly in narrow blocks.
+_FEW_SPLITS = 4
 # Programs that fill a GPU: more splits would only be more to merge.
 ENOUGH_PROGRAMS = 264
 # Bytes of a head from which KV is not loaded ahead on AMD's GPUs: two stages of it would need more
@@ -67,7 +69,8 @@ class _Paged(Plan):
                 break  # there are enough programs with as many rows
         parts = (self._splits, batch * queries * shape.num_heads)
         head_bytes = shape.head_dim * shape.dtype.itemsize
-        self._columns = _WIDE_KV_BLOCK if head_bytes <= _SMALL_HEAD else _KV_BLOCK
+        wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
+        self._columns = _WIDE_KV_BLOCK if wide else _KV_BLOCK
         large = head_bytes >= _LARGE_HEAD
         self._stages = {"num_stages": 1} if large and is_hip() else {}
         self._overlap = launch_options(device)
@@ -133,8 +136,8 @@ class _Paged(Plan):
             **self._overlap,
         )
         if self._splits > 1:
-            count = self._weight.shape[1]
-            merge_kernel[(triton.cdiv(count, _MERGED_ROWS),)](
+            count, most = self._weight.shape[1], triton.next_power_of_2(self._splits)
+            merge_kernel[(triton.cdiv(count, _MERGED // most),)](
                 self._partial,
                 self._weight,
                 sinks,
@@ -143,7 +146,8 @@ class _Paged(Plan):
                 count,
                 HEADS=shape.num_heads,
                 D=shape.head_dim,
-                ROWS=_MERGED_ROWS,
+                ROWS=_MERGED // most,
+                MOST_SPLITS=most,
                 HAS_SINKS=bool(shape.sinks),
                 num_warps=1,
                 **self._overlap,

@@ -181,31 +181,30 @@ def merge_kernel(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,  # heads of a program
+    MOST_SPLITS: tl.constexpr,  # a power of two
     HAS_SINKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Merge the splits of some heads, each weighted by its sum."""
-    wait_for_last(OVERLAP)
+    """Merge the splits of some heads, each weighted by its sum; all are read at once."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < count
     lane = tl.arange(0, D)
-    highest = tl.full([ROWS], -1e30, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    if HAS_SINKS:
-        highest = tl.load(sinks + row % HEADS, mask=real, other=0).to(tl.float32) * LOG2_E
-        total = tl.full([ROWS], 1.0, tl.float32)
-    sums = tl.zeros([ROWS, D], tl.float32)
+    split = tl.arange(0, MOST_SPLITS)
+    at = split[:, None] * count + row[None, :]
+    there = (split < splits)[:, None] & real[None, :]
+    wait_for_last(OVERLAP)
     let_next_begin(OVERLAP)
-    for split in range(splits):
-        at = split * count + row
-        log_part = tl.load(weight + at, mask=real, other=-1e30)
-        place = partial + at[:, None].to(tl.int64) * D + lane[None, :]
-        part = tl.load(place, mask=real[:, None], other=0)
-        top = tl.maximum(highest, log_part)
-        shrink = tl.exp2(highest - top)
-        grow = tl.exp2(log_part - top)
-        total = total * shrink + grow
-        sums = sums * shrink[:, None] + part * grow[:, None]
-        highest = top
+    log_parts = tl.load(weight + at, mask=there, other=-1e30)
+    place = partial + at[:, :, None].to(tl.int64) * D + lane[None, None, :]
+    parts = tl.load(place, mask=there[:, :, None], other=0)
+    highest = tl.max(log_parts, axis=0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + row % HEADS, mask=real, other=0).to(tl.float32) * LOG2_E
+        highest = tl.maximum(highest, sink)
+    share = tl.where(there, tl.exp2(log_parts - highest[None, :]), 0.0)
+    total = tl.sum(share, axis=0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - highest)
+    sums = tl.sum(parts * share[:, :, None], axis=0)
     place = out + row[:, None].to(tl.int64) * D + lane[None, :]
     tl.store(place, (sums / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])

@@ -1,7 +1,9 @@
-"""The decoder layers of a draft, computed by few kernels (``kernels.py``).
+"""The decoder layers of a draft, computed by few kernels.
 
-For batches so small that reading the weights takes most of a forward. Per layer these are five, of
-which attention is two where its KV is split.
+Per layer these are eight: four products, of which all but the one with SiLU are finished by a
+kernel that works on each token by itself (``token_kernels.py``), and attention, which is two where
+its KV is split. Products of so few tokens that reading the weights takes most of the time are ours
+(``kernels.py``), larger ones torch's.
 """
 
 from __future__ import annotations
@@ -10,34 +12,36 @@ from typing import NamedTuple
 
 import torch
 import triton
+from torch.nn.functional import linear
 
 from vllm_ssd.draft.attention.base import PagedAttention
-from vllm_ssd.draft.fused.kernels import (
-    gate_kernel,
-    project_and_add_kernel,
-    project_qkv_kernel,
-)
-from vllm_ssd.draft.fused.stream_kernels import embed_kernel, final_norm_kernel
+from vllm_ssd.draft.fused.kernels import gate_kernel, likeliest_kernel, project_kernel
+from vllm_ssd.draft.fused.token_kernels import add_and_norm_kernel, embed_kernel, rotate_kernel
 from vllm_ssd.draft.fused.weights import LayerWeights, ModelWeights, Unsuited
 from vllm_ssd.draft.overlap import launch_options
 
-MOST_ROWS = 128  # tokens of a forward
-_WIDTH = 64  # channels of a tile
-_AHEAD = 256  # columns of a weight that are fetched before its inputs are there
+MOST_ROWS = 128  # tokens that our products are for, at most
+_WIDTH = 64  # outputs of a program
+_AHEAD = 128  # columns of a weight that are fetched before its inputs are there
 _FEW_ROWS = 32
-# Programs that keep a GPU's memory busy; a tile is split until there are as many.
+# Programs that keep a GPU's memory busy; a product is split until there are as many.
 _ENOUGH_PROGRAMS = 96
 _MOST_SPLITS = 4
 # Bytes that a program loads ahead, at most: where the next kernel is to begin before this one ends,
 # there must be room for both.
 _MOST_LOADED = 168 * 1024
 _SMALL_MEMORY = 56 * 1024  # that much fits any GPU
-_MOST_STAGES = 5
+_MOST_STAGES = 6
+_GROUP, _WIDE_GROUP = 4, 8  # heads that a program turns, of few tokens and of many
+_TOKEN_WARPS = 8  # of a program that adds and norms
+# Programs of the output layer for each multiprocessor, and bytes that each loads ahead, at most.
+_OUTPUT_PROGRAMS, _OUTPUT_LOADED = 2, 100 * 1024
+_LEAST = -(2**63)  # less than any number that stands for a logit and its token
 
 
 class _Tiling(NamedTuple):
-    """How a product is cut. chunk: columns of the weight at a time; splits: programs that share a
-    tile; stages: chunks on their way to a program."""
+    """How a product is cut. chunk: columns of the weight at a time; splits: programs that share the
+    columns; stages: chunks on their way to a program."""
 
     chunk: int
     splits: int
@@ -45,70 +49,75 @@ class _Tiling(NamedTuple):
 
 
 class FusedLayers:
-    """Computes what the model's forward does, for up to ``MOST_ROWS`` tokens. Raises ``Unsuited``
-    for shapes that it cannot."""
+    """Computes what the model's forward does. Raises ``Unsuited`` for shapes that it cannot."""
 
     def __init__(self, weights: ModelWeights, attention: PagedAttention):
         self._weights, self._attention = weights, attention
         shape, device = attention.shape, attention.shape.device
         self._channels, self._inner = weights.layers[0].down.shape
+        self._lanes = triton.next_power_of_2(self._channels)
         self._heads = shape.num_heads + 2 * shape.num_kv_heads
         if self._channels % _WIDTH or self._inner % _WIDTH:
             raise Unsuited(f"has a hidden or inner size that is no multiple of {_WIDTH}")
-        if shape.head_dim not in (32, 64, 128):
-            raise Unsuited(f"has heads of {shape.head_dim}")
+        if shape.head_dim not in (32, 64, 128) or self._heads * shape.head_dim % _WIDTH:
+            raise Unsuited(f"has {self._heads} heads of {shape.head_dim}")
         self._launch = launch_options(device)
         self._memory = _program_memory(device)
-        tiles = self._channels // _WIDTH
-        self._tiles = triton.next_power_of_2(tiles)
-        size = (MOST_ROWS, self._channels)
-        self._stream = torch.empty(size, dtype=shape.dtype, device=device)
-        self._scaled = torch.empty(size, dtype=shape.dtype, device=device)
-        # Those of tiles that there are not stay 0.
-        self._squares = torch.zeros(MOST_ROWS, self._tiles, device=device)
-        self._arrived = torch.zeros(max(tiles, self._heads), dtype=torch.int32, device=device)
+        self._best = torch.full((MOST_ROWS,), _LEAST, dtype=torch.int64, device=device)
+        self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
+        self._output_programs = _OUTPUT_PROGRAMS * _multiprocessors(device)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens] -> final hidden states [tokens, C]. Attention is that of
         ``attention.plan``. A token without an embedding is read as token 0."""
-        weights, count = self._weights, len(tokens)
-        layers = weights.layers
-        gains = [layer.attention_gain for layer in layers[1:]] + [weights.last_gain]
-        each_channel = (count, self._channels // _WIDTH)
-        common = {"CHANNELS": self._channels, "TILES": self._tiles, "num_warps": 1}
-        embed_kernel[each_channel](
+        weights, layers = self._weights, self._weights.layers
+        kind = {"dtype": weights.embedding.dtype, "device": tokens.device}
+        stream, normed = torch.empty(2, len(tokens), self._channels, **kind)
+        embed_kernel[(len(tokens),)](
             tokens,
             weights.embedding,
             layers[0].attention_gain,
-            self._stream,
-            self._scaled,
-            self._squares,
+            stream,
+            normed,
             len(weights.embedding),
             weights.embedding_multiplier,
-            WIDTH=_WIDTH,
-            **common,
-            **self._launch,
-        )
-        for index, (layer, next_gain) in enumerate(zip(layers, gains)):
-            query = self._project_qkv(index, layer, positions)
-            seen = self._attention.plan.look(index, query)
-            self._project_and_add(seen, layer.out, layer.out_bias, layer.feed_gain)
-            passed = self._gate(layer.gate_up, count)
-            self._project_and_add(passed, layer.down, layer.down_bias, next_gain)
-        hidden = torch.empty_like(self._stream[:count])
-        final_norm_kernel[each_channel](
-            self._scaled,
-            self._squares,
-            hidden,
             weights.epsilon,
-            WIDTH=_WIDTH,
-            **common,
-            **self._launch,
+            **self._token_options(),
         )
-        return hidden
+        gains = [layer.attention_gain for layer in layers[1:]] + [weights.last_gain]
+        for index, (layer, next_gain) in enumerate(zip(layers, gains)):
+            query = self._project_heads(index, layer, normed, positions)
+            seen = self._attention.plan.look(index, query)
+            self._project_and_add(seen, layer.out, layer.out_bias, stream, layer.feed_gain, normed)
+            passed = self._gate(normed, layer.gate_up)
+            self._project_and_add(passed, layer.down, layer.down_bias, stream, next_gain, normed)
+        return normed
 
-    def _project_qkv(
-        self, index: int, layer: LayerWeights, positions: torch.Tensor
+    def likeliest(self, hidden: torch.Tensor, vocabulary: int) -> torch.Tensor:
+        """Final hidden states [tokens, C] -> int64 [tokens], the likeliest of the first
+        ``vocabulary`` tokens after each; for up to ``MOST_ROWS``."""
+        weight, count = self._weights.output, len(hidden)
+        rows = _rows(count)
+        tiling = self._tiling(_WIDTH, self._channels, self._output_programs, rows, _OUTPUT_LOADED)
+        tokens = torch.empty(count, dtype=torch.int64, device=hidden.device)
+        options = self._product_options(rows, tiling)
+        likeliest_kernel[(self._output_programs,)](
+            hidden,
+            weight,
+            self._best,
+            self._arrived,
+            tokens,
+            count,
+            min(vocabulary, len(weight)),
+            self._output_programs,
+            CHANNELS=self._channels,
+            LEAST=_LEAST,
+            **options,
+        )
+        return tokens
+
+    def _project_heads(
+        self, index: int, layer: LayerWeights, normed: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """The query, [tokens, H, D]; keys and values go to the KV memory."""
         attention, shape = self._attention, self._attention.shape
@@ -116,13 +125,11 @@ class FusedLayers:
         query = torch.empty(
             count, shape.num_heads, head_dim, dtype=shape.dtype, device=shape.device
         )
-        rows = _rows(count)
-        tiling = self._tiling(head_dim, self._channels, self._heads, rows)
+        parts = self._project(normed, layer.qkv)
         unused = layer.attention_gain
-        project_qkv_kernel[(self._heads, tiling.splits)](
-            self._scaled,
-            self._squares,
-            layer.qkv,
+        group = _GROUP if count <= _FEW_ROWS else _WIDE_GROUP
+        rotate_kernel[(count, triton.cdiv(self._heads, group))](
+            parts,
             unused if layer.qkv_bias is None else layer.qkv_bias,
             unused if layer.query_gain is None else layer.query_gain,
             unused if layer.key_gain is None else layer.key_gain,
@@ -132,20 +139,17 @@ class FusedLayers:
             query,
             attention.keys[index],
             attention.values[index],
-            self._partial(self._heads, tiling, head_dim, rows),
-            self._arrived,
             count,
             self._weights.epsilon,
-            CHANNELS=self._channels,
-            TILES=self._tiles,
             HEADS=shape.num_heads,
             KV_HEADS=shape.num_kv_heads,
-            D=head_dim,
             HALF=head_dim // 2,
+            GROUP=group,
+            SPLITS=len(parts),
             BIASED=layer.qkv_bias is not None,
             HEAD_NORM=layer.query_gain is not None,
-            SPLITS=tiling.splits,
-            **self._product_options(rows, tiling),
+            num_warps=1,
+            **self._launch,
         )
         return query
 
@@ -154,56 +158,72 @@ class FusedLayers:
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        stream: torch.Tensor,
         gain: torch.Tensor,
+        normed: torch.Tensor,
     ) -> None:
-        """Add the product of inputs, [tokens, ...], to the stream."""
-        rows, tiles = _rows(len(inputs)), self._channels // _WIDTH
-        tiling = self._tiling(_WIDTH, weight.shape[1], tiles, rows)
-        project_and_add_kernel[(tiles, tiling.splits)](
-            inputs,
-            weight,
+        """Add the product of inputs, [tokens, ...], to the stream, [tokens, C], and norm that."""
+        parts = self._project(inputs, weight)
+        add_and_norm_kernel[(len(inputs),)](
+            parts,
             gain if bias is None else bias,
-            self._stream,
+            stream,
             gain,
-            self._scaled,
-            self._squares,
-            self._partial(tiles, tiling, _WIDTH, rows),
-            self._arrived,
+            normed,
             len(inputs),
             self._weights.residual_multiplier,
-            CHANNELS=self._channels,
-            INPUTS=weight.shape[1],
-            TILES=self._tiles,
-            WIDTH=_WIDTH,
+            self._weights.epsilon,
+            SPLITS=len(parts),
             BIASED=bias is not None,
+            **self._token_options(),
+        )
+
+    def _project(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Parts of the product, [splits, tokens, outputs], which are to be added up."""
+        count, outputs = len(inputs), len(weight)
+        if count > MOST_ROWS:
+            return linear(inputs.flatten(1), weight).unsqueeze(0)
+        rows, programs = _rows(count), outputs // _WIDTH
+        tiling = self._tiling(_WIDTH, weight.shape[1], programs, rows)
+        size = (tiling.splits, count, outputs)
+        parts = torch.empty(size, dtype=torch.float32, device=inputs.device)
+        project_kernel[(programs, tiling.splits)](
+            inputs,
+            weight,
+            parts,
+            count,
+            OUTPUTS=outputs,
+            INPUTS=weight.shape[1],
             SPLITS=tiling.splits,
             **self._product_options(rows, tiling),
         )
+        return parts
 
-    def _gate(self, weight: torch.Tensor, count: int) -> torch.Tensor:
+    def _gate(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """[tokens, I]."""
-        passed = torch.empty(
-            count, self._inner, dtype=self._stream.dtype, device=self._stream.device
-        )
+        count = len(normed)
+        passed = torch.empty(count, self._inner, dtype=normed.dtype, device=normed.device)
+        if count > MOST_ROWS:
+            torch.ops._C.silu_and_mul(passed, linear(normed, weight))
+            return passed
         rows, programs = _rows(count), self._inner // _WIDTH
         tiling = self._tiling(2 * _WIDTH, self._channels, programs, rows)
         gate_kernel[(programs,)](
-            self._scaled,
-            self._squares,
+            normed,
             weight,
             passed,
             count,
-            self._weights.epsilon,
             CHANNELS=self._channels,
-            TILES=self._tiles,
             INNER=self._inner,
-            WIDTH=_WIDTH,
             **self._product_options(rows, tiling),
         )
         return passed
 
-    def _tiling(self, width: int, columns: int, tiles: int, rows: int) -> _Tiling:
-        """Of a product of ``rows`` tokens and tiles of ``width`` rows of a weight."""
+    def _tiling(
+        self, width: int, columns: int, programs: int, rows: int, memory: int = _MOST_LOADED
+    ) -> _Tiling:
+        """Of a product of ``rows`` tokens, whose programs have ``width`` rows of a weight and
+        ``memory`` bytes each."""
         roomy = self._memory > _SMALL_MEMORY
         chunk = 128 if roomy and rows <= _FEW_ROWS else 64
         while columns % chunk:
@@ -211,15 +231,17 @@ class FusedLayers:
         splits = 1
         while (
             splits < _MOST_SPLITS
-            and tiles * splits < _ENOUGH_PROGRAMS
+            and programs * splits < _ENOUGH_PROGRAMS
             and columns % (2 * splits * chunk) == 0
         ):
             splits *= 2
-        loaded = (width + rows) * chunk * self._stream.itemsize
-        return _Tiling(chunk, splits, max(1, min(self._memory // loaded, _MOST_STAGES)))
+        loaded = (width + rows) * chunk * self._weights.embedding.itemsize
+        stages = min(self._memory, memory) // loaded
+        return _Tiling(chunk, splits, max(1, min(stages, _MOST_STAGES)))
 
     def _product_options(self, rows: int, tiling: _Tiling) -> dict[str, int]:
         return {
+            "WIDTH": _WIDTH,
             "ROWS": rows,
             "CHUNK": tiling.chunk,
             "AHEAD": _AHEAD,
@@ -228,15 +250,20 @@ class FusedLayers:
             **self._launch,
         }
 
-    def _partial(self, tiles: int, tiling: _Tiling, width: int, rows: int) -> torch.Tensor:
-        """Memory for the parts of tiles that are split."""
-        size = tiles * tiling.splits * width * rows if tiling.splits > 1 else 1
-        return torch.empty(size, dtype=torch.float32, device=self._stream.device)
+    def _token_options(self) -> dict[str, int]:
+        sizes = {"CHANNELS": self._channels, "LANES": self._lanes}
+        return {**sizes, "num_warps": _TOKEN_WARPS, **self._launch}
 
 
 def _rows(count: int) -> int:
     """The rows that a kernel is compiled for."""
     return max(16, triton.next_power_of_2(count))
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _program_memory(device: torch.device) -> int:

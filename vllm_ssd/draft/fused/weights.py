@@ -39,11 +39,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """embedding: [V, C]. last_gain: [C], of the norm after all layers. epsilon: of all norms.
-    embedding_multiplier, residual_multiplier: of embeddings, and of what each half of a layer adds.
-    """
+    """embedding: [V, C]. output: [V, C], of the output layer. last_gain: [C], of the norm after all
+    layers. epsilon: of all norms. embedding_multiplier, residual_multiplier: of embeddings, and of
+    what each half of a layer adds."""
 
     embedding: torch.Tensor
+    output: torch.Tensor
     layers: tuple[LayerWeights, ...]
     last_gain: torch.Tensor
     epsilon: float
@@ -61,8 +62,14 @@ def read_weights(model: Any) -> ModelWeights:
     multipliers = {getattr(layer, "residual_multiplier", 1.0) for layer in stack.layers}
     if len(epsilons) > 1 or len(multipliers) > 1:
         raise Unsuited("has layers that differ")
+    embedding, output = stack.embed_tokens, model.lm_head
+    # What scales logits, or caps them, leaves the largest one the largest.
+    has_bias = getattr(output, "bias", None) is not None
+    if has_bias or _is_quantized(output, "UnquantizedEmbeddingMethod"):
+        raise Unsuited("has another output layer")
     return ModelWeights(
-        stack.embed_tokens.weight[: stack.embed_tokens.org_vocab_size],  # the rest is padding
+        embedding.weight[: embedding.org_vocab_size],  # the rest is padding
+        output.weight[: output.org_vocab_size],
         layers,
         stack.norm.weight,
         epsilons.pop(),
@@ -97,10 +104,8 @@ def _layer(layer: Any) -> LayerWeights:
     if any(gain is not None and gain.shape != (head_dim,) for gain in (query_gain, key_gain)):
         raise Unsuited("norms its heads otherwise")
     for linear in (attention.qkv_proj, attention.o_proj, feed.gate_up_proj, feed.down_proj):
-        if type(linear.quant_method).__name__ != "UnquantizedLinearMethod":
+        if _is_quantized(linear, "UnquantizedLinearMethod"):
             raise Unsuited("has quantised weights")
-        if linear.weight.dim() != 2 or not linear.weight.is_contiguous():
-            raise Unsuited("has weights in another order")
     return LayerWeights(
         layer.input_layernorm.weight,
         attention.qkv_proj.weight,
@@ -115,6 +120,13 @@ def _layer(layer: Any) -> LayerWeights:
         feed.down_proj.weight,
         feed.down_proj.bias,
     )
+
+
+def _is_quantized(module: Any, plain: str) -> bool:
+    """Whether its weights are stored otherwise than those of vLLM's method ``plain``, in order."""
+    if type(module.quant_method).__name__ != plain:
+        return True
+    return module.weight.dim() != 2 or not module.weight.is_contiguous()
 
 
 def _norms(layer: Any) -> list[Any]:

@@ -1,0 +1,209 @@
+"""The engines of a data parallel group, each in a thread here, and the draft that they share, which
+does nothing but say that it lives."""
+
+import logging
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.support.sentences import one_sentence
+from tests.unit.service.test_joined_draft import FakeService, begin, lives, said, until
+from vllm_ssd.service import group_draft, joined_draft
+from vllm_ssd.service.draft_names import find_all
+from vllm_ssd.service.group_draft import GroupDraft
+from vllm_ssd.service.messages import Join, Leave
+from vllm_ssd.service.own_table import engines_of
+from vllm_ssd.table import FOR_GOOD
+
+NAME = "dp:1-a"
+
+
+class FakeLauncher:
+    """Of a draft that is there at once. fails: why it is not."""
+
+    fails = ""
+    made: list
+
+    def __init__(self, vllm_config, named, device):
+        assert named.name == NAME
+        self.device, self.config = device, vllm_config.speculative_config
+        self.given_up = False
+        self.events: list[str] = []
+        self.service: FakeService
+        self.named = named
+        self.made.append(self)
+
+    def start(self):
+        self.service = FakeService(loaded=not self.fails, named=self.named)
+        if self.fails:
+            self.service.die(away=FOR_GOOD)
+
+    def workers_started(self):
+        pass
+
+    def wait_ready(self):
+        self.given_up = bool(self.fails)
+        if self.fails and self.config.required:
+            self.stop()
+            raise RuntimeError(f"SSD: the draft could not be started: {self.fails}")
+
+    def begin_stop(self):
+        self.events.append("begin to stop")
+
+    def leave(self):
+        self.events.append("leave")
+        threading.Thread(target=self._keep).start()
+
+    def _keep(self):
+        """As the keeper does."""
+        until(lambda: not engines_of(NAME))
+        self.service.end()
+
+    def stop(self):
+        self.events.append("stop")
+        if not self.service._ended.is_set():
+            self.service.end()
+
+
+@pytest.fixture
+def launchers(monkeypatch):
+    """Those that were made."""
+    from vllm import platforms
+
+    monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
+    monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(group_draft, "STOP_S", 5.0)
+    monkeypatch.setattr(group_draft, "SharedDraftLauncher", FakeLauncher)
+    monkeypatch.setattr(FakeLauncher, "made", [], raising=False)
+    monkeypatch.setattr(platforms, "current_platform", gpus(4))
+    yield FakeLauncher.made
+    for launcher in FakeLauncher.made:
+        launcher.stop()
+
+
+@pytest.fixture
+def group(launchers):
+    """Makes the drafts of two engines, which have not started yet."""
+    made = []
+
+    def make(**options) -> list[GroupDraft]:
+        for number in range(2):
+            config = engine(parallel(1, engine=number), engines=2, **options)
+            config.speculative_config.group = NAME
+            made.append(GroupDraft(config))
+        return made[-2:]
+
+    yield make
+    for draft in made:
+        draft.stop()
+
+
+def begin_all(drafts):
+    """At the same time, the first one last."""
+    problems = []
+
+    def run(draft):
+        with suppress(RuntimeError):
+            begin(draft)
+            return
+        problems.append(draft)
+
+    threads = [threading.Thread(target=run, args=(draft,)) for draft in reversed(drafts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return problems
+
+
+def test_the_first_one_starts_it_and_all_join(launchers, group):
+    drafts = group()
+    assert not begin_all(drafts)
+    (launcher,) = launchers
+    assert launcher.device.gpu == 2, "after the targets of both"
+    until(lambda: launcher.service.engines == 2)
+    assert all(map(lives, drafts)) and launcher.service.asked == [Join] * 2
+    owners = engines_of(NAME)
+    assert sorted(owner.model for owner in owners) == ["target"] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_it_ends_with_the_last_one(launchers, group, first):
+    """Whoever that is: the service goes on when the one that started it has left."""
+    drafts = group()
+    begin_all(drafts)
+    (launcher,) = launchers
+    drafts[first].stop()
+    assert launcher.events == (["begin to stop", "leave"] if first == 0 else [])
+    other = drafts[1 - first]
+    assert lives(other) and len(engines_of(NAME)) == 1
+    other.stop()
+    with pytest.raises(ValueError):
+        find_all(NAME)
+    if first == 1:
+        assert launcher.events[-1] == "stop" and "leave" not in launcher.events
+    assert launcher.service.asked.count(Leave) == 2 and engines_of(NAME) == []
+
+
+def test_it_is_left_to_the_last_one_to_sleep(launchers, group):
+    drafts = group()
+    begin_all(drafts)
+    for draft in drafts:
+        draft.sleep()
+    assert launchers[0].service.slept == [True, True] and not any(map(lives, drafts))
+    for draft in drafts:
+        draft.wake()
+    until(lambda: all(map(lives, drafts)))
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_draft_that_does_not_start(launchers, group, monkeypatch, caplog, required):
+    """All hear of it at once, whoever starts it."""
+    monkeypatch.setattr(FakeLauncher, "fails", "no luck")
+    drafts = group(required=required, start_timeout_s=5.0)
+    if required:
+        drafts[1].start()
+        with pytest.raises(RuntimeError) as error:
+            begin(drafts[0])
+        assert "the draft could not be started: no luck" in one_sentence(error)
+        return
+    assert not begin_all(drafts) and not any(map(lives, drafts))
+    (line,) = said(caplog)  # the launcher's own words are not here
+    assert "its draft is lost for good" in line and "serving begins without drafts" in line
+
+
+def test_a_gpu_that_is_shared_with_a_target_has_the_draft_first(launchers, group, caplog):
+    """No engine looks at the free memory before: the target's KV cache is to have the rest."""
+    caplog.set_level(logging.ERROR)
+    first, second = group(draft_device=1)
+    start = threading.Thread(target=second.start)
+    start.start()
+    start.join(0.2)
+    assert start.is_alive() and not launchers
+    first.start()
+    start.join()
+    assert lives(second) and lives(first) and launchers[0].device.may_share_gpu
+
+
+def test_each_target_has_its_own_cores(launchers, group, monkeypatch):
+    """In its environment while its workers start."""
+    import os
+
+    from vllm import platforms
+
+    from vllm_ssd.service import draft_device
+
+    name = "VLLM_CPU_OMP_THREADS_BIND"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3, 4])
+    for draft, cores in zip(group(), ("0,1|0,1", "2,3|2,3")):
+        draft.start()
+        assert os.environ[name] == cores
+        draft.workers_started()
+        assert name not in os.environ
+    (launcher,) = launchers
+    assert launcher.device.cores == [4] and not launcher.device.of_target
