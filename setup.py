@@ -36,6 +36,7 @@ setup(
             "gguf",
             "httpx",
             "hypothesis",
+            "kubernetes-validate",
             "matplotlib",
             "mypy",
             "pandas",

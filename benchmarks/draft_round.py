@@ -87,10 +87,11 @@ class Script:
         for slot in range(len(self._lengths)):
             self._engine.requests.remove(self._served, slot, self._generation)
 
-    def play(self, miss: bool) -> Times:
-        """A round whose outcomes were predicted, or were not."""
+    def play(self, missed: float) -> Times:
+        """A round. missed: the share of requests whose outcome was not predicted."""
         stamp = make_stamp(self._generation, self._round)
-        outcomes = [self._outcome(slot, miss) for slot in range(len(self._lengths))]
+        count = len(self._lengths)
+        outcomes = [self._outcome(slot, slot < missed * count) for slot in range(count)]
         started = time.perf_counter()
         for slot, (accepted, bonus) in enumerate(outcomes):
             new = [*self._drafts[slot][:accepted], bonus]
@@ -196,12 +197,12 @@ def measure(
     for batch in arguments.batch_sizes:
         for context in arguments.contexts:
             script.begin(batch, context)
-            for miss in (False, True):
-                script.play(miss)
+            for missed in (0.0, 1.0):
+                script.play(missed)
             before = snapshot(table)
-            hits = [script.play(False) for _ in range(arguments.rounds)]
+            hits = [script.play(0.0) for _ in range(arguments.rounds)]
             size = script.size()
-            misses = [script.play(True) for _ in range(arguments.rounds)]
+            misses = [script.play(1.0) for _ in range(arguments.rounds)]
             spent = subtract(snapshot(table), before)
             script.end()
             each = [
@@ -227,11 +228,11 @@ def measure(
 def profile(arguments: argparse.Namespace, script: Script) -> None:
     """Print which kernels the time goes to, at the first batch size and context."""
     script.begin(arguments.batch_sizes[0], arguments.contexts[0])
-    script.play(False)
+    script.play(0.0)
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(5):
-            script.play(False)
+            script.play(0.0)
     script.end()
     table = profiler.key_averages().table(
         sort_by="cuda_time_total", row_limit=40, max_name_column_width=70

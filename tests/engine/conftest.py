@@ -25,6 +25,7 @@ BESIDE_OTHERS = {
     "test_benchmark.py",
     "test_check.py",
     "test_features.py",
+    "test_kv_transfer.py",
     "test_multimodal.py",
     "test_sampling.py",
     "test_start.py",

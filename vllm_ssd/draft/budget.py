@@ -11,8 +11,8 @@ of the draft's bonus tokens.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,15 +22,13 @@ from vllm_ssd.draft.fan_out import allocate, shrink, spread
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.draft.window import Window
 
-# Weights of the newest outcome, and of the newest duration of a verification.
-_OUTCOME, _WINDOW = 0.005, 0.1
-# Outcomes, and branches taken, after which shapes of rounds are chosen anew: between a hit and its
-# next branches a GPU waits for that, 60 to 200 us.
+_OUTCOME = 0.005  # weight of the newest outcome among all
+_LARGE = 1e100  # weights of outcomes stay below
+# Outcomes, and branches taken, of each request, after which shapes of rounds are chosen anew:
+# between a hit and its next branches a GPU waits for that, 60 to 200 us.
 _SAME_SHAPES = 16
-# The part of a verification's duration that a round of the draft may take: its bounds, and how it
-# changes with a round whose branches were complete, and with one whose were not.
-_LEAST_SHARE, _MOST_SHARE, _COMPLETE, _INCOMPLETE = 0.25, 2.0, 0.005, -0.045
 # Drafts accepted of those whose predecessors were, before anything is known. As long as little is
 # known of a position it is taken for the one before it, which is worth this number of drafts.
 _ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
@@ -60,14 +58,16 @@ class OutcomeProbs:
     def __init__(self, k: int, branches: int):
         # To begin with all lengths are alike, and the bonus is not among the F likeliest with
         # probability 1 / (F + 1): the power law of arXiv 2603.03251 with r = 1.
-        rank = np.arange(branches + 1)
-        self._by_rank = 1 / ((rank + 1) * (rank + 2))
-        self._probs = np.tile(self._by_rank / (k + 1), (k + 1, 1))
+        self._by_rank = [1 / ((rank + 1) * (rank + 2)) for rank in range(branches + 1)]
+        # By accepted length and rank. Instead of all older outcomes losing weight with each new
+        # one, the new one gets more: probabilities are weights times ``_OUTCOME / _newest``.
+        self._weights = [[chance / (k + 1) for chance in self._by_rank] for _ in range(k + 1)]
+        self._newest = _OUTCOME
 
     def fan_out(self, branches: int, drafts: int) -> tuple[int, ...]:
         """The fan-out of ``branches`` branches that misses least where ``drafts`` are verified."""
         counts = allocate(branches, self._of_drafts(drafts).tolist())
-        return counts + (0,) * (len(self._probs) - len(counts))
+        return counts + (0,) * (len(self._weights) - len(counts))
 
     def hit(self, fan_out: Sequence[int], drafts: int) -> float:
         """The probability that a round in which ``drafts`` drafts are verified is predicted."""
@@ -76,18 +76,23 @@ class OutcomeProbs:
 
     def _of_drafts(self, drafts: int) -> np.ndarray:
         """The probabilities if all lengths beyond ``drafts`` end there."""
-        return np.vstack([self._probs[:drafts], self._probs[drafts:].sum(axis=0)])
+        probs = np.array(self._weights) * (_OUTCOME / self._newest)
+        return np.vstack([probs[:drafts], probs[drafts:].sum(axis=0)])
 
     def count(self, predicted: Prediction, accepted: int, branch: int) -> None:
         """An outcome came. accepted: drafts; branch: the one that came true, -1 if none has."""
-        self._probs *= 1 - _OUTCOME
-        row = self._probs[accepted]
+        self._newest /= 1 - _OUTCOME
+        if self._newest > _LARGE:
+            self._weights = [[weight / self._newest for weight in row] for row in self._weights]
+            self._newest = 1.0
+        row = self._weights[accepted]
         if branch >= 0:
-            row[predicted.ranks[branch]] += _OUTCOME
+            row[predicted.ranks[branch]] += self._newest
         else:  # some rank beyond those predicted
-            beyond = list(predicted.accepted).count(accepted)
+            beyond = predicted.accepted.count(accepted)
             tail = self._by_rank[beyond:]
-            row[beyond:] += _OUTCOME * tail / tail.sum()
+            each = self._newest / sum(tail)
+            row[beyond:] = [weight + each * chance for weight, chance in zip(row[beyond:], tail)]
 
 
 class BranchBudget:
@@ -101,10 +106,8 @@ class BranchBudget:
         self._news = 0
         # Since shapes were last chosen anew: those chosen; all there are, and the probabilities
         # that they predict a round, by branches and tokens.
-        self._chosen: dict[tuple[int, float, int], RoundShape] = {}
+        self._chosen: dict[tuple[Window, int, float, int], RoundShape] = {}
         self._shapes: dict[tuple[int, int], tuple[RoundShape, float]] = {}
-        self._window_us = 0.0
-        self._shares: defaultdict[int, float] = defaultdict(lambda: 1.0)  # by requests
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
         self._reached, self._accepted = [0.0] * policy.k, [0.0] * policy.k
 
@@ -120,19 +123,26 @@ class BranchBudget:
             sizes.add(least // 2)
         return sorted(sizes, reverse=True)
 
-    def shape(self, requests: int, feed_us: float = 0.0, batches: int = 1) -> RoundShape:
-        """Of a round of ``requests`` requests, where ``batches`` of them take turns. feed_us:
-        microseconds that it takes to show the model what it has not seen."""
-        wanted = requests, feed_us, batches
+    def shape(
+        self, window: Window, requests: int, feed_us: float = 0.0, batches: int = 1
+    ) -> RoundShape:
+        """Of a round of ``requests`` requests, where ``batches`` of them take turns. window: the
+        smallest of their targets. feed_us: microseconds that it takes to show the model what it has
+        not seen."""
+        if self._news >= _SAME_SHAPES * requests:
+            self._news = 0
+            self._chosen.clear()
+            self._shapes.clear()
+        if window.us(requests) == math.inf:
+            return self._shape(self.sizes(requests)[0], self._policy.k)[0]
+        wanted = window, requests, feed_us, batches
         if wanted not in self._chosen:
             self._chosen[wanted] = self._choose(*wanted)
         return self._chosen[wanted]
 
-    def _choose(self, requests: int, feed_us: float, batches: int) -> RoundShape:
-        limit_us = self._window_us * self._shares[requests] / batches
+    def _choose(self, window: Window, requests: int, feed_us: float, batches: int) -> RoundShape:
+        limit_us = window.us(requests) / batches
         sizes = self.sizes(requests)
-        if not limit_us:
-            return self._shape(sizes[0], self._policy.k)[0]
         steps = {size: self._steps(requests, size, limit_us - feed_us) for size in sizes}
         fitting = [self._shape(size, count) for size, count in steps.items() if count]
         if not fitting:
@@ -170,17 +180,15 @@ class BranchBudget:
             chances.append(chance)
         return np.array(chances)
 
-    def taken(self, requests: int, complete: bool) -> None:
-        """The target has taken the branch of one of ``requests`` requests. complete: with all its
-        tokens."""
-        share = self._shares[requests] + (_COMPLETE if complete else _INCOMPLETE) / requests
-        self._shares[requests] = min(max(share, _LEAST_SHARE), _MOST_SHARE)
-        self._learn()
+    def taken(self, window: Window, requests: int, complete: bool) -> None:
+        """As ``Window.taken``."""
+        window.taken(requests, complete)
+        self._news += 1
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """A request's verification is over, and the request has yet to take it in. accepted:
         drafts; branch: the one that came true, -1 if none has, None if that is not known."""
-        self._learn()
+        self._news += 1
         drafts = request.drafts
         if not drafts or not 0 <= accepted <= len(drafts):
             return
@@ -191,22 +199,5 @@ class BranchBudget:
         reached = min(accepted + 1, len(drafts))
         for position in range(reached):
             self._reached[position] += 1 - _OUTCOME * self._reached[position]
-            self._accepted[position] -= _OUTCOME * self._accepted[position]
-        for position in range(right):
-            self._accepted[position] += 1
-        took = (time.monotonic_ns() - request.decided_ns) / 1000
-        if self._window_us:
-            # A step that did more than verify (a prompt, a pause) says little about the next.
-            took = min(took, 2 * self._window_us)
-            self._window_us += _WINDOW * (took - self._window_us)
-        else:
-            self._window_us = took
-            self._chosen.clear()
-
-    def _learn(self) -> None:
-        """Something is news; shapes follow when there is more of it."""
-        self._news += 1
-        if self._news == _SAME_SHAPES:
-            self._news = 0
-            self._chosen.clear()
-            self._shapes.clear()
+            self._accepted[position] += (position < right) - _OUTCOME * self._accepted[position]
+        request.served.window.verified((time.monotonic_ns() - request.decided_ns) / 1000)

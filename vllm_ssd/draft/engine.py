@@ -25,21 +25,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
 from vllm_ssd.draft.glue import make_glue
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
+from vllm_ssd.draft.intake import Intake
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.program_cache import ProgramCache
-from vllm_ssd.draft.request import DraftRequest, Phase, Seen
+from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
-from vllm_ssd.table import LOST, SpeculationTable, TableShape, split_stamp
+from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.publisher import Publisher
 
 # Seconds after a piece of work in which the target may still decide on the tokens it published.
@@ -61,6 +60,7 @@ class DraftEngine:
         self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
         self._executor = Executor(self._programs, self._in_flight, policy)
+        self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
         self._prefill_due = 0  # tokens of new texts that go before the next glue
@@ -97,18 +97,19 @@ class DraftEngine:
         """Start one piece of work, if the device can take one; False if there is none to do."""
         if not self._in_flight.ready():
             return True
-        while sum(map(self._take_outcomes, self.tables)) + self._take_decisions():
-            pass  # the target publishes a step's requests one by one: take them in together
+        self._intake.take(self.tables)
+        self.requests.admit()
         for served in self.tables:
-            served.counters["free_blocks"] = self.requests.pool.num_free
-        live = [r for r in self.requests.admitted() if not r.served.idle]
-        missed = [r for r in live if self._is_missed(r)]
+            served.look(self.requests.pool.num_free)
+        missed = self._missed()
         behind = [r for r in missed if r.unfed > 1]
         nearly = [r for r in behind if r.unfed <= self.policy.k + 2]  # by a round at most
-        feeding = [r for r in live if r.phase is Phase.FEEDING]
+        feeding = self.requests.at_work(Phase.FEEDING)
         glue_size = self.policy.k + 1 if self.policy.branches else 0
-        glue = [r for r in feeding if r.unfed <= glue_size]
-        prefill = [r for r in feeding if r.unfed > glue_size]
+        glue: list[DraftRequest] = []
+        prefill: list[DraftRequest] = []
+        for request in feeding:
+            (glue if request.unfed <= glue_size else prefill).append(request)
         if not nearly:  # else they get fallbacks together
             self._plant_fallbacks([r for r in missed if r.unfed == 1])
         if nearly:
@@ -160,16 +161,18 @@ class DraftEngine:
         fitting = self.requests.reserve(requests[:most], lambda request: request.unfed)
         if not fitting:
             return
-        feeds = self._programs.feeds([request.unfed for request in fitting])
+        unfed = [request.unfed for request in fitting]
+        feeds = self._programs.feeds(unfed)
         size = self._programs.batch(len(fitting))
         batches = -(-len(self.requests) // most)
-        shape = self._budget.shape(size, self._programs.feeds_us(feeds), batches)
+        windows = {request.served.window for request in fitting}
+        smallest = min(windows, key=lambda window: window.us(size))
+        shape = self._budget.shape(smallest, size, self._programs.feeds_us(feeds), batches)
         steps = self.policy.tree_steps
+        tree_size = steps * sum(shape.fan_out)
         glues = []
-        for request in fitting:
-            has_room = request.table.reserve(
-                len(request.fed) + request.unfed + steps * sum(shape.fan_out)
-            )
+        for request, count in zip(fitting, unfed):
+            has_room = request.table.reserve(len(request.fed) + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
             glues.append(make_glue(request, shape, verified, steps, has_room))
             self.requests.await_outcome(request)
@@ -185,108 +188,48 @@ class DraftEngine:
         if fitting:
             self._fallbacks.append(self._executor.fallback(fitting))
 
+    def _missed(self) -> list[DraftRequest]:
+        """Requests whose target may wait for a fallback that is not begun yet."""
+        if not self.policy.fallbacks:
+            return []
+        deciding = self.requests.at_work(Phase.DECIDING)
+        for request in deciding:
+            if request.ahead is not None:
+                if request.branch is None:
+                    self._intake.find_branch(request)
+                if request.branch == -1:
+                    request.leave_ahead()
+        # Of the others the branch is there or on its way.
+        missed = (r for r in deciding if r.ahead is None and r.fallback is None)
+        return [r for r in missed if r.left_over is None]
+
     def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
         """The oldest of these batches that has a request in need of more tokens, or, if ``late``,
         one whose target may wait for them. Drops batches that are complete or empty."""
-        batches[:] = [b for b in batches if not b.empty and b.step <= b.steps]
+        batches[:] = [b for b in batches if b.growing and b.step <= b.steps]
         for batch in batches:
-            deciding = {r.phase is Phase.DECIDING for r in self.requests if r.grows_in(batch)}
-            awaited = True in deciding and self.policy.fallbacks
-            if batch.step < batch.steps and (awaited or (False in deciding and not late)):
-                return batch
+            if batch.step < batch.steps:
+                deciding = self._deciding(batch)
+                if (deciding and self.policy.fallbacks) or (batch.growing > deciding and not late):
+                    return batch
         return None
 
     def _last(self) -> TreeBatch | None:
         """The oldest batch whose branches are complete and whose last tokens the model has yet to
         see, if any of its outcomes is still awaited."""
         for batch in self._ahead:
-            growing = (r for r in self.requests if r.grows_in(batch))
-            if batch.step == batch.steps and any(r.phase is Phase.IDLE for r in growing):
+            if batch.step == batch.steps and batch.growing > self._deciding(batch):
                 return batch
         return None
 
+    def _deciding(self, batch: TreeBatch) -> int:
+        """Requests of a batch whose outcomes have come; those of the others are awaited."""
+        return sum(r.grows_in(batch) for r in self.requests.waiting(Phase.DECIDING))
+
     def _settles(self, served: ServedTable) -> bool:
         """Whether this table's target may be about to decide on drafts."""
-        return any(r.awaited and r.served is served for r in self.requests)
-
-    # What the targets published
-
-    def _take_outcomes(self, served: ServedTable) -> int:
-        """Take in a table's new outcomes; returns their number."""
-        taken = 0
-        for slot, number in served.outcomes.unread():
-            stamp = np.uint64(number)
-            generation, round_ = split_stamp(number)
-            request = self.requests.get(served, slot)
-            if request is None or generation != request.generation or round_ <= request.round:
-                continue
-            outcome = served.outcomes.read(slot, stamp, len(request.tokens))
-            if outcome is None:
-                continue  # overtaken while reading; the next look finds the newer one
-            if not outcome.new_tokens:  # too far behind: the target has to send the text again
-                self.requests.drop(request, LOST)
-                continue
-            branch = served.predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
-            self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
-            request.advance(round_, outcome.new_tokens, outcome.accepted)
-            request.came_true = branch is not None and branch >= 0
-            self.requests.check_size(request)
-            taken += 1
-        return taken
-
-    def _take_decisions(self) -> int:
-        """Take in which drafts are verified next; returns the number of requests it is for."""
-        taken = 0
-        moves = []
-        for request in self.requests:
-            if request.phase is Phase.DECIDING:
-                drafts = request.served.outcomes.read_drafts(request.slot, request.stamp)
-                if drafts is not None:
-                    row, predicted = request.ahead, request.predicted
-                    if request.came_true and row and predicted and not request.left_over:
-                        self._budget.taken(row.batch.size, len(drafts) >= predicted.steps)
-                    pairs = request.decide(drafts, self._seen(request))
-                    if pairs:
-                        moves.append((request.table.blocks, pairs))
-                    if not request.unfed and not self.policy.branches:
-                        self.requests.await_outcome(request)
-                    taken += 1
-        if moves:
-            self._executor.move(moves)
-        return taken
-
-    def _seen(self, request: DraftRequest) -> Seen | None:
-        """What the model has seen of the tokens after the request's text."""
-        slot, stamp, bonus = request.slot, request.stamp, request.tokens[-1]
-        published = request.served.predictions
-        if request.left_over is not None:
-            return request.left_over
-        if request.fallback is not None:
-            tokens = published.fallback_tokens(slot, stamp)
-            row, branch = request.fallback, 0
-        elif request.ahead is not None and request.came_true:
-            branch = published.branch_of(slot, stamp, request.accepted, bonus) or 0
-            tokens = published.branch_tokens(slot, stamp, branch)
-            row = request.ahead
-        else:
-            return None
-        entries = row.entries(branch)
-        states = self._states.branch(request.seat, branch, len(entries))
-        return Seen([bonus, *tokens], entries, states)
-
-    def _is_missed(self, request: DraftRequest) -> bool:
-        """Whether the target may wait for a fallback of this request that is not begun yet."""
-        deciding = request.phase is Phase.DECIDING and request.fallback is None
-        if not deciding or not self.policy.fallbacks:
-            return False
-        if request.ahead is not None:
-            branch = request.served.predictions.branch_of(
-                request.slot, request.stamp, request.accepted, request.tokens[-1]
-            )
-            if branch != -1:
-                return False  # its branch is there or on its way
-            request.leave_ahead()
-        return request.left_over is None
+        deciding = self.requests.waiting(Phase.DECIDING)
+        return any(r.grows and r.served is served for r in deciding)
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         for served in self.tables:

@@ -11,7 +11,7 @@ from vllm_ssd.draft.glue import Glue
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
-from vllm_ssd.draft.programs import Feed, PublishSlot, is_sampled
+from vllm_ssd.draft.programs import NOWHERE, Feed, is_sampled
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
@@ -31,7 +31,7 @@ class Executor:
         most = self._programs.max_batch
         for first in range(0, len(moves), most):
             some = moves[first : first + most]
-            program = self._programs.moves([len(pairs) for _, pairs in some])
+            program = self._programs.moves([len(move.targets) for move in some])
             program.load(some)
             program.run()
 
@@ -59,7 +59,7 @@ class Executor:
         slots = [
             glue.request.publish_slot(glue.request.next_stamp, program.branches, self._policy.k)
             if glue.prediction
-            else PublishSlot()
+            else NOWHERE
             for glue in glues
         ]
         batch = TreeBatch(

@@ -10,6 +10,7 @@ excess of the target's probabilities over the proposed ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -22,6 +23,15 @@ def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
     """
     counts = list(fan_out[:num_drafts])
     return [*counts, sum(fan_out) - sum(counts)]
+
+
+@lru_cache(maxsize=1024)
+def outcomes(fan_out: tuple[int, ...], num_drafts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """For each branch its accepted drafts, where ``num_drafts`` are verified, and the rank of its
+    bonus among the tokens there."""
+    counts = spread(fan_out, num_drafts)
+    accepted = tuple(length for length, count in enumerate(counts) for _ in range(count))
+    return accepted, tuple(rank for count in counts for rank in range(count))
 
 
 def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.budget import RoundShape
-from vllm_ssd.draft.fan_out import spread
+from vllm_ssd.draft.fan_out import outcomes
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.request import DraftRequest
 
 
-@dataclass(frozen=True)
-class Glue:
+class Glue(NamedTuple):
     """One request's part of a glue: ``tokens`` are shown as ``chunk``; the hidden states after the
     last of them are kept, in the rows ``kept``; ``tree`` is planted for the outcomes of
     ``prediction``. Both None: nothing is drafted ahead, and the next outcome gets a fallback when
@@ -39,16 +38,16 @@ def make_glue(
     request.states = list(verified) if has_room else []  # where the prediction leaves them
     if not has_room:
         return Glue(request, chunk, tokens, kept, None, None)
-    counts = spread(shape.fan_out, len(request.drafts))
-    accepted = [length for length, count in enumerate(counts) for _ in range(count)]
-    tree = request.plant([len(request.tokens) + length for length in accepted], steps)
+    accepted, ranks = outcomes(shape.fan_out, len(request.drafts))
+    text = len(request.tokens)
+    tree = request.plant([text + length for length in accepted], steps)
     prediction = Prediction(
         request.where,
-        request.seat,
-        int(request.next_stamp),
+        request.next_stamp,
         states=states,
+        verified=verified,
         accepted=accepted,
-        ranks=[rank for count in counts for rank in range(count)],
+        ranks=ranks,
         drafts=request.drafts,
         steps=shape.steps,
     )

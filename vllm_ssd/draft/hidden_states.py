@@ -7,9 +7,9 @@ drafts that it has grown itself.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import torch
-from numpy.typing import NDArray
 
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftPolicy
@@ -42,6 +42,9 @@ class HiddenStates:
         first = seat * self._seat_size + (1 + branch) * self.places
         return range(first, first + count)
 
-    def branches(self, seat: int, count: int) -> NDArray[np.int64]:
-        """The first row of each of a seat's first ``count`` branches, int64 [count]."""
-        return (seat * self._seat_size) + (1 + np.arange(count)) * self.places
+    def branches(self, seat: int, count: int) -> Sequence[int]:
+        """The first row of each of a seat's first ``count`` branches; below 0, of nobody's."""
+        if seat < 0:
+            return [self.padding] * count
+        first = seat * self._seat_size + self.places
+        return range(first, first + count * self.places, self.places)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vllm_ssd.draft.attention.base import PagedAttention
 from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.inputs import Inputs
 
-Move = tuple[Sequence[int], Sequence[tuple[int, int]]]
-"""A request's KV blocks, and pairs of its KV indices: from where to where."""
+
+class Move(NamedTuple):
+    """blocks: a request's KV blocks; sources, targets: KV indices of it, as many of both."""
+
+    blocks: Sequence[int]
+    sources: range
+    targets: range
 
 
 class Moves:
@@ -23,12 +29,20 @@ class Moves:
 
     def load(self, moves: Sequence[Move]) -> None:
         """Take in what to copy."""
-        slot_of = self._attention.slot_of
-        host = self._inputs.host
-        for name, place in (("sources", 0), ("targets", 1)):
-            slots = [slot_of(blocks, pair[place]) for blocks, pairs in moves for pair in pairs]
-            host[name][: len(slots)] = slots
-            host[name][len(slots) :] = self._nowhere
+        sources, targets = self._inputs.host["sources"], self._inputs.host["targets"]
+        sources[:], targets[:] = self._nowhere, self._nowhere
+        size = self._attention.block_size
+        count = sum(len(move.targets) for move in moves)
+        sources[:count] = [
+            move.blocks[index // size] * size + index % size
+            for move in moves
+            for index in move.sources
+        ]
+        targets[:count] = [
+            move.blocks[index // size] * size + index % size
+            for move in moves
+            for index in move.targets
+        ]
         self._inputs.send()
 
     def try_out(self, _: int) -> None:

@@ -9,7 +9,7 @@ from round to round is loaded, then ``run``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table.publisher import BranchTokens, Outcomes, Publisher
 
 
-@dataclass(frozen=True)
-class PublishSlot:
+class PublishSlot(NamedTuple):
     """where: of a table's ``places``, 0 = nowhere, the row is padding. seat: of the request among
     ``HiddenStates``. stamp: of the outcome that the branches are for. temperature: 0 = greedy.
     uniforms: float64 [branches, k], a random number in [0, 1) for every draft; None where drafts
@@ -40,26 +39,33 @@ class PublishSlot:
     uniforms: NDArray[np.float64] | None = None
 
 
+NOWHERE = PublishSlot()
+
+
 def is_sampled(slots: Iterable[PublishSlot]) -> bool:
     """Whether the drafts of any of these rows are sampled."""
     return any(slot.temperature for slot in slots)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What is predicted for a request. where, seat, stamp: as of a ``PublishSlot``. states: rows of
-    ``HiddenStates``, the state after the text and the one after each draft. For each branch,
-    accepted: its accepted drafts; ranks: its bonus's rank there, 0 = the likeliest token. drafts:
-    those being verified. steps: tokens that each branch will have."""
+class Prediction(NamedTuple):
+    """What is predicted for a request. where, stamp: as of a ``PublishSlot``. states: rows of
+    ``HiddenStates``, the state after the text and the one after each draft; verified: where they
+    are put. For each branch, accepted: its accepted drafts; ranks: its bonus's rank there, 0 = the
+    likeliest token. drafts: those being verified. steps: tokens that each branch will have."""
 
     where: int
-    seat: int
     stamp: int
     states: Sequence[int]
+    verified: Sequence[int]
     accepted: Sequence[int]
     ranks: Sequence[int]
     drafts: Sequence[int]
     steps: int
+
+
+def _rectangle(rows: Sequence[Sequence[int]], width: int, filling: int) -> list[list[int]]:
+    """Rows of ``width`` numbers: these, and then the filling."""
+    return [[*row, *[filling] * (width - len(row))] for row in rows]
 
 
 class Feed:
@@ -82,12 +88,15 @@ class Feed:
     ) -> None:
         """Take in what to show. states: rows of ``HiddenStates`` for the last tokens of each chunk,
         as many as are to be kept."""
-        host = self._inputs.host
-        host["tokens"][:], host["states"][:] = 0, self._states.padding
-        for row, part in enumerate(tokens):
-            host["tokens"][row, : len(part)] = part
-        for row, (part, kept) in enumerate(zip(tokens, states)):
-            host["states"][row, len(part) - len(kept) : len(part)] = kept
+        host, padding = self._inputs.host, self._states.padding
+        host["tokens"][:], host["states"][:] = 0, padding
+        if tokens:
+            host["tokens"][: len(tokens)] = _rectangle(tokens, self.queries, 0)
+        if states:
+            last = [
+                [*[padding] * (len(part) - len(kept)), *kept] for part, kept in zip(tokens, states)
+            ]
+            host["states"][: len(last)] = _rectangle(last, self.queries, padding)
         self._inputs.send()
         self._plan.load(chunks)
 
@@ -137,6 +146,8 @@ class Predict:
         )
         first = torch.arange(batch, device=model.device).unsqueeze(1) * states.places
         self._first = first  # of each request's places
+        none = (0,) * branches
+        self._nothing = Prediction(0, 0, (), (), none, none, (), 0)
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = GraphedCall(self._compute)
 
@@ -145,15 +156,17 @@ class Predict:
         host = self._inputs.host
         host["states"][:], host["verified"][:] = self._states.padding, self._states.padding
         host["ruled_out"][:], host["where"][:] = -1, 0
-        for row, new in enumerate(predictions):
-            if new is not None:
-                count = len(new.states)
-                host["states"][row, :count] = new.states
-                host["verified"][row, :count] = self._states.verified(new.seat, count)
-                host["ruled_out"][row, : count - 1] = new.drafts
-                host["accepted"][row], host["rank"][row] = new.accepted, new.ranks
-                host["where"][row], host["stamp"][row] = new.where, new.stamp
-                host["steps"][row] = new.steps
+        if predictions:
+            rows = len(predictions)
+            columns = zip(*(new or self._nothing for new in predictions))
+            where, stamps, states, verified, accepted, ranks, drafts, steps = columns
+            width, padding = self._states.places, self._states.padding
+            host["states"][:rows] = _rectangle(states, width, padding)
+            host["verified"][:rows] = _rectangle(verified, width, padding)
+            host["ruled_out"][:rows] = _rectangle(drafts, width, -1)
+            host["accepted"][:rows], host["rank"][:rows] = accepted, ranks
+            host["where"][:rows], host["stamp"][:rows] = where, stamps
+            host["steps"][:rows] = steps
         self._inputs.send()
 
     def try_out(self, _: int) -> None:
@@ -224,13 +237,17 @@ class Grow:
         tokens: int64 [len(trees) * branches], any device."""
         host = self._inputs.host
         host["where"][:], host["step"][:], host["states"][:] = 0, step, self._states.padding
-        for row, publish_slot in enumerate(slots):
-            host["where"][row], host["stamp"][row] = publish_slot.where, publish_slot.stamp
-            if publish_slot.where:
-                host["states"][row] = self._states.branches(publish_slot.seat, self.branches)
-            host["temperature"][row] = publish_slot.temperature
-            if publish_slot.uniforms is not None:
-                host["uniforms"][row] = publish_slot.uniforms
+        if slots:
+            rows = len(slots)
+            where, seats, stamps, temperatures, uniforms = zip(*slots)
+            host["where"][:rows], host["stamp"][:rows] = where, stamps
+            host["states"][:rows] = [
+                list(self._states.branches(seat, self.branches)) for seat in seats
+            ]
+            host["temperature"][:rows, 0] = temperatures
+            for row, numbers in enumerate(uniforms):
+                if numbers is not None:
+                    host["uniforms"][row] = numbers
         self._inputs.send()
         self._plan.load(trees)
         self.last_tokens[: len(last_tokens)].copy_(last_tokens)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
+from typing import NamedTuple
 
 import numpy as np
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.kv_blocks import BlockTable
+from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.programs import Prediction, PublishSlot
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
-from vllm_ssd.table import make_stamp
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """Tokens that may come next and that the model has seen in their place: a bonus and drafts.
     entries: KV indices of their keys and values; states: rows of ``HiddenStates`` after each."""
 
     tokens: Sequence[int]
-    entries: Sequence[int]
+    entries: range
     states: Sequence[int]
 
     def matching(self, tokens: Sequence[int]) -> int:
@@ -36,7 +36,7 @@ class Seen:
         return count
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """What the request waits for."""
 
     FEEDING = auto()  # the model, to see text and drafts
@@ -52,10 +52,11 @@ class DraftRequest:
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
     that are being verified. states: rows of ``HiddenStates`` after the text's end and after each
     draft, as far as they are fed and kept. round: of the last outcome taken in, -1 before any;
-    accepted: its accepted drafts; came_true: it was one of those predicted. decided_ns: monotonic
+    accepted: its accepted drafts; branch: the one that predicted it, -1 if none did, None as long
+    as its predictions are not seen; came_true: it was predicted when it came. decided_ns: monotonic
     nanoseconds when the target's decision on its drafts was seen. left_over: where the target
     verified fewer drafts than it had, and the bonus is the first of the others: these, which are
-    its drafts for the next round.
+    its drafts for the next round. phase: changed by ``DraftRequests.enter`` alone.
     temperature: of the target's sampling, 0 = greedy; rng: random numbers for the draft's own, None
     if it does not sample.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
@@ -73,6 +74,7 @@ class DraftRequest:
     rng: np.random.Generator | None = None
     round: int = -1
     accepted: int = 0
+    branch: int | None = None
     came_true: bool = False
     decided_ns: int = 0
     phase: Phase = Phase.FEEDING
@@ -91,19 +93,19 @@ class DraftRequest:
         return self.served.places[self.slot]
 
     @property
-    def stamp(self) -> np.uint64:
+    def stamp(self) -> int:
         """Of the last outcome taken in."""
-        return make_stamp(self.generation, self.round)
+        return self.generation << 32 | self.round
 
     @property
-    def next_stamp(self) -> np.uint64:
+    def next_stamp(self) -> int:
         """Of the outcome that is predicted now."""
-        return make_stamp(self.generation, self.round + 1)
+        return self.generation << 32 | self.round + 1
 
     @property
-    def awaited(self) -> bool:
-        """Whether the target may be waiting for what is grown for this request."""
-        return self.phase is Phase.DECIDING and (self.ahead or self.fallback) is not None
+    def grows(self) -> bool:
+        """Whether anything is grown for this request."""
+        return (self.ahead or self.fallback) is not None
 
     @property
     def unfed(self) -> int:
@@ -118,7 +120,7 @@ class DraftRequest:
         )
 
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
-        """Take in an outcome: keep the KV that still fits."""
+        """Take in an outcome: keep the KV that still fits. The target then decides on drafts."""
         self.leave_fallback()
         if self.phase is not Phase.IDLE or round_ != self.round + 1:
             self.leave_ahead()  # grown for another outcome
@@ -130,50 +132,56 @@ class DraftRequest:
             entries = range(len(self.tokens) - 1, len(self.tokens) - 1 + len(rest))
             self.left_over = Seen(rest, entries, self.states[accepted + 1 :])
         keep = min(before, len(self.fed))
-        while keep < min(len(self.fed), len(self.tokens)) and self.fed[keep] == self.tokens[keep]:
+        for fed, new in zip(self.fed[before:], new_tokens):
+            if fed != new:
+                break
             keep += 1
         del self.fed[min(keep, len(self.tokens) - 1) :]
         self.drafts, self.states = [], []
         self.round, self.accepted = round_, accepted
-        self.phase = Phase.DECIDING
 
-    def decide(self, drafts: Sequence[int], seen: Seen | None) -> list[tuple[int, int]]:
+    def decide(self, drafts: Sequence[int], seen: Seen | None) -> Move | None:
         """Take in what the target verifies next, of which the model has ``seen`` some, if it is
-        this. Returns pairs of KV indices: from where to where keys and values are to be copied
-        before the model is shown more."""
+        this. The rest is to be shown to it, once the keys and values are copied that are returned,
+        if there are any."""
         self.leave_ahead()
         self.leave_fallback()
         self.drafts = list(drafts)
         self.decided_ns = time.monotonic_ns()
-        self.phase = Phase.FEEDING
         begin = len(self.tokens) - 1
         if seen is None or len(self.fed) != begin:
-            return []
+            return None
         sequence = [self.tokens[-1], *drafts]
         count = seen.matching(sequence)
         if seen is self.left_over and count < len(sequence):
-            return []  # states of further tokens would be kept where these are
-        self.fed += sequence[:count]
+            return None  # states of further tokens would be kept where these are
+        self._has_fed(sequence[:count])
         self.states = list(seen.states[:count])
-        places = range(begin, begin + count)
-        return [(old, new) for old, new in zip(seen.entries, places) if old != new]
+        sources, targets = seen.entries[:count], range(begin, begin + count)
+        return Move(self.table.blocks, sources, targets) if sources != targets else None
 
     def feed(self, count: int) -> tuple[Chunk, list[int]]:
         """The next ``count`` unfed tokens, for which KV is reserved."""
         start = len(self.fed)
+        if not count:
+            return Chunk(self.table.blocks, start, 0), []
         text = self.tokens[start : start + count]
         begin = max(start - len(self.tokens), 0)
         tokens = text + self.drafts[begin : begin + count - len(text)]
+        self._has_fed(tokens)
+        return Chunk(self.table.blocks, start, len(tokens)), tokens
+
+    def _has_fed(self, tokens: Sequence[int]) -> None:
+        """The KV of these is where the linear part goes on, or on its way there."""
         self.fed += tokens
         self.table.name(self.tokens, min(len(self.fed), len(self.tokens)))
-        return Chunk(self.table.blocks, start, len(tokens)), tokens
 
     def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
         """A tree of branches, for which KV is reserved. parents: how many tokens of the linear part
         each branch continues."""
         return Tree(self.table.blocks, len(self.fed), parents, num_steps)
 
-    def publish_slot(self, stamp: np.uint64, branches: int, steps: int) -> PublishSlot:
+    def publish_slot(self, stamp: int, branches: int, steps: int) -> PublishSlot:
         """Where branches for the outcome ``stamp`` are published, with new random numbers if their
         drafts are sampled."""
         uniforms = None
@@ -181,7 +189,7 @@ class DraftRequest:
             # 32 bits, so that in float64 a product with a sum of probabilities is below the sum
             numbers = self.rng.integers(2**32, size=(branches, steps))
             uniforms = numbers.astype(np.float64) * 2.0**-32
-        return PublishSlot(self.where, self.seat, int(stamp), self.temperature, uniforms)
+        return PublishSlot(self.where, self.seat, stamp, self.temperature, uniforms)
 
     def publish_state(self, state: int) -> None:
         """Tell the target how it stands with this request, as ``schema.py`` explains it."""

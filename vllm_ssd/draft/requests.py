@@ -1,9 +1,10 @@
-"""All requests of a draft engine, their KV memory and seats, and their states in their tables."""
+"""All requests of a draft engine, by phase, their KV memory and seats, and their states in their
+tables."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -20,11 +21,17 @@ class DraftRequests:
     that have KV memory at a time, at most."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
-        self._max_len = model.max_len
         self._policy = policy
         self.pool = BlockPool(model.num_blocks, BLOCK_SIZE)
+        # Tokens of a text that the draft's positions and its whole KV memory suffice for.
+        self._longest = min(
+            model.max_len - 2 * policy.k - 1, model.num_blocks * BLOCK_SIZE - policy.scratch
+        )
+        self._seats = seats
         self._free_seats = list(range(seats))
         self._by_slot: dict[tuple[ServedTable, int], DraftRequest] = {}
+        # Values mean nothing: the keys are an ordered set.
+        self._by_phase: dict[Phase, dict[DraftRequest, None]] = {phase: {} for phase in Phase}
 
     def __len__(self) -> int:
         return len(self._by_slot)
@@ -35,6 +42,28 @@ class DraftRequests:
     def get(self, served: ServedTable, slot: int) -> DraftRequest | None:
         """The request that has this slot."""
         return self._by_slot.get((served, slot))
+
+    # What they wait for
+
+    def waiting(self, phase: Phase) -> Collection[DraftRequest]:
+        """All requests in this phase, those first that have been in it for the longest."""
+        return self._by_phase[phase].keys()
+
+    def at_work(self, phase: Phase) -> list[DraftRequest]:
+        """Of these the ones that are worked for: they have KV memory and a seat, and their target
+        does not do without drafts."""
+        return [r for r in self._by_phase[phase] if r.seat >= 0 and not r.served.idle]
+
+    def enter(self, request: DraftRequest, phase: Phase) -> None:
+        """A request waits for something else from now on."""
+        del self._by_phase[request.phase][request]
+        request.phase = phase
+        self._by_phase[phase][request] = None
+
+    def await_outcome(self, request: DraftRequest) -> None:
+        """The model has seen all of the request's text and drafts."""
+        self.enter(request, Phase.IDLE)
+        request.publish_state(DRAFTING)
 
     # They come and go
 
@@ -55,6 +84,7 @@ class DraftRequests:
         if self._policy.top_m:
             request.rng = np.random.default_rng((self._policy.seed, generation))
         self._by_slot[served, slot] = request
+        self._by_phase[request.phase][request] = None
         served.counters["live"] += 1
         request.publish_state(PREPARING)
         self.check_size(request)
@@ -69,6 +99,7 @@ class DraftRequests:
     def drop(self, request: DraftRequest, state: int = PREPARING) -> None:
         """Forget a request, and publish ``state`` for it."""
         del self._by_slot[request.served, request.slot]
+        del self._by_phase[request.phase][request]
         self._forget_kv(request)
         request.served.counters["live"] -= 1
         request.served.predictions.clear(request.slot)
@@ -83,18 +114,18 @@ class DraftRequests:
 
     def check_size(self, request: DraftRequest) -> None:
         """Give up a request whose text exceeds the draft's positions or its whole KV memory."""
-        text = len(request.tokens)
-        too_long = text + 2 * self._policy.k + 1 > self._max_len
-        if too_long or self.pool.blocks_for(text + self._policy.scratch) > self.pool.num_blocks:
+        if len(request.tokens) > self._longest:
             self.drop(request, GIVEN_UP)
 
-    def admitted(self) -> list[DraftRequest]:
-        """The requests that have KV memory and a seat, after giving both to those whose text and
-        branches now fit the free blocks, of the table with the fewest seats first: under overload
-        no target takes all."""
+    def admit(self) -> None:
+        """Give KV memory and a seat to requests without, as far as their text and branches fit the
+        free blocks: of the table with the fewest seats first, so that under overload no target
+        takes all."""
+        if not self._free_seats or len(self) == self._seats - len(self._free_seats):
+            return
         waiting: defaultdict[ServedTable, deque[DraftRequest]] = defaultdict(deque)
         for request in self:
-            if request.seat < 0 and self._free_seats:
+            if request.seat < 0:
                 waiting[request.served].append(request)
         seats = Counter(r.served for r in self if r.seat >= 0) if len(waiting) > 1 else Counter()
         while waiting and self._free_seats:
@@ -103,7 +134,6 @@ class DraftRequests:
                 seats[served] += 1
             if not waiting[served]:
                 del waiting[served]
-        return [request for request in self if request.seat >= 0]
 
     def _seat(self, request: DraftRequest) -> bool:
         """Give a request a seat, and KV memory for its text and branches, if there is enough."""
@@ -136,8 +166,3 @@ class DraftRequests:
         if request.seat >= 0:
             self._free_seats.append(request.seat)
             request.seat = -1
-
-    def await_outcome(self, request: DraftRequest) -> None:
-        """The model has seen all of the request's text and drafts."""
-        request.phase = Phase.IDLE
-        request.publish_state(DRAFTING)

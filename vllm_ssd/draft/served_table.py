@@ -11,6 +11,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.draft.window import Window
 from vllm_ssd.table import LOST, SpeculationTable
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader
@@ -21,7 +22,9 @@ from vllm_ssd.table.publisher import places
 class ServedTable:
     """``places``: by slot, where the draft's programs publish. counters: of ``draft_dtype``. Those
     of requests are of this table's; KV blocks and work are the whole draft's, and are told to all
-    tables that it serves."""
+    tables that it serves. window: the time that the draft has for a round of its target.
+    idle: the target does without drafts for now. To read its texts meanwhile would take time of a
+    GPU that both may share; later all are read together."""
 
     def __init__(self, table: SpeculationTable):
         self.table = table
@@ -30,14 +33,15 @@ class ServedTable:
         self.draft_states = DraftStates(table)
         self.places = places(table)
         self.counters = table.draft[0]
+        self.window = Window()
         self._plan = table.plan[0]
+        self.idle = False
         self._unknown = self._find_unknown()
 
-    @property
-    def idle(self) -> bool:
-        """Whether the target does without drafts for now. To read its texts meanwhile would take
-        time of a GPU that both may share; later all are read together."""
-        return bool(self._plan["undrafted"])
+    def look(self, free_blocks: int) -> None:
+        """Once a step: see whether the target does without drafts, and tell it what KV is free."""
+        self.idle = bool(self._plan["undrafted"])
+        self.counters["free_blocks"] = free_blocks
 
     def beat(self) -> None:
         """Show the target that the draft lives."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from vllm_ssd.draft.attention.masks import Tree
-from vllm_ssd.draft.programs import Grow, PublishSlot
+from vllm_ssd.draft.programs import NOWHERE, Grow, PublishSlot
 
 
 class TreeBatch:
-    """One tree per row, None where its request has left. step: steps started; ``steps`` of them
-    give each branch a token, and one more shows the model the last of these. slots: where each row
-    publishes. last_tokens: int64 [rows * branches], the newest token of every branch."""
+    """One tree per row, None where its request has left. growing: how many there are. step: steps
+    started; ``steps`` of them give each branch a token, and one more shows the model the last of
+    these. slots: where each row publishes. last_tokens: int64 [rows * branches], the newest token
+    of every branch."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class TreeBatch:
         self.step, self.steps = 0, steps
         self._program = program
         self._trees = trees
-        self._growing = sum(tree is not None for tree in trees)
+        self.growing = sum(tree is not None for tree in trees)
         self._slots = slots
         self._last_tokens = last_tokens
         self._loaded = False
@@ -36,10 +37,6 @@ class TreeBatch:
     def size(self) -> int:
         """Requests that its program is made for."""
         return self._program.batch
-
-    @property
-    def empty(self) -> bool:
-        return not self._growing
 
     def rows(self) -> list[TreeRow | None]:
         """One for each request, None where it has no tree."""
@@ -55,9 +52,9 @@ class TreeBatch:
 
     def leave(self, index: int) -> None:
         """A row becomes padding: its KV blocks, its slot and its seat may go to another request."""
-        self._growing -= self._trees[index] is not None
+        self.growing -= self._trees[index] is not None
         self._trees[index] = None
-        self._slots[index] = PublishSlot()
+        self._slots[index] = NOWHERE
         self._left = True
 
     def grow(self) -> None:
@@ -76,12 +73,12 @@ class TreeBatch:
 
     def _keep(self) -> None:
         """Take the newest tokens out of the program, to load it again later."""
-        if self._loaded and not self.empty:
+        if self._loaded and self.growing:
             self._last_tokens = self._program.last_tokens.clone()
             self._loaded = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class TreeRow:
     """One request's tree in a batch."""
 

@@ -82,6 +82,7 @@ class TargetChanges:
         table = served.table
         self._served = served
         self._session = session
+        self._plan = table.plan[0]
         self._watch = Watch(table, _offsets(table, "outcome", "stamp", "drafts_stamp"))
         self._stamps = table.slots["outcome"]["stamp"]
         # By slot: the request's generation, and the tokens of its text that were told.
@@ -115,7 +116,7 @@ class TargetChanges:
             newest = int(self._stamps[slot].max())
             if slot in self._known and self._known[slot][0] == newest >> 32:
                 frames += self._of_slot(slot, newest)
-        undrafted = int(self._served.idle)
+        undrafted = int(self._plan["undrafted"])
         if undrafted != self._undrafted:
             self._undrafted = undrafted
             frames.append(Plan(self._session, undrafted))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.table.schema import GIVEN_UP, LOST, PREPARING, make_stamp, split_stamp
+from vllm_ssd.table.schema import GIVEN_UP, LOST, PREPARING, split_stamp
 from vllm_ssd.table.speculation_table import SpeculationTable
 
 
@@ -17,7 +17,7 @@ class DraftStates:
 
     def set(self, slot: int, generation: int, state: int) -> None:
         """Publish the state of the request that has this slot."""
-        self._state[slot] = make_stamp(generation, state)
+        self._state[slot] = generation << 32 | state
 
     def get(self, slot: int, generation: int) -> int:
         """The state of this request; PREPARING as long as the draft has published none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,7 @@ class OutcomeWriter:
         return length if whole else 0
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A round's outcome as the target published it.
 
     length: tokens of the text including the bonus. new_tokens: its last tokens, from the length
@@ -70,14 +69,15 @@ class Outcome:
 
 
 class OutcomeReader:
-    """The draft's end. It reads numbers out of arrays of one field with ``item``, several times as
-    fast as out of records: with 64 requests that is a millisecond before their next branches."""
+    """The draft's end. What is new is found in all slots at once. Numbers are then read with
+    ``item`` out of arrays of one field, which takes a tenth of the time of those of a record."""
 
     def __init__(self, table: SpeculationTable):
         self._k = table.shape.k
         self._tail_size = table.shape.tail
         outcome = table.slots["outcome"]
         self._stamps, self._lengths = outcome["stamp"], outcome["length"]
+        self._even, self._odd = self._stamps[:, 0], self._stamps[:, 1]
         self._accepted, self._bonus = outcome["accepted"], outcome["bonus"]
         self._drafts_stamps, self._num_drafts = outcome["drafts_stamp"], outcome["num_drafts"]
         self._drafts = outcome["drafts"]
@@ -88,18 +88,18 @@ class OutcomeReader:
         """Slots whose newest outcome has not been read, and its stamp."""
         newest = self.newest_stamps()
         slots = np.flatnonzero(newest != self._read)
-        return list(zip(slots.tolist(), newest[slots].tolist()))
+        return list(zip(slots.tolist(), newest[slots].tolist())) if len(slots) else []
 
     def newest_stamps(self) -> NDArray[np.uint64]:
         """uint64 [slots]: the newest outcome of each slot, 0 where there is none."""
-        return self._stamps.max(axis=1)
+        return np.maximum(self._even, self._odd)
 
-    def read(self, slot: int, stamp: np.uint64, known: int) -> Outcome | None:
+    def read(self, slot: int, stamp: int, known: int) -> Outcome | None:
         """The outcome with this stamp and the tokens after the first ``known`` of the text.
 
         None if the target has moved on meanwhile: the newest stamp is then another.
         """
-        at = slot, int(stamp) & 1
+        at = slot, stamp & 1
         length = self._lengths.item(at)
         accepted, bonus = self._accepted.item(at), self._bonus.item(at)
         new_tokens: list[int] | None = None
@@ -111,14 +111,14 @@ class OutcomeReader:
                 new_tokens = tail[begin:end].tolist()
             else:
                 new_tokens = tail[begin:].tolist() + tail[:end].tolist()
-        if max(self._stamps[slot].tolist()) != stamp:
+        if max(self._even.item(slot), self._odd.item(slot)) != stamp:
             return None
         self._read[slot] = stamp
         return Outcome(length, accepted, bonus, new_tokens)
 
-    def read_drafts(self, slot: int, stamp: np.uint64) -> list[int] | None:
+    def read_drafts(self, slot: int, stamp: int) -> list[int] | None:
         """The drafts the target verifies after this outcome; None if it has not decided yet."""
-        at = slot, int(stamp) & 1
+        at = slot, stamp & 1
         if self._drafts_stamps.item(at) != stamp:
             return None
         count = min(max(self._num_drafts.item(at), 0), self._k)

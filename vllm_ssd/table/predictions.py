@@ -17,8 +17,10 @@ class PredictionWriter:
 
     def __init__(self, table: SpeculationTable):
         self._prediction = prediction = table.slots["prediction"]
-        self._fallback = table.slots["fallback"]
+        self._fallback = fallback = table.slots["fallback"]
         # Read for every request of every round: an array of one field is several times as fast.
+        self._fallback_stamps, self._fallback_depths = fallback["stamp"], fallback["depth"]
+        self._fallback_tokens = fallback["tokens"]
         self._stamps, self._counts = prediction["stamp"], prediction["count"]
         self._accepted, self._bonus = prediction["accepted"], prediction["bonus"]
         self._depths, self._tokens = prediction["depth"], prediction["tokens"]
@@ -81,31 +83,31 @@ class PredictionWriter:
         record["depth"] = depth
         record["stamp"] = stamp
 
-    def branch_of(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> int | None:
+    def branch_of(self, slot: int, stamp: int, accepted: int, bonus: int) -> int | None:
         """Index of the branch that predicted this outcome of round ``stamp``, -1 if none did; None
         if the round's prediction has not been published."""
-        at = slot, int(stamp) & 1
+        at = slot, stamp & 1
         if self._stamps.item(at) != stamp:
             return None
         count = self._counts.item(at)
-        of_branches = zip(self._accepted[at][:count].tolist(), self._bonus[at][:count].tolist())
-        for branch, outcome in enumerate(of_branches):
-            if outcome == (accepted, bonus):
+        lengths, tokens = self._accepted[at][:count].tolist(), self._bonus[at][:count].tolist()
+        for branch, length in enumerate(lengths):
+            if length == accepted and tokens[branch] == bonus:
                 return branch
         return -1
 
-    def branch_tokens(self, slot: int, stamp: np.uint64, branch: int) -> list[int]:
+    def branch_tokens(self, slot: int, stamp: int, branch: int) -> list[int]:
         """The tokens published for a branch of round ``stamp``, none for another round."""
-        at = slot, int(stamp) & 1
+        at = slot, stamp & 1
         depth = self._depths.item(at) if self._stamps.item(at) == stamp else 0
         tokens: list[int] = self._tokens[at][branch, :depth].tolist()
         return tokens
 
-    def fallback_tokens(self, slot: int, stamp: np.uint64) -> list[int]:
+    def fallback_tokens(self, slot: int, stamp: int) -> list[int]:
         """The tokens published for the outcome ``stamp``, which was not predicted."""
-        record = self._fallback[slot, int(stamp) & 1]
-        depth = int(record["depth"]) if record["stamp"] == stamp else 0
-        tokens: list[int] = record["tokens"][:depth].tolist()
+        at = slot, stamp & 1
+        depth = self._fallback_depths.item(at) if self._fallback_stamps.item(at) == stamp else 0
+        tokens: list[int] = self._fallback_tokens[at][:depth].tolist()
         return tokens
 
     def clear(self, slot: int) -> None:

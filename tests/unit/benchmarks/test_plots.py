@@ -1,12 +1,13 @@
 """Pictures are made from tables that were measured."""
 
 import json
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 
-from benchmarks.plots import dashboard
+from benchmarks.plots import dashboard, layouts
 from benchmarks.plots.served import Load, draw, read_table
 
 ROOT = Path(__file__).parents[3]
@@ -33,6 +34,18 @@ def test_the_picture_in_the_docs_is_that_of_the_table(tmp_path):
     for text in ((tmp_path / "served.svg").read_text(), in_docs):
         for load in loads:
             assert f"{load.ssd / load.plain:.1f}×" in text
+
+
+def test_the_layouts_in_the_docs_are_those_of_the_script(tmp_path):
+    """By their texts, in the order in which they are drawn."""
+    assert layouts.main([str(tmp_path)]) == 0
+    for name, nodes in layouts.LAYOUTS.items():
+        drawn, in_docs = (
+            re.findall(r"<text [^>]*>([^<]*)</text>", (folder / f"{name}.svg").read_text())
+            for folder in (tmp_path, ROOT / "docs")
+        )
+        assert drawn == in_docs
+        assert {node.name for node in nodes} < set(drawn)
 
 
 def test_every_panel_of_the_dashboard_is_drawn(tmp_path, monkeypatch):

@@ -153,7 +153,7 @@ def test_predictions_are_those_of_a_model_that_is_shown_all(
 def check_again(monkeypatch, script, again):
     """Play what a script did to ``again``, whose draft is shown all, and compare predictions."""
     names = script.drafts
-    monkeypatch.setattr(again.engine, "_seen", lambda request: None)
+    monkeypatch.setattr(again.engine._intake, "seen", lambda request: None)
     for name in names:
         again.client.add(name, PROMPT)
     again.work()

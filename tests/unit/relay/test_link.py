@@ -21,7 +21,7 @@ from vllm_ssd.relay.link import DraftLink, TargetLink
 from vllm_ssd.relay.listening import prepare_keys
 from vllm_ssd.relay.sockets import Sockets
 
-HEARD_S, SILENCE_S = 5.0, 0.3
+HEARD_S, SILENCE_S = 15.0, 0.3
 
 
 class Place:

@@ -180,6 +180,19 @@ def test_unknown_requests_are_added_with_their_text(table, clock):
     assert outcome is not None and outcome.new_tokens == [7, 8]
 
 
+def test_a_token_that_is_thrown_away_is_taken_back(table, clock):
+    """vLLM does so with the first one of a prompt whose KV a connector could not load, and computes
+    it again: the draft must not go on with the wrong one."""
+    client, sent = make(table, on_miss="skip")
+    client.exchange([row("a", 6)])
+    client.exchange([Row("a", np.array([0, 1, 2, 3, 4, 99], dtype=np.int32), 1)])
+    first, removed, second = sent
+    assert removed == Remove(first.slot, first.generation)
+    assert second.tokens == first.tokens == [0, 1, 2, 3, 4]
+    outcome = OutcomeReader(table).read(second.slot, make_stamp(second.generation, 0), 5)
+    assert outcome is not None and outcome.new_tokens == [99]
+
+
 def test_the_longest_unused_slot_is_given_away(table, clock):
     client, sent = make(table, on_miss="skip")
     for name in ("a", "b"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -92,15 +93,20 @@ class PagedAttention(ABC):
         kv = self._kv.view(2 * self.shape.num_layers, -1, *self._kv.shape[-2:])
         kv.index_copy_(1, targets, kv.index_select(1, sources))
 
-    def slots_of(self, blocks: Sequence[int], index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slots, int64 [n], of a request's ascending KV indices, int64 [n], in its blocks."""
-        first = int(index[0]) // self.block_size
-        table = np.asarray(blocks[first : int(index[-1]) // self.block_size + 1], dtype=np.int64)
-        return table[index // self.block_size - first] * self.block_size + index % self.block_size
-
-    def slot_of(self, blocks: Sequence[int], index: int) -> int:
-        """The same of one KV index: for a few, several times as fast."""
-        return blocks[index // self.block_size] * self.block_size + index % self.block_size
+    def slots_of(
+        self, blocks: Sequence[Sequence[int]], index: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Slots, int64 [rows, n], of KV indices, int64 [rows, n], that never descend in a row.
+        blocks: those of each row's request."""
+        pages, offsets = np.divmod(index, self.block_size)
+        firsts = pages[:, 0].tolist()
+        needed = [
+            own[first : last + 1] for own, first, last in zip(blocks, firsts, pages[:, -1].tolist())
+        ]
+        # The needed blocks of all rows, one row after the other, and where each row's begin.
+        table = np.fromiter(chain.from_iterable(needed), np.int64)
+        begins = np.array([0, *accumulate(map(len, needed))][:-1]) - firsts
+        return table[pages + begins[:, None]] * self.block_size + offsets
 
 
 class Plan(ABC):
@@ -147,11 +153,16 @@ class ChunkPlan(Plan):
         host["slots"][:] = attention.padding_block * attention.block_size
         host["positions"][:] = 0
         host["contexts"][:] = 0
-        for row, chunk in enumerate(chunks):
-            index = np.arange(chunk.context_len, chunk.kv_len)
-            host["slots"][row, : chunk.query_len] = attention.slots_of(chunk.blocks, index)
-            host["positions"][row, : chunk.query_len] = index
-            host["contexts"][row] = chunk.context_len
+        if chunks:
+            blocks, contexts, lengths = zip(*chunks)
+            rows, begin, length = len(chunks), np.array([contexts]).T, np.array([lengths]).T
+            query = np.arange(self.queries)
+            real = query < length
+            # What is beyond a chunk's end is looked up as its last token.
+            index = begin + np.minimum(query, length - 1)
+            np.copyto(host["slots"][:rows], attention.slots_of(blocks, index), where=real)
+            np.copyto(host["positions"][:rows], index, where=real)
+            host["contexts"][:rows] = contexts
         self.inputs.send()
 
 
@@ -182,14 +193,17 @@ class TreePlan(Plan):
         host, attention = self.inputs.host, self.attention
         host["step_slots"][:] = attention.padding_block * attention.block_size
         host["parents"][:], host["linear"][:], host["kv_len"][:] = 1, 1, 1
-        for row, tree in enumerate(trees):
-            if tree is None:
-                continue
-            index = np.arange(tree.linear_len, tree.kv_len)
-            slots = attention.slots_of(tree.blocks, index)
-            host["step_slots"][:, row] = slots.reshape(self.steps, self.queries)
-            host["parents"][row] = tree.parent_lens
-            host["linear"][row], host["kv_len"][row] = tree.linear_len, tree.kv_len
+        planted = [row for row, tree in enumerate(trees) if tree is not None]
+        if planted:
+            blocks, linear, parents, _ = zip(*filter(None, trees))
+            size = self.steps * self.queries
+            slots = attention.slots_of(blocks, np.array([linear]).T + np.arange(size))
+            by_step = slots.reshape(len(planted), self.steps, self.queries).swapaxes(0, 1)
+            # A slice is filled in half the time.
+            rows = slice(len(trees)) if len(planted) == len(trees) else planted
+            host["step_slots"][:, rows] = by_step
+            host["parents"][rows], host["linear"][rows] = parents, linear
+            host["kv_len"][rows] = [length + size for length in linear]
         self.inputs.send()
 
     def prepare(self, step: torch.Tensor) -> None:

@@ -8,13 +8,12 @@ branch. With N branches, the token of branch n at step s sits at ``linear_len + 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """``query_len`` new tokens of a request that has ``context_len`` tokens of KV.
 
     blocks: the request's KV blocks, long enough for both.
@@ -29,8 +28,7 @@ class Chunk:
         return self.context_len + self.query_len
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """Branches of one request.
 
     parent_lens: for each branch, how much of the linear part it continues (and sees); at step s

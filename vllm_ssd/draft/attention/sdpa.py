@@ -32,9 +32,12 @@ class _Gathered(Plan):
     def gather(self, items: Sequence[Chunk | Tree | None], width: int) -> None:
         attention = self.attention
         slots = np.zeros((self.batch, width), dtype=np.int64)
-        for row, item in zip(slots, items):
-            if item is not None:
-                row[: item.kv_len] = attention.slots_of(item.blocks, np.arange(item.kv_len))
+        real = [(row, item) for row, item in enumerate(items) if item is not None]
+        if real:
+            rows = [row for row, _ in real]
+            last = np.array([[item.kv_len - 1] for _, item in real])
+            index = np.minimum(np.arange(width), last)
+            slots[rows] = attention.slots_of([item.blocks for _, item in real], index)
         self.kv_slots = torch.from_numpy(slots).view(-1).to(attention.shape.device)
 
     def set_masks(self, seen_in: Callable[[int], torch.Tensor]) -> None:

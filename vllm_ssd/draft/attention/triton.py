@@ -58,6 +58,7 @@ class _Paged(Plan):
         device = shape.device
         most = -(-(attention.max_len + queries) // attention.block_size)
         self._pages = torch.zeros(batch, most, dtype=torch.int32, device=device)
+        self._host_pages = np.zeros((batch, most), dtype=np.int32)
         self._loaded: list[tuple[Sequence[int], int]] = [((), 0)] * batch  # blocks, pages of these
         self._group = shape.num_heads // shape.num_kv_heads
         rows = max(triton.next_power_of_2(queries * self._group), 16)
@@ -78,26 +79,27 @@ class _Paged(Plan):
         self._weight = torch.empty(parts, dtype=torch.float32, device=device)
 
     def load_pages(self, items: Sequence[Chunk | Tree | None]) -> None:
+        """A request's list of blocks only grows, and another text has another list: what is on the
+        device already is not taken from it again."""
         size = self.attention.block_size
-        counts = [0 if item is None else -(-item.kv_len // size) for item in items]
-        if all(self._has(row, item, count) for row, (item, count) in enumerate(zip(items, counts))):
+        width = 0
+        for row, item in enumerate(items):
+            if item is None:
+                continue
+            count = -(-item.kv_len // size)
+            blocks, loaded = self._loaded[row]
+            begin = loaded if item.blocks is blocks else 0
+            if count > begin:
+                self._host_pages[row, begin:count] = item.blocks[begin:count]
+                self._loaded[row] = item.blocks, count
+                width = max(width, count)
+        if not width:
             return
-        width = max(counts)
-        table = np.zeros((len(items), width), dtype=np.int32)
-        for row, (item, count) in enumerate(zip(items, counts)):
-            blocks = () if item is None else item.blocks
-            table[row, :count] = blocks[:count]
-            self._loaded[row] = blocks, count
-        sent = torch.from_numpy(table)
+        # A copy: the host goes on to the next pages while these are on their way.
+        sent = torch.from_numpy(self._host_pages[: len(items), :width].copy())
         if self._pages.is_cuda:
             sent = sent.pin_memory()
         self._pages[: len(items), :width].copy_(sent, non_blocking=True)
-
-    def _has(self, row: int, item: Chunk | Tree | None, count: int) -> bool:
-        """Whether the first ``count`` pages of an item are on the device: a request's list of
-        blocks only grows, and another text has another list."""
-        blocks, loaded = self._loaded[row]
-        return item is None or (item.blocks is blocks and count <= loaded)
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         attention, shape = self.attention, self.attention.shape

@@ -1,0 +1,127 @@
+"""Prefill and decode in engines of their own: the decode engine gets the KV of prompts through
+vLLM's own connectors, and its draft needs nothing of the prefill engine, which has none.
+
+The target is a stand-in, the draft's own function at many times its cost.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common.running import counters
+from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
+
+BLOCK = 32  # tokens, the fewest on CPUs
+OPTIONS = {
+    "block_size": BLOCK,
+    "max_model_len": 256,
+    "skip_tokenizer_init": True,
+    "disable_log_stats": False,
+}
+# No two begin alike: nothing comes from the prefix cache of the engine itself.
+LENGTHS = [40, 75, 138]
+_CHANCE = random.Random(1)
+PROMPTS = [
+    {"prompt_token_ids": [_CHANCE.randrange(400) for _ in range(length)]} for length in LENGTHS
+]
+SPOILT = {"prompt_token_ids": [_CHANCE.randrange(400) for _ in range(100)]}
+
+
+def connector(name: str, role: str, **extra: str) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_role": role, "kv_connector_extra_config": extra}
+
+
+def with_drafts(draft: Path) -> dict[str, Any]:
+    speculation = {**SSD, "k": 3, "f": 2, "model": str(draft)}
+    return {**OPTIONS, "speculative_config": speculation}
+
+
+def settings(max_tokens: int = 40, **params: Any) -> Any:
+    """params: of the connector, for its part in a request."""
+    extra = {"extra_args": {"kv_transfer_params": params}} if params else {}
+    return greedy(max_tokens, ignore_eos=True, detokenize=False, **extra)
+
+
+def answers(llm: Any, prompts: Sequence[Any], wanted: Any = None) -> list[Any]:
+    """wanted: settings of all, or of each."""
+    found: list[Any] = llm.generate(prompts, wanted or settings(), use_tqdm=False)
+    return found
+
+
+def check_loaded(llm: Any, expected: int) -> None:
+    """expected: tokens of prompts whose KV the engine was to get from elsewhere."""
+    (loaded,) = [m for m in llm.get_metrics() if m.name == "vllm:external_prefix_cache_hits"]
+    assert loaded.value == expected
+
+
+def check_drafts() -> None:
+    """The draft has read the prompts by itself, was in time now and then, and right."""
+    counted = counters(own_run_dir())
+    # The last token of a prompt may come with what follows it.
+    assert counted["prefill"] >= sum(LENGTHS) - len(LENGTHS)
+    assert counted["hits"] > 0
+    assert sum(drafts * times for drafts, times in enumerate(counted["accepted"])) > 0
+
+
+def zero(file: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: kv.zero_() for name, kv in load_file(file).items()}, file)
+
+
+def test_through_files(busy_pair, tmp_path):
+    """What is in the files is what the decode engine goes on from: of a prompt whose files have
+    other contents it says something else."""
+    target, draft = busy_pair
+    name, folder = "ExampleConnector", {"shared_storage_path": str(tmp_path)}
+    kv = connector(name, "kv_producer", **folder)
+    with engine(str(target), kv_transfer_config=kv, **OPTIONS) as llm:
+        plain = texts(answers(llm, PROMPTS))
+        others = set(tmp_path.iterdir())
+        plain_spoilt = texts(answers(llm, [SPOILT]))
+    (of_spoilt,) = set(tmp_path.iterdir()) - others
+    for file in of_spoilt.iterdir():
+        zero(file)
+
+    kv = connector(name, "kv_consumer", **folder)
+    with engine(str(target), kv_transfer_config=kv, **with_drafts(draft)) as llm:
+        outputs = answers(llm, PROMPTS)
+        assert texts(outputs) == plain
+        # Whole blocks of all tokens but the last one, which the engine has to compute.
+        blocks = [(length - 1) // BLOCK * BLOCK for length in LENGTHS]
+        assert [output.num_cached_tokens for output in outputs] == blocks
+        check_loaded(llm, sum(blocks))
+        check_drafts()
+        assert texts(answers(llm, [SPOILT])) != plain_spoilt
+
+
+def test_over_nixl(busy_pair, monkeypatch):
+    """From one engine's memory to the other's, while that one may do something else."""
+    pytest.importorskip("nixl", reason="nixl is not among the tools that make setup installs")
+    target, draft = busy_pair
+    drafts = with_drafts(draft)
+
+    def start(role: str, **options: Any) -> Any:
+        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
+        kv = connector("NixlConnector", role)
+        return engine(str(target), kv_transfer_config=kv, **options)
+
+    with start("kv_producer", **OPTIONS) as prefill, start("kv_consumer", **drafts) as llm:
+        read = answers(prefill, PROMPTS, settings(1, do_remote_decode=True))
+        outputs = answers(llm, PROMPTS, [settings(**one.kv_transfer_params) for one in read])
+        assert texts(outputs) == texts(answers(prefill, PROMPTS))
+        check_loaded(llm, sum(LENGTHS))
+        check_drafts()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,109 @@
+"""What the targets published: outcomes, and which drafts they verify next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.executor import Executor
+from vllm_ssd.draft.hidden_states import HiddenStates
+from vllm_ssd.draft.moves import Move
+from vllm_ssd.draft.request import DraftRequest, Phase, Seen
+from vllm_ssd.draft.requests import DraftRequests
+from vllm_ssd.draft.served_table import ServedTable
+from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.table import LOST, split_stamp
+
+
+class Intake:
+    """Brings requests to where their targets are, and tells the budget what came of its rounds."""
+
+    def __init__(
+        self,
+        requests: DraftRequests,
+        budget: BranchBudget,
+        states: HiddenStates,
+        executor: Executor,
+        policy: DraftPolicy,
+    ):
+        self._requests = requests
+        self._budget = budget
+        self._states = states
+        self._executor = executor
+        self._policy = policy
+
+    def take(self, tables: Sequence[ServedTable]) -> None:
+        """Take in all that is new. Targets publish a step's requests one by one: they are taken in
+        together."""
+        while sum(map(self._take_outcomes, tables)) + self._take_decisions():
+            pass
+
+    def find_branch(self, request: DraftRequest) -> None:
+        """Look whether an outcome that came before its round's predictions is one of them."""
+        request.branch = request.served.predictions.branch_of(
+            request.slot, request.stamp, request.accepted, request.tokens[-1]
+        )
+
+    def _take_outcomes(self, served: ServedTable) -> int:
+        """Take in a table's new outcomes; returns their number."""
+        taken = 0
+        for slot, stamp in served.outcomes.unread():
+            generation, round_ = split_stamp(stamp)
+            request = self._requests.get(served, slot)
+            if request is None or generation != request.generation or round_ <= request.round:
+                continue
+            outcome = served.outcomes.read(slot, stamp, len(request.tokens))
+            if outcome is None:
+                continue  # overtaken while reading; the next look finds the newer one
+            if not outcome.new_tokens:  # too far behind: the target has to send the text again
+                self._requests.drop(request, LOST)
+                continue
+            branch = served.predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
+            self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
+            request.advance(round_, outcome.new_tokens, outcome.accepted)
+            request.branch, request.came_true = branch, branch is not None and branch >= 0
+            self._requests.enter(request, Phase.DECIDING)
+            self._requests.check_size(request)
+            taken += 1
+        return taken
+
+    def _take_decisions(self) -> int:
+        """Take in which drafts are verified next; returns the number of requests it is for."""
+        decided = []
+        for request in self._requests.waiting(Phase.DECIDING):
+            drafts = request.served.outcomes.read_drafts(request.slot, request.stamp)
+            if drafts is not None:
+                decided.append((request, drafts))
+        moves: list[Move] = []
+        for request, drafts in decided:
+            row, predicted = request.ahead, request.predicted
+            if request.came_true and row and predicted and not request.left_over:
+                complete = len(drafts) >= predicted.steps
+                self._budget.taken(request.served.window, row.batch.size, complete)
+            move = request.decide(drafts, self.seen(request))
+            if move is not None:
+                moves.append(move)
+            if request.unfed or self._policy.branches:
+                self._requests.enter(request, Phase.FEEDING)
+            else:
+                self._requests.await_outcome(request)
+        if moves:
+            self._executor.move(moves)
+        return len(decided)
+
+    def seen(self, request: DraftRequest) -> Seen | None:
+        """What the model has seen of the tokens after the request's text."""
+        if request.left_over is not None:
+            return request.left_over
+        published = request.served.predictions
+        if request.fallback is not None:
+            row, branch = request.fallback, 0
+            drafts = published.fallback_tokens(request.slot, request.stamp)
+        elif request.ahead is not None and request.came_true:
+            row, branch = request.ahead, request.branch or 0
+            drafts = published.branch_tokens(request.slot, request.stamp, branch)
+        else:
+            return None
+        entries = row.entries(branch)
+        states = self._states.branch(request.seat, branch, len(entries))
+        return Seen([request.tokens[-1], *drafts], entries, states)
