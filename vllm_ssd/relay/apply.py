@@ -110,7 +110,7 @@ class AsDraft:
         tokens = int32s(frame.tokens, self._shape.k)
         if frame.known + len(tokens) > self._shape.k:
             raise Malformed(f"{len(tokens)} drafts after {frame.known}")
-        known = len(self._predictions.fallback_tokens(slot, stamp))
+        known = len(self._predictions.fallback_tokens(slot, frame.stamp))
         if frame.known and known != frame.known:
             return  # withdrawn at this end
         top_m = self._shape.top_m

@@ -128,7 +128,7 @@ class TargetChanges:
         outcome_told, drafts_told = self._told[slot]
         outcomes = self._served.outcomes
         if stamp != outcome_told:
-            outcome = outcomes.read(slot, np.uint64(stamp), length)
+            outcome = outcomes.read(slot, stamp, length)
             if outcome is None:
                 self._watch.look_again(slot)
                 return frames
@@ -141,7 +141,7 @@ class TargetChanges:
             )
             self._known[slot] = generation, outcome.length
         if stamp != drafts_told:
-            drafts = outcomes.read_drafts(slot, np.uint64(stamp))
+            drafts = outcomes.read_drafts(slot, stamp)
             if drafts is not None:
                 data = np.array(drafts, "<i4").tobytes()
                 frames.append(Confirmed(self._session, slot, stamp, data))

@@ -125,7 +125,7 @@ def test_the_first_one_starts_it_and_all_join(launchers, group):
     (launcher,) = launchers
     assert launcher.device.gpu == 2, "after the targets of both"
     until(lambda: launcher.service.engines == 2)
-    # Of two that ask at the same time one has to ask again.
+    # Of two that ask at the same time one is told to ask again.
     assert all(map(lives, drafts)) and set(launcher.service.asked) == {Join}
     owners = engines_of(NAME)
     assert sorted(owner.model for owner in owners) == ["target"] * 2
