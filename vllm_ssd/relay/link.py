@@ -20,7 +20,10 @@ from vllm_ssd.relay.sockets import Sockets
 # true then: a slow network does not make the draft's news old.
 _QUEUE, _BUFFER = 16, 2**19
 _GREET_MS = 2000  # for the exchange of keys
-_ALIVE_MS = 1000, 5000  # between signs of life of a connection, and without one
+# Without a sign of life the kernel closes a connection: seconds until it asks for one and between
+# two of its questions, the most of these, and milliseconds in which what is sent has to arrive.
+# ZeroMQ's own heartbeats abort the process if a connection ends while its queue here is full.
+_IDLE_S, _ASK_S, _QUESTIONS, _ARRIVAL_MS = 2, 1, 3, 5000
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom to let in
 
 
@@ -81,9 +84,11 @@ class DraftLink:
         self._socket = socket = sockets.context.socket(zmq.ROUTER)
         _limit(socket)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        interval, limit = _ALIVE_MS
-        socket.setsockopt(zmq.HEARTBEAT_IVL, interval)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limit)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _IDLE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _ASK_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _QUESTIONS)
+        socket.setsockopt(zmq.TCP_MAXRT, _ARRIVAL_MS)
         socket.curve_server = True
         socket.curve_secretkey = own.server_secret.encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, b"ssd")
