@@ -9,8 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.relay.listening import ListeningEnd, prepare_keys
 from vllm_ssd.service.draft_names import NAME
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ def add_command(commands: Any) -> None:
     add("--max-num-seqs", type=int, help="requests of all engines at a time; default: vLLM's")
     add("--max-model-len", type=int, help="where drafting stops; default: the model's")
     add("--dtype", default="auto", help="as vLLM knows it; default: auto")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help="drafts for engines on other nodes, too, at this address",
+    )
+    add("--key-file", type=Path, help="for --listen: made if not there; engines need a copy")
     add("--trust-remote-code", action="store_true", help="run code that comes with the model")
     for option, (about, read) in OPTIONS.items():
         add(f"--{option.replace('_', '-')}", type=read, metavar="VALUE", help=about)
@@ -77,10 +85,20 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the process's exit status."""
     if not re.match(NAME, args.name):
         return _refuse(f"--name {args.name!r} has other characters than letters, digits, . _ and -")
+    if (args.listen is None) != (args.key_file is None):
+        return _refuse("--listen and --key-file go together: name both, or none")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         devices = _devices(args.device)
-        return _serve([_make_config(args, device) for device in devices], args.name)
+        if args.listen is not None:
+            if len(devices) > 1:
+                raise ValueError(
+                    f"--listen is for one draft, and --device {args.device!r} names "
+                    f"{len(devices)} devices: name one of them"
+                )
+            prepare_keys(args.key_file, args.name, args.listen)
+        configs = [_make_config(args, device) for device in devices]
+        return _serve(configs, args.name, args.key_file)
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -137,8 +155,9 @@ def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
     return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def _serve(configs: Sequence[VllmConfig], name: str) -> int:
-    """A draft for each config; they differ in ``draft_device``."""
+def _serve(configs: Sequence[VllmConfig], name: str, key_file: Path | None) -> int:
+    """A draft for each config; they differ in ``draft_device``. key_file: for engines on other
+    nodes, None = there are none; with it there is one config."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.draft_server import name_draft
@@ -151,19 +170,29 @@ def _serve(configs: Sequence[VllmConfig], name: str) -> int:
     launchers = [
         SharedDraftLauncher(config, named, device) for config, device in zip(configs, devices)
     ]
+    relay: ListeningEnd | None = None
     try:
         for launcher in launchers:
             launcher.start()
+        if key_file is not None:
+            relay = ListeningEnd(Path(speculation.run_dir), named, key_file)
         for launcher in launchers:
             launcher.wait_ready()
-        options = json.dumps({"method": "ssd", "draft_server": name})
-        print(f"engines join it with --speculative-config '{options}'", flush=True)
+        options = {"method": "ssd", "draft_server": name}
+        print(f"engines join it with --speculative-config '{json.dumps(options)}'", flush=True)
+        if key_file is not None:
+            options["draft_server_key"] = key_file.name
+            print(f"and on other nodes with '{json.dumps(options)}'", flush=True)
         while not all(launcher.given_up for launcher in launchers):
             time.sleep(LOOK_S)
+            if relay is not None:
+                relay.look()
         return _refuse("the draft is lost for good, see above")
     finally:
         for ending in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ending, signal.SIG_IGN)  # the end has begun
+        if relay is not None:
+            relay.stop()
         for launcher in launchers:
             launcher.begin_stop()
         for launcher in launchers:

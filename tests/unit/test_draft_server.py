@@ -32,9 +32,9 @@ def start(tmp_path, monkeypatch):
 def test_flags_are_the_options(start):
     flags = "--k 3 --f [2,1,0,2] --saguaro 0.5 --draft-top-m 8 --dtype float32 --max-num-seqs 5"
     flags += " --max-model-len 100 --max-restarts 0"
-    (([config], name),), status = start(*flags.split())
+    (([config], name, key_file),), status = start(*flags.split())
     speculation = config.speculative_config
-    assert (status, name) == (0, "drafts")
+    assert (status, name, key_file) == (0, "drafts", None)
     assert (speculation.k, speculation.f, speculation.top_m) == (3, [2, 1, 0, 2], 8)
     assert (speculation.saguaro, speculation.max_restarts) == (0.5, 0)
     assert speculation.max_model_len == 100 and config.scheduler_config.max_num_seqs == 5
@@ -44,7 +44,7 @@ def test_flags_are_the_options(start):
 
 def test_a_draft_for_each_device(start, monkeypatch):
     monkeypatch.setattr(target_checks, "available_cores", lambda: [0, 1, 2])
-    ((configs, name),), status = start("--device", "0|1-2")
+    ((configs, name, _),), status = start("--device", "0|1-2")
     assert (status, name) == (0, "drafts")
     assert [config.speculative_config.draft_device for config in configs] == ["0", "1-2"]
 
@@ -71,7 +71,7 @@ def test_drafts_end_together(monkeypatch, capsys, tmp_path):
         SimpleNamespace(speculative_config=SimpleNamespace(draft_device=core, **options))
         for core in "01"
     ]
-    assert draft_server._serve(configs, "drafts") == 2
+    assert draft_server._serve(configs, "drafts", None) == 2
     steps = ("start", "wait_ready", "begin_stop", "stop")
     assert events == [f"{step} {core}" for step in steps for core in "01"]
     assert "the draft is lost for good" in capsys.readouterr().err
@@ -90,6 +90,24 @@ def test_flags_that_will_not_do(start, capsys, flags, said):
     served, status = start(*flags)
     assert status == 2 and not served
     assert f"vllm-ssd draft: {said}" in capsys.readouterr().err.replace("draft_device '900' ", "")
+
+
+def test_an_address_needs_a_key_file(start, capsys, tmp_path):
+    served, status = start("--listen", "127.0.0.1:7400")
+    assert status == 2 and not served
+    assert "--listen and --key-file go together" in capsys.readouterr().err
+    path = tmp_path / "drafts.key"
+    ((_, _, key_file),), status = start("--listen", "127.0.0.1:7400", "--key-file", str(path))
+    assert status == 0 and key_file == path and path.exists()
+
+
+def test_an_address_is_for_one_draft(start, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(target_checks, "available_cores", lambda: [0, 1])
+    path = tmp_path / "drafts.key"
+    flags = ("--device", "0|1", "--listen", "127.0.0.1:7400", "--key-file", str(path))
+    served, status = start(*flags)
+    assert status == 2 and not served and not path.exists()
+    assert "--listen is for one draft, and --device '0|1' names 2" in capsys.readouterr().err
 
 
 def test_a_name_that_is_none(start, capsys):

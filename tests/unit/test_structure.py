@@ -23,6 +23,7 @@ LAYERS = (
     ("table",),
     ("draft",),
     ("service",),
+    ("relay",),
     ("config",),
     ("metrics",),
     ("worker",),

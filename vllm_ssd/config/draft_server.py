@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.relay.finding import described
 from vllm_ssd.service.draft_names import NAME, DraftName, find
 from vllm_ssd.service.server_spec import absolute
 
@@ -46,10 +47,8 @@ def name_draft(name: str, config: SSDConfig) -> DraftName:
 def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an engine with a ``draft_server``, and those that it has in common with that;
     ``ValueError`` with a sentence if nobody has the name or the options do not fit."""
-    name = given["draft_server"]
-    if not re.match(NAME, name):
-        raise ValueError(f"draft_server {name!r} is no --name of a draft: correct it")
-    _, found = find(name)
+    found = described(given) or _described_here(given["draft_server"])
+    name = found.name
     for option in OF_ITS_PROCESS:
         if option in given:
             raise ValueError(
@@ -68,3 +67,9 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     # A target with shorter texts is no obstacle to a draft for longer ones.
     common = {**found.options, "max_model_len": None}
     return {**given, **{option: value for option, value in common.items() if value is not None}}
+
+
+def _described_here(name: str) -> DraftName:
+    if not re.match(NAME, name):
+        raise ValueError(f"draft_server {name!r} is no --name of a draft: correct it")
+    return find(name)[1]

@@ -53,6 +53,8 @@ _TOLERATED = {
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 }
+# The name of a draft server, and the keys of one on another node.
+_OF_SHARED_DRAFTS = ("draft_server", "draft_server_key")
 _OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
 
 
@@ -64,7 +66,7 @@ def make_ssd_config(
     """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
     given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
     meant = {key: value for key, value in given.items() if _is_ours(key, value)}
-    if isinstance(meant.get("draft_server"), str):
+    if any(isinstance(meant.get(option), str) for option in _OF_SHARED_DRAFTS):
         meant = with_common_options(meant)
     engines = local_engines(target_parallel_config)
     try:

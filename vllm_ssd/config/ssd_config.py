@@ -75,6 +75,12 @@ class SSDConfig(SpeculativeConfig):
     )
     """The draft service that drafts for this engine, in place of a draft of its own. It has fixed
     the options that all its engines have in common (``config/draft_server.py``)."""
+    draft_server_key: str | None = Field(
+        default=None,
+        strict=True,
+        description="the path of a --key-file of 'vllm-ssd draft'",
+    )
+    """Where the draft service is on another node: the file with its address and keys."""
     draft_device: DeviceIndex | DeviceName | None = Field(
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
@@ -196,6 +202,11 @@ class SSDConfig(SpeculativeConfig):
     def __repr__(self) -> str:
         draft = self.draft_model or self.model
         return f"SSDConfig({draft=}, k={self.k}, f={self.f}, on_miss={self.on_miss!r})"
+
+    @property
+    def draft_is_remote(self) -> bool:
+        """Whether the draft service is on another node."""
+        return self.draft_server_key is not None
 
     @property
     def fan_out(self) -> tuple[int, ...]:

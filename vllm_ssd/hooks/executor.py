@@ -45,9 +45,10 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_launcher(vllm_config: VllmConfig) -> DraftLauncher | JoinedDraft:
     config: Any = vllm_config.speculative_config
     if config.draft_server is not None:
+        from vllm_ssd.relay.remote_draft import RemoteDraft
         from vllm_ssd.service.joined_draft import JoinedDraft
 
-        return JoinedDraft(vllm_config)
+        return RemoteDraft(vllm_config) if config.draft_is_remote else JoinedDraft(vllm_config)
     if config.group:
         from vllm_ssd.service.group_draft import GroupDraft
 

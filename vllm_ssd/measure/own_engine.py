@@ -14,7 +14,7 @@ from vllm_ssd.table import SpeculationTable
 def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
     """The run directory of the engine that has one of these processes for its core; None if it
     does not use method ssd. Other engines may be running under the same user, and an engine may
-    have started the draft that it shares, whose run directory is another one."""
+    have started the draft that it shares or a relay to one, which have run directories, too."""
     held = {file.path for process in processes for file in process.open_files()}
     for run_dir in rundir.living():
         if any(path.startswith(f"{run_dir}/") for path in held) and _is_engines(run_dir):

@@ -9,7 +9,10 @@ import numpy as np
 
 from vllm_ssd.table import SpeculationTable
 
-_GAUGES = ("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined", "away")
+_GAUGES = (
+    *("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined", "away"),
+    "link_us",
+)
 
 
 def snapshot(table: SpeculationTable) -> dict[str, Any]:

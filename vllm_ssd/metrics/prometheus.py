@@ -78,6 +78,10 @@ def _of_draft(engines: Sequence[Engine]) -> Iterator[Metric]:
         "draft_heartbeat_age_seconds",
         "Seconds since the draft's last heartbeat; absent while none is expected.",
     )
+    link = _gauge(
+        "draft_link_seconds",
+        "Seconds to a draft on another node and back; absent for others, and while it is gone.",
+    )
     requests = _gauge("draft_num_requests", "Requests that the draft drafts for.")
     kv = _gauge("draft_kv_cache_usage_perc", "Usage of the draft's KV cache. 1 means 100 percent.")
     restarts = _counter("draft_restarts", "Starts of the draft after the first one.")
@@ -98,13 +102,15 @@ def _of_draft(engines: Sequence[Engine]) -> Iterator[Metric]:
             used = counted["blocks"] - counted["free_blocks"]
             kv.add_metric(labels, used / max(counted["blocks"], 1))
             requests.add_metric(labels, counted["live"])
+            if counted["link_us"]:
+                link.add_metric(labels, counted["link_us"] / 1e6)
         restarts.add_metric(labels, counted["restarts"])
         for kind in WORK:
             busy.add_metric((*labels, kind), counted[f"{kind}_us"] / 1e6)
             work.add_metric((*labels, kind), counted[kind])
         rounds.add_metric(labels, counted["planned"])
         branches.add_metric(labels, counted["branches"])
-    yield from (up, age, requests, kv, restarts, busy, work, rounds, branches)
+    yield from (up, age, link, requests, kv, restarts, busy, work, rounds, branches)
 
 
 def _of_rounds(engines: Sequence[Engine]) -> Iterator[Metric]:

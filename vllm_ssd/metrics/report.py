@@ -84,6 +84,8 @@ class EngineReport:
         whose = f" of {owner.draft_server}" if owner.draft_server else ""
         yield "draft", f"process {counted['pid']}{whose}, {self._state()}"
         yield "  engines", str(counted["joined"] if owner.draft_server else 1)
+        link_us = counted["link_us"]
+        yield "  there and back", f"{link_us / 1000:.2f} ms" if link_us else "on this node"
         yield "  started again", f"{counted['restarts']} times"
         if self.heartbeat_age_s is None:
             yield "  requests", "none"

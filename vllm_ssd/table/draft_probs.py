@@ -9,10 +9,13 @@ a token proposed with certainty may also fill all of its entries, each with prob
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # a relay works without torch
+    import torch
 
 _HALVES = np.dtype([("token", "<i4"), ("probability", "<f4")])
 ONE = 0x3F800000 << 32  # probability 1 as the upper half of an entry
@@ -21,12 +24,16 @@ TOLERANCE = 1e-4  # how far a sum of probabilities may be from 1; float32 rounds
 
 def pack(tokens: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
     """Tokens int [..], probabilities float32 [..] of the same shape -> entries int64 [..]."""
+    import torch
+
     halves = torch.stack((tokens.int(), probabilities.view(torch.int32)), dim=-1)
     return halves.view(torch.int64).squeeze(-1)
 
 
 def unpack(draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Entries int64 [..] -> tokens int64 [..], probabilities float32 [..]."""
+    import torch
+
     halves = draft_probs.unsqueeze(-1).view(torch.int32)
     return halves[..., 0].long(), halves[..., 1].view(torch.float32)
 

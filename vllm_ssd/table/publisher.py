@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.table.speculation_table import SpeculationTable
+
+if TYPE_CHECKING:  # a relay works without torch
+    import torch
 
 
 def places(table: SpeculationTable) -> range:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 14
+VERSION = 15
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
 # yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
@@ -117,10 +117,11 @@ class TableShape:
         branches: of all these rounds. restarts: counted by the keeper, or by who has joined a
         service, which also clears the heartbeat of a draft that is gone; joined: engines that the
         service drafts for; away: why there is no heartbeat, ``ASLEEP`` or ``FOR_GOOD``, 0 = neither
-        (the draft is there, is gone or loads)."""
+        (the draft is there, is gone or loads); link_us: microseconds from the target's node to the
+        draft's and back, written by the relay between them, 0 = there is none."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
-        names += ["planned", "branches", "restarts", "joined", "away"]
+        names += ["planned", "branches", "restarts", "joined", "away", "link_us"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:

@@ -98,7 +98,7 @@ class FakeService:
 
     def _join(self, message):
         self.asked.append(Join)
-        if message.engines != len(self._joined):
+        if message.engines not in (None, len(self._joined)):
             return OTHERS_CAME
         if not self.refusal:
             table = SpeculationTable.open(rundir.table_path(Path(message.run_dir)))

@@ -72,6 +72,7 @@ class Running:
 
     def __init__(self, checkpoint: Path):
         model = tiny_llama(1, VOCAB, **HEADS)
+        self.model = model
         model.save_pretrained(checkpoint)
         with torch.inference_mode():
             self.expected = int(model(torch.tensor([TEXT])).logits[0, -1].argmax())

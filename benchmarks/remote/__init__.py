@@ -1,0 +1,1 @@
+"""Another node on this machine, for a draft whose target is here."""

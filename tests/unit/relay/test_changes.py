@@ -1,0 +1,289 @@
+"""Two tables, one on each node: what is published in one appears in the other, and once."""
+
+import numpy as np
+import pytest
+
+from tests.unit.relay.test_frames import entries
+from vllm_ssd.draft.served_table import ServedTable
+from vllm_ssd.relay.apply import AsDraft, AsTarget, read_status, show_status
+from vllm_ssd.relay.changes import DraftChanges, TargetChanges
+from vllm_ssd.relay.frames import (
+    Confirmed,
+    Fallback,
+    Grown,
+    Happened,
+    Malformed,
+    Plan,
+    Predicted,
+    State,
+)
+from vllm_ssd.table import DRAFTING, LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
+from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
+
+SESSION, VOCAB = 1, 400
+GENERATION = 5
+
+
+class Nodes:
+    """The target's table and its mirror on the draft's node, and what a relay does with both.
+    sent: frames of the last transfers."""
+
+    def __init__(self, folder, **shape):
+        shape = TableShape(**{"slots": 3, "k": 3, "branches": 4, "tail": 32, **shape})
+        self.table = SpeculationTable.create(folder / "target", shape)
+        self.mirror = SpeculationTable.create(folder / "draft", shape)
+        self.served = ServedTable(self.table)
+        self.of_target = TargetChanges(self.served, SESSION)
+        self.of_draft = DraftChanges(self.mirror, SESSION)
+        self._as_target, self._as_draft = AsTarget(self.mirror), AsDraft(self.served)
+        # the target's and the draft's own ends
+        self.outcomes, self.predictions = OutcomeWriter(self.table), PredictionWriter(self.mirror)
+        self.reader = OutcomeReader(self.mirror)
+        self.lookup = PredictionReader(self.table, VOCAB)
+
+    def to_draft(self):
+        self.sent = self.of_target.take()
+        for frame in self.sent:
+            self._as_target.apply(frame)
+        return self.sent
+
+    def to_target(self):
+        self.sent = self.of_draft.take()
+        for frame in self.sent:
+            self._as_draft.apply(frame)
+        return self.sent
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    return Nodes(tmp_path)
+
+
+def stamp(round_, generation=GENERATION):
+    return make_stamp(generation, round_)
+
+
+def kinds(frames):
+    return [type(frame) for frame in frames]
+
+
+def test_nothing_is_sent_of_a_table_in_which_nothing_happens(nodes):
+    assert nodes.to_draft() == nodes.to_target() == []
+    nodes.of_target.added(1, GENERATION, 4)
+    nodes.outcomes.publish(1, stamp(0), 5, 0, [9])
+    nodes.predictions.publish(1, stamp(1), [0], [3])
+    assert nodes.to_draft() and nodes.to_target()
+    assert nodes.to_draft() == nodes.to_target() == []
+
+
+def test_outcomes_and_confirmations(nodes):
+    nodes.of_target.added(2, GENERATION, 4)
+    nodes.outcomes.publish(2, stamp(0), 5, 0, [9])
+    assert kinds(nodes.to_draft()) == [Happened]
+    assert nodes.reader.unread() == [(2, int(stamp(0)))]
+    found = nodes.reader.read(2, stamp(0), 4)
+    assert (found.length, found.accepted, found.new_tokens) == (5, 0, [9])
+    assert nodes.reader.read_drafts(2, stamp(0)) is None
+    nodes.outcomes.confirm(2, stamp(0), [7, 8])
+    assert kinds(nodes.to_draft()) == [Confirmed]
+    assert nodes.reader.read_drafts(2, stamp(0)) == [7, 8]
+    nodes.outcomes.publish(2, stamp(1), 8, 2, [7, 8, 1])
+    nodes.outcomes.confirm(2, stamp(1), [])
+    assert kinds(nodes.to_draft()) == [Happened, Confirmed]
+    assert nodes.reader.read(2, stamp(1), 5).new_tokens == [7, 8, 1]
+    assert nodes.reader.read_drafts(2, stamp(1)) == []
+
+
+def test_rounds_between_two_looks_are_told_as_one(nodes):
+    nodes.of_target.added(0, GENERATION, 4)
+    for round_ in range(6):
+        nodes.outcomes.publish(0, stamp(round_), 6 + 2 * round_, 1, [round_, round_ + 100])
+        nodes.outcomes.confirm(0, stamp(round_), [])
+    assert kinds(nodes.to_draft()) == [Happened, Confirmed]
+    (text,) = [nodes.reader.read(0, stamp(5), 4).new_tokens]
+    assert text == [token for r in range(6) for token in (r, r + 100)]
+
+
+def test_a_text_that_the_relay_cannot_follow_is_asked_for_again(nodes):
+    nodes.of_target.added(0, GENERATION, 4)
+    nodes.outcomes.publish(0, stamp(3), 4 + 17, 0, list(range(17)))  # half a tail is 16
+    assert nodes.to_draft() == []
+    states = DraftStates(nodes.table)
+    assert states.get(0, GENERATION) == LOST
+    assert not nodes.of_target.is_known(0, GENERATION)
+    nodes.outcomes.publish(0, stamp(4), 22, 0, [5])
+    assert nodes.to_draft() == [], "it comes under a new generation"
+    nodes.outcomes.publish(0, stamp(0, GENERATION + 1), 23, 0, [6])
+    nodes.of_target.added(0, GENERATION + 1, 22)
+    assert kinds(nodes.to_draft()) == [Happened]
+
+
+def test_requests_that_nobody_has_added(nodes):
+    nodes.outcomes.publish(1, stamp(0), 5, 0, [9])
+    assert nodes.to_draft() == []
+    nodes.of_target.added(1, GENERATION, 4)
+    assert kinds(nodes.to_draft()) == [Happened]
+    nodes.of_target.removed(1, GENERATION + 1)
+    assert nodes.of_target.has_requests
+    nodes.of_target.removed(1, GENERATION)
+    assert not nodes.of_target.has_requests
+    nodes.outcomes.publish(1, stamp(1), 6, 0, [9])
+    assert nodes.to_draft() == []
+
+
+def test_plan_and_state(nodes):
+    nodes.table.plan["undrafted"] = 1
+    assert kinds(nodes.to_draft()) == [Plan] and nodes.mirror.plan["undrafted"][0] == 1
+    nodes.table.plan["undrafted"] = 0
+    assert kinds(nodes.to_draft()) == [Plan] and nodes.mirror.plan["undrafted"][0] == 0
+    DraftStates(nodes.mirror).set(2, GENERATION, DRAFTING)
+    assert kinds(nodes.to_target()) == [State]
+    assert DraftStates(nodes.table).get(2, GENERATION) == DRAFTING
+
+
+def test_branches_grow_token_by_token(nodes):
+    nodes.predictions.publish(0, stamp(1), [0, 0, 3], [7, 8, 9], steps=2)
+    assert kinds(nodes.to_target()) == [Predicted]
+    found = nodes.lookup.find(0, stamp(1), 0, 8)
+    assert (found.published, found.predicted, found.tokens, found.steps) == (True, True, [], 2)
+    nodes.predictions.extend(0, stamp(1), [1, 2, 3])
+    assert [len(frame.tokens) for frame in nodes.to_target()] == [12], "of this token only"
+    nodes.predictions.extend(0, stamp(1), [4, 5, 6])
+    nodes.predictions.extend(0, stamp(1), [11, 12, 13])
+    assert [frame.known for frame in nodes.to_target()] == [1]
+    for bonus, accepted, tokens in ((7, 0, [1, 4, 11]), (8, 0, [2, 5, 12]), (9, 3, [3, 6, 13])):
+        assert nodes.lookup.find(0, stamp(1), accepted, bonus).tokens == tokens
+    assert not nodes.lookup.find(0, stamp(1), 1, 7).predicted
+
+
+def test_both_parities_and_slots_stay_apart(nodes):
+    for slot in (0, 2):
+        for round_ in (4, 5):
+            nodes.predictions.publish(slot, stamp(round_), [0], [slot * 10 + round_])
+            nodes.predictions.extend(slot, stamp(round_), [slot * 100 + round_])
+    nodes.to_target()
+    for slot in (0, 2):
+        for round_ in (4, 5):
+            found = nodes.lookup.find(slot, stamp(round_), 0, slot * 10 + round_)
+            assert found.tokens == [slot * 100 + round_]
+    assert not nodes.lookup.find(1, stamp(4), 0, 4).published
+
+
+def test_a_prediction_that_is_begun_anew(nodes):
+    """With other outcomes, as when a request has lost its memory in between."""
+    nodes.predictions.publish(0, stamp(1), [0], [7])
+    nodes.predictions.extend(0, stamp(1), [1])
+    nodes.to_target()
+    nodes.predictions.publish(0, stamp(1), [0], [8])
+    assert kinds(nodes.to_target()) == [Predicted]
+    assert not nodes.lookup.find(0, stamp(1), 0, 7).predicted
+    assert nodes.lookup.find(0, stamp(1), 0, 8).tokens == []
+
+
+def test_fallbacks(nodes):
+    nodes.predictions.publish_fallback(0, stamp(2), [5])
+    assert kinds(nodes.to_target()) == [Fallback]
+    nodes.predictions.publish_fallback(0, stamp(2), [6, 7], known=1)
+    (frame,) = nodes.to_target()
+    assert (frame.known, len(frame.tokens)) == (1, 8)
+    assert nodes.lookup.find(0, stamp(2), 0, 1).tokens == [5, 6, 7]
+    nodes.predictions.publish_fallback(0, stamp(4), [9])
+    nodes.to_target()
+    assert nodes.lookup.find(0, stamp(4), 0, 1).tokens == [9]
+    assert nodes.lookup.find(0, stamp(2), 0, 1).tokens == []
+
+
+def test_sampled_drafts(tmp_path):
+    """Distributions come with their tokens, and are sound."""
+    nodes = Nodes(tmp_path, top_m=4)
+    nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
+    certain = entries([[3, 4, 5, 6]], [[1, 0, 0, 0]])
+    spread = entries([[9, 3, 5, 6]], [[0.5, 0.25, 0.25, 0]])
+    nodes.predictions.extend(0, stamp(1), [3, 9], np.concatenate((certain, spread)))
+    nodes.predictions.extend(0, stamp(1), [5, 3], np.concatenate((spread, certain)))
+    nodes.predictions.publish_fallback(0, stamp(1), [9], draft_probs=spread)
+    nodes.to_target()
+    found = nodes.lookup.find(0, stamp(1), 0, 7)
+    assert found.tokens == [3, 5]
+    assert found.draft_probs[0, 0] == certain[0, 0]
+    assert found.draft_probs[1, :3].tolist() == spread[0, :3].tolist()
+    assert nodes.lookup.find(0, stamp(1), 1, 8).tokens == [9, 3]
+    assert nodes.lookup.find(0, stamp(1), 3, 3).tokens == [9]
+
+
+def test_a_record_that_is_being_written_is_told_later(nodes):
+    """As a writer is in the middle of it: no stamp yet."""
+    nodes.predictions.publish(0, stamp(1), [0], [7])
+    record = nodes.mirror.slots["prediction"][0, 1]
+    record["stamp"] = 0
+    assert nodes.to_target() == []
+    record["stamp"] = stamp(1)
+    assert kinds(nodes.to_target()) == [Predicted]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Happened(SESSION, 3, 1, 5, 0, b"1234"),
+        Happened(SESSION, 0, 1, 5, 4, b"1234"),
+        Happened(SESSION, 0, 1, 5, 0, b""),
+        Happened(SESSION, 0, 1, 5, 0, bytes(4 * 33)),
+        Happened(SESSION, 0, 1, 1, 0, bytes(8)),
+        Confirmed(SESSION, 0, 1, bytes(16)),
+        Confirmed(SESSION, 3, 1, b""),
+        State(SESSION, 3, 1),
+        Predicted(SESSION, 0, 1, 3, bytes(8), bytes(4)),
+        Predicted(SESSION, 0, 1, 4, bytes(8), bytes(8)),
+        Predicted(SESSION, 0, 1, 3, bytes(20), bytes(20)),
+        Grown(SESSION, 0, int(stamp(1)), 0, bytes(12), b""),
+        Grown(SESSION, 0, int(stamp(1)), 0, bytes(32), b""),
+        Fallback(SESSION, 0, 1, 1, bytes(12), b""),
+        Fallback(SESSION, 0, 1, 0, bytes(16), b""),
+    ],
+)
+def test_frames_that_do_not_fit_the_table_are_refused(nodes, frame):
+    nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
+    nodes.to_target()
+    of_target = isinstance(frame, (Happened, Confirmed))
+    before = bytes(nodes.mirror.pages if of_target else nodes.table.pages)
+    with pytest.raises(Malformed):
+        (AsTarget(nodes.mirror) if of_target else AsDraft(nodes.served)).apply(frame)
+    assert bytes(nodes.mirror.pages if of_target else nodes.table.pages) == before
+
+
+def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
+    nodes.predictions.publish(0, stamp(1), [0], [7])
+    nodes.predictions.publish_fallback(0, stamp(1), [1])
+    nodes.to_target()
+    nodes.served.predictions.clear(0)
+    nodes.predictions.extend(0, stamp(1), [1])
+    nodes.predictions.publish_fallback(0, stamp(1), [2], known=1)
+    assert kinds(nodes.to_target()) == [Fallback, Grown]
+    found = nodes.lookup.find(0, stamp(1), 0, 7)
+    assert not found.published and not found.tokens
+
+
+def test_status(nodes):
+    """The heartbeat is as old as it is there; what the engine's own side counts is left alone."""
+    draft = nodes.mirror.draft
+    nodes.table.draft["restarts"] = 2
+    draft["pid"], draft["live"], draft["restarts"] = 77, 3, 9
+    draft["heartbeat"] = 1
+    status = read_status(nodes.mirror, SESSION, lives=True)
+    assert status.age_ns > 0
+    show_status(nodes.table, status, 250, of_service=False)
+    found = nodes.table.draft[0]
+    assert [int(found[n]) for n in ("pid", "live", "restarts", "link_us")] == [77, 3, 2, 250]
+    assert 0 < found["heartbeat"]
+    show_status(nodes.table, status, 250, of_service=True)
+    assert found["restarts"] == 9
+    for away in (read_status(nodes.mirror, SESSION, lives=False),):
+        show_status(nodes.table, away, 250, of_service=False)
+        assert found["heartbeat"] == 0
+    draft["heartbeat"] = 0
+    assert read_status(nodes.mirror, SESSION, lives=True).age_ns == -1
+    status.counters.pop()
+    with pytest.raises(Malformed):
+        show_status(nodes.table, status, 250, of_service=False)

@@ -1,0 +1,280 @@
+"""Both ends of a relay between an engine and a real draft on a CPU, over a real connection."""
+
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from tests.support.loaded_draft import VOCAB
+from tests.support.sentences import one_sentence
+from tests.unit.draft.loop import PROMPT, Reference, Target
+from tests.unit.service.test_served_engine import Engine, Running, until
+from vllm_ssd.relay import draft_end, finding, target_end
+from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
+from vllm_ssd.relay.finding import Where, described
+from vllm_ssd.relay.frames import Hello, Open, Opened, Refused, Removed, decode_to_target, encode
+from vllm_ssd.relay.keys import contact_of, make_keys, read_keys, write_keys
+from vllm_ssd.relay.link import TargetLink
+from vllm_ssd.relay.sockets import Sockets
+from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_names import DraftName
+from vllm_ssd.service.messages import Join, Leave, Sleep, Wake, ask
+from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape
+from vllm_ssd.table.heartbeat import draft_lives
+from vllm_ssd.worker.client import SpeculationClient
+from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.wait_policy import WaitPolicy
+
+ANSWER_S = 10.0
+NAMED = DraftName("drafts", {"k": 2, "model": "draft"})
+
+
+class Stepping:
+    """Has one end work in a thread, unless it is ``paused``."""
+
+    def __init__(self, end):
+        self.end = end
+        self.paused = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._ended.is_set():
+            if self.paused:
+                time.sleep(0.01)
+            else:
+                self.end.step()
+
+    def stop(self):
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            self.end.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    one = Running(tmp_path_factory.mktemp("draft"))
+    one.reference = Reference(one.model)
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    path = tmp_path / "drafts.key"
+    write_keys(path, make_keys("drafts", "127.0.0.1:0", shared=True))
+    return path
+
+
+@pytest.fixture
+def relay(server, key_file, monkeypatch):
+    """The draft's end, and the target's."""
+    monkeypatch.setattr(target_end, "SILENT_S", 1.0)
+    monkeypatch.setattr(draft_end, "PEER_GONE_S", 2.0)
+    with ExitStack() as ends:
+        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file))
+        theirs = Stepping(DraftEnd(spec, Sockets()))
+        ends.callback(theirs.stop)
+        address = f"127.0.0.1:{theirs.end.port}"
+        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), address=address))
+        shape = server.table.shape
+        where = Where("drafts", key_file=str(key_file))
+        spec = TargetEndSpec(where, shape.k, shape.branches, shape.top_m)
+        ours = Stepping(TargetEnd(spec, Sockets()))
+        ends.callback(ours.stop)
+        service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
+        until("draft", lambda: draft_lives(service))
+        yield theirs, ours
+
+
+@pytest.fixture
+def engine(server, relay):
+    """One that has joined."""
+    shape = server.table.shape
+    one = Engine(TableShape(3, shape.k, shape.branches))
+    connection = Connection(one.table, one.control, WaitPolicy("wait", 5.0), VOCAB, 128)
+    one.client = SpeculationClient(connection)
+    assert join(relay, one) == ""
+    yield one
+    one.control.close()
+    one.files.remove()
+
+
+def join(relay, engine):
+    return ask(relay[1].end.run_dir, Join(str(engine.run_dir)), ANSWER_S)
+
+
+def play(server, engine, rounds, name="one"):
+    """Rounds of a request whose target says what the draft says: accepted drafts of each."""
+    target = Target(name, PROMPT, server.reference)
+    engine.client.add(name, PROMPT)
+    accepted = []
+    for _ in range(rounds):
+        target.round(engine.client)
+        accepted.append(len(target.drafts))
+    engine.client.remove(name)
+    return accepted
+
+
+def test_an_engine_joins_and_leaves(server, relay, engine):
+    _, ours = relay
+    assert engine.alive() and server.joined() == 1
+    draft = engine.table.draft[0]
+    assert draft["pid"] == server.table.draft["pid"][0] and draft["joined"] == 1
+    until("round trip", lambda: draft["link_us"] > 0)
+    assert draft["restarts"] == 0
+    assert engine.predicted(1) == server.expected
+    assert ask(ours.end.run_dir, Leave(str(engine.run_dir)), ANSWER_S) == ""
+    assert not engine.alive()
+    until("end", lambda: server.joined() == 0)
+
+
+def test_drafts_are_those_of_a_draft_that_is_near(server, engine):
+    """Draft and target are one function: every round is a hit, and accepts all k."""
+    k = server.table.shape.k
+    assert play(server, engine, 12) == [k] * 12
+    assert play(server, engine, 5, "another") == [k] * 5
+    counted = engine.table.target[0]
+    assert counted["rounds"] == 17 and counted["misses"] == counted["timeouts"] == 0
+
+
+def test_what_does_not_fit_is_refused(server, relay, engine, tmp_path):
+    shape = server.table.shape
+    other = Engine(TableShape(3, shape.k + 1, shape.branches))
+    gone = Engine(TableShape(3, shape.k, shape.branches))
+    gone.die()
+    for run_dir, said in (
+        (other.run_dir, "made for k=3"),
+        (gone.run_dir, "is gone"),
+        (tmp_path, "is not the run directory of an engine"),
+    ):
+        answer = ask(relay[1].end.run_dir, Join(str(run_dir)), ANSWER_S)
+        assert answer is not None and said in answer
+    refused = ask(relay[1].end.run_dir, Sleep(), ANSWER_S)
+    assert refused is not None and "is shared by all engines" in refused
+    assert server.joined() == 1 and engine.predicted(3) == server.expected
+    other.files.remove()
+
+
+def test_a_silent_link_is_waited_for_by_nobody(server, relay, engine):
+    """Its sessions are over at both ends; later the engine joins again and all is as before."""
+    theirs, ours = relay
+    k = server.table.shape.k
+    service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
+    assert play(server, engine, 3) == [k] * 3
+    theirs.paused = True
+    until("silence", lambda: not engine.alive())
+    assert not service.draft["heartbeat"][0]
+    time.sleep(2.5)  # some connections in vain
+    theirs.paused = False
+    until("draft", lambda: draft_lives(service))
+    until("end of the session", lambda: server.joined() == 0)
+    assert not engine.alive(), "it has to ask"
+    assert join(relay, engine) == ""
+    assert play(server, engine, 3, "another") == [k] * 3
+
+
+def test_a_draft_that_is_away(server, relay, engine):
+    """As if it were here: it has no heartbeat, and then the engine joins again."""
+    _, ours = relay
+    service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
+    assert ask(server.run_dir, Sleep(), ANSWER_S) == ""
+    until("loss", lambda: not service.draft["heartbeat"][0] and not engine.alive())
+    assert join(relay, engine) == "the draft is not loaded now"
+    assert ask(server.run_dir, Wake(), ANSWER_S) == ""
+    until("draft", lambda: draft_lives(service))
+    assert join(relay, engine) == ""
+    assert engine.predicted(7) == server.expected
+
+
+def test_a_draft_that_sleeps_with_its_last_engine(server, relay, engine):
+    """And is woken from here; of one that cannot be heard nobody says that it sleeps."""
+    theirs, ours = relay
+    service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
+
+    def asleep():
+        return service.draft["away"][0] == ASLEEP
+
+    assert ask(ours.end.run_dir, Leave(str(engine.run_dir), asleep=True), ANSWER_S) == ""
+    until("sleep", asleep)
+    assert server.joined() == 0 and not (draft_lives(service) or engine.alive())
+    theirs.paused = True
+    until("silence", lambda: not asleep())
+    theirs.paused = False
+    until("word of it", asleep)
+    assert ask(ours.end.run_dir, Wake(), ANSWER_S) == ""
+    until("draft", lambda: draft_lives(service))
+    assert not asleep() and join(relay, engine) == ""
+    assert engine.predicted(5) == server.expected
+
+
+def test_an_engine_that_dies_is_left(server, relay, engine):
+    engine.die()
+    until("end", lambda: server.joined() == 0)
+
+
+def test_what_is_said_wrong_ends_the_session(server, relay, engine, key_file):
+    """By somebody who has the keys: others go on."""
+    sockets, messages = Sockets(), []
+    link = TargetLink(sockets, contact_of(read_keys(key_file)), messages.append)
+    shape = server.table.shape
+    opening = Open(1, "stranger", 2, shape.k, shape.branches, 64, 0, "", 0)
+    link.send(encode([Hello("drafts"), opening]))
+
+    def heard(kind):
+        sockets.drain()
+        found = [frame for message in messages for frame in decode_to_target(message)]
+        return next((frame for frame in found if isinstance(frame, kind)), None)
+
+    until("session", lambda: heard(Opened))
+    until("it", lambda: server.joined() == 2)
+    link.send(encode([Removed(1, 7, 1)]))
+    until("refusal", lambda: heard(Refused))
+    assert heard(Refused).why == "there is no slot 7"
+    until("end of the session", lambda: server.joined() == 1)
+    assert engine.predicted(3) == server.expected
+    sockets.close()
+
+
+def test_what_all_engines_have_in_common(relay, key_file):
+    options = {"draft_server": "drafts", "draft_server_key": str(key_file)}
+    assert described(options) == NAMED
+    assert described({"draft_server": "drafts"}) is None
+    for wrong, said in (
+        ({"draft_server": "other"}, "is the key file of the draft server 'drafts', and"),
+        ({"draft_server": None}, "add its name as draft_server"),
+        ({"draft_server_key": str(key_file) + "s"}, "cannot be read (No such file or directory)"),
+    ):
+        with pytest.raises(ValueError) as error:
+            described({**options, **wrong})
+        assert said in one_sentence(error)
+
+
+def test_a_service_that_does_not_answer(server, key_file, monkeypatch):
+    monkeypatch.setattr(finding, "REACH_S", 0.3)
+    keys = read_keys(key_file)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        write_keys(key_file, msgspec.structs.replace(keys, address=address))
+        with pytest.raises(ValueError) as error:
+            described({"draft_server": "drafts", "draft_server_key": str(key_file)})
+    assert f"does not answer at {address}: see that" in one_sentence(error)
+
+
+def test_nothing_is_left(server, relay, engine):
+    theirs, ours = relay
+    ours_dir = ours.end.run_dir
+    (mirrored,) = (one for peer in theirs.end._peers.values() for one in peer.engines.values())
+    theirs_dir = mirrored._run_dir
+    ours.stop()
+    until("end of the session", lambda: server.joined() == 0)
+    assert not ours_dir.exists() and not rundir.table_path(ours_dir).exists()
+    until("end", lambda: not theirs_dir.exists() and not rundir.table_path(theirs_dir).exists())
+    assert engine.run_dir.exists() and not engine.alive()

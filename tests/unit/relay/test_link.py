@@ -1,0 +1,198 @@
+"""Who may talk to the draft's end of a relay, and what a full or broken link does."""
+
+import os
+import socket
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from tests.support.sentences import one_sentence
+from vllm_ssd.relay.keys import (
+    contact_of,
+    endpoint_of,
+    make_keys,
+    new_pair,
+    read_keys,
+    write_keys,
+)
+from vllm_ssd.relay.link import DraftLink, TargetLink
+from vllm_ssd.relay.listening import prepare_keys
+from vllm_ssd.relay.sockets import Sockets
+
+HEARD_S, SILENCE_S = 15.0, 0.3
+
+
+class Place:
+    """The draft's end, which listens and only notes what it hears. keys: as they are now."""
+
+    def __init__(self):
+        self.sockets = Sockets()
+        self.heard = []
+        self.keys = make_keys("drafts", "127.0.0.1:0", shared=True)
+        self.link = DraftLink(
+            self.sockets, lambda: self.keys, lambda *said: self.heard.append(said)
+        )
+        address = f"127.0.0.1:{self.link.port}"
+        self.keys = msgspec.structs.replace(self.keys, address=address)
+        self.contact = contact_of(self.keys)
+
+    def hears(self, theirs=None, seconds=HEARD_S):
+        """Whether something comes."""
+        deadline = time.monotonic() + seconds
+        before = len(self.heard)
+        while len(self.heard) == before and time.monotonic() < deadline:
+            self.sockets.drain()
+            if theirs is not None:
+                theirs.drain()
+            time.sleep(1e-3)
+        return len(self.heard) > before
+
+
+@pytest.fixture
+def place():
+    one = Place()
+    yield one
+    one.sockets.close()
+
+
+@pytest.fixture
+def connect(place):
+    """Makes a target's end."""
+    made = []
+
+    def connect(contact=None, **other):
+        sockets = Sockets()
+        made.append(sockets)
+        heard = []
+        contact = msgspec.structs.replace(contact or place.contact, **other)
+        link = TargetLink(sockets, contact, heard.append)
+        link.heard = heard
+        return sockets, link
+
+    yield connect
+    for sockets in made:
+        sockets.close()
+
+
+def test_both_directions(place, connect):
+    sockets, link = connect()
+    assert link.send(b"one") and place.hears()
+    ((sender, message),) = place.heard
+    assert message == b"one" and place.link.send(sender, b"two")
+    deadline = time.monotonic() + HEARD_S
+    while not link.heard and time.monotonic() < deadline:
+        sockets.wait(0.1)
+        sockets.drain()
+    assert link.heard == [b"two"]
+
+
+def test_a_stranger_is_not_heard(place, connect):
+    """With a key that is not on the list, or with the wrong idea of whom it talks to."""
+    public, secret = new_pair()
+    other_server, _ = new_pair()
+    for wrong in (
+        {"client_public": public, "client_secret": secret},
+        {"server_public": other_server},
+    ):
+        sockets, link = connect(**wrong)
+        link.send(b"let me in")
+        assert not place.hears(sockets, SILENCE_S)
+    _, link = connect()
+    assert link.send(b"one") and place.hears()
+    assert [message for _, message in place.heard] == [b"one"]
+
+
+def test_a_key_that_is_admitted_later(place, connect):
+    public, secret = new_pair()
+    own = {"client_public": public, "client_secret": secret}
+    sockets, link = connect(**own)
+    link.send(b"too early")
+    assert not place.hears(sockets, SILENCE_S)
+    clients = [*place.keys.clients, public]
+    place.keys = msgspec.structs.replace(place.keys, clients=clients)
+    _, link = connect(**own)
+    assert link.send(b"now") and place.hears()
+    assert [message for _, message in place.heard] == [b"now"]
+
+
+def test_who_has_no_keys_is_not_heard(place, connect):
+    """ZeroMQ without encryption, and bytes that are anything."""
+    context = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    plain.connect(endpoint_of(place.contact.address))
+    plain.send(b"hello")
+    host, port = place.contact.address.split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(os.urandom(4096))
+        assert not place.hears(None, SILENCE_S)
+    plain.close(linger=0)
+    context.term()
+    _, link = connect()
+    assert link.send(b"one") and place.hears()
+
+
+def test_a_full_link_takes_no_more(place, connect):
+    """Nobody reads: some messages find room, and then none does, at either end."""
+    _, link = connect()
+    message = bytes(2**20)
+    assert sum(link.send(message) for _ in range(100)) < 50
+    _, another = connect()
+    assert another.send(b"one") and place.hears()
+    ((sender, _),) = [said for said in place.heard if said[1] == b"one"] or place.heard[:1]
+    assert sum(place.link.send(sender, message) for _ in range(100)) < 50
+
+
+def test_who_is_gone(place, connect):
+    _, link = connect()
+    assert link.send(b"one") and place.hears()
+    ((sender, _),) = place.heard
+    link.close()
+    deadline = time.monotonic() + HEARD_S
+    with pytest.raises(ConnectionError):
+        while time.monotonic() < deadline:
+            place.sockets.drain()
+            place.link.send(sender, b"there?")
+            time.sleep(0.01)
+
+
+def test_an_address_that_is_taken(place):
+    sockets = Sockets()
+    with pytest.raises(OSError, match="cannot listen at"):
+        DraftLink(sockets, lambda: place.keys, lambda *_: None)
+    sockets.close()
+
+
+def test_the_key_file(tmp_path):
+    path = tmp_path / "drafts.key"
+    prepare_keys(path, "drafts", "10.0.0.5:7400")
+    assert path.stat().st_mode & 0o777 == 0o600
+    keys = read_keys(path)
+    prepare_keys(path, "drafts", "10.0.0.5:7400")
+    assert read_keys(path) == keys, "engines have copies"
+    assert keys.clients == [contact_of(keys).client_public]
+    write_keys(path, msgspec.structs.replace(keys, clients=[]))
+    assert not read_keys(path).clients and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "prepare, said",
+    [
+        (lambda path: prepare_keys(path, "drafts", "10.0.0.5"), "is not HOST:PORT"),
+        (lambda path: prepare_keys(path, "drafts", "10.0.0.5:x"), "is not HOST:PORT"),
+        (lambda path: prepare_keys(path, "drafts", "0.0.0.0:7400"), "is every address of this"),
+        (lambda path: prepare_keys(path / "no" / "key", "drafts", "h:1"), "cannot be written"),
+        (lambda path: prepare_keys(path, "other", "h:1"), "is the key file of 'drafts' at h:1"),
+        (lambda path: path.chmod(0o644), "can be read by others (mode 644)"),
+        (lambda path: path.write_text("{}"), "is no key file"),
+        (lambda path: path.unlink(), "cannot be read (No such file or directory)"),
+    ],
+)
+def test_key_files_that_will_not_do(tmp_path, prepare, said):
+    path = tmp_path / "drafts.key"
+    prepare_keys(path, "drafts", "h:1")
+    with pytest.raises(ValueError) as error:
+        prepare(path)
+        read_keys(path)
+    assert said in one_sentence(error)

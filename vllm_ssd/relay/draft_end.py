@@ -1,0 +1,244 @@
+"""The draft's end of all relays of a draft service: a process on its node, which listens for the
+targets' ends and mirrors their engines' tables for the draft server.
+
+``vllm-ssd draft`` starts it and talks to it over one socket pair: it is told its ``DraftEndSpec``
+and says where it listens; it ends with the socket, or with the service.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from vllm_ssd.relay.apply import read_status
+from vllm_ssd.relay.asks import Asks
+from vllm_ssd.relay.changes import LOOK_S, REST_S
+from vllm_ssd.relay.frames import (
+    Added,
+    Close,
+    Confirmed,
+    Frame,
+    Happened,
+    Hello,
+    Malformed,
+    Open,
+    Opened,
+    Ping,
+    Plan,
+    Pong,
+    Refused,
+    Removed,
+    ToDraft,
+    Welcome,
+    Woken,
+    decode_to_draft,
+)
+from vllm_ssd.relay.keys import read_keys
+from vllm_ssd.relay.link import DraftLink
+from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
+from vllm_ssd.relay.outbox import Outbox
+from vllm_ssd.relay.process import Parent
+from vllm_ssd.relay.sockets import Sockets
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_names import DraftName
+from vllm_ssd.service.messages import Wake
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.heartbeat import draft_lives
+
+PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
+_LOOK_AFTER_S = 0.1  # between two looks at who is gone
+
+
+class DraftEndSpec(msgspec.Struct, frozen=True):
+    """run_dir: of the service; named: what it has published; key_file: with its keys, and the
+    address at which to listen."""
+
+    run_dir: str
+    named: DraftName
+    key_file: str
+
+
+class _Peer:
+    """A target's end. engines: by the numbers of their sessions."""
+
+    def __init__(self, send: Callable[[bytes], bool]):
+        self.outbox = Outbox(send)
+        self.engines: dict[int, MirroredEngine] = {}
+        self.heard = time.monotonic()
+
+
+class DraftEnd:
+    """``step`` until ``ended``; then ``close``."""
+
+    def __init__(self, spec: DraftEndSpec, sockets: Sockets):
+        """Raises ``OSError`` and ``ValueError`` with a sentence if it cannot listen."""
+        self._named = spec.named
+        self._service = Path(spec.run_dir)
+        self._watched = rundir.watch(self._service)
+        self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
+        self._sockets = sockets
+        self._asks = Asks(sockets)
+        self._peers: dict[bytes, _Peer] = {}
+        self._next_look = 0.0
+        self.ended = False
+        key_file = Path(spec.key_file)
+        self._link = DraftLink(sockets, lambda: read_keys(key_file), self._read)
+
+    @property
+    def port(self) -> int:
+        """At which it listens."""
+        return self._link.port
+
+    def step(self) -> None:
+        """One look at everything, and a pause."""
+        self._sockets.drain()
+        for sender, peer in list(self._peers.items()):
+            try:
+                peer.outbox.flush([one.changes for one in peer.engines.values()])
+            except ConnectionError:
+                self._part(sender)
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_AFTER_S
+            self._look_after(now)
+        engines = (one for peer in self._peers.values() for one in peer.engines.values())
+        self._sockets.wait(LOOK_S if any(one.has_requests for one in engines) else REST_S)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for peer in self._peers.values():
+            for engine in peer.engines.values():
+                engine.remove()
+        self._asks.drop()
+        self._sockets.close()
+        os.close(self._watched)
+
+    def _look_after(self, now: float) -> None:
+        self._asks.look()
+        self.ended |= not rundir.is_held(self._watched)
+        for sender, peer in list(self._peers.items()):
+            if now - peer.heard > PEER_GONE_S:
+                self._part(sender)
+
+    def _part(self, sender: bytes) -> None:
+        """Leave the engines of a target's end. What more it says is not heard before it greets."""
+        for engine in self._peers.pop(sender).engines.values():
+            engine.close()
+
+    def _read(self, sender: bytes, message: bytes) -> None:
+        try:
+            for frame in decode_to_draft(message):
+                self._handle(sender, frame)
+        except Malformed as error:
+            self._refuse(sender, str(error))
+
+    def _refuse(self, sender: bytes, why: str) -> None:
+        if sender in self._peers:
+            self._part(sender)
+        answer = Outbox(lambda message: self._link.send(sender, message))
+        answer.add(Refused(why))
+        try:
+            answer.flush()
+        except ConnectionError:
+            pass  # gone already
+
+    def _handle(self, sender: bytes, frame: ToDraft) -> None:
+        if isinstance(frame, Hello):
+            self._greet(sender, frame)
+            return
+        peer = self._peers.get(sender)
+        if peer is None:
+            return  # it was parted with
+        peer.heard = time.monotonic()
+        match frame:
+            case Ping():
+                peer.outbox.add(Pong(frame.sent_ns), *self._statuses(peer))
+            case Open():
+                self._open(peer, frame)
+            case Close():
+                if frame.session in peer.engines:
+                    peer.engines.pop(frame.session).close(frame.asleep)
+            case Woken():
+                self._asks.ask(self._service, Wake(), ANSWER_S, lambda _: None)
+            case Added() | Removed() | Happened() | Confirmed() | Plan():
+                if frame.session in peer.engines:
+                    peer.engines[frame.session].apply(frame)
+
+    def _greet(self, sender: bytes, hello: Hello) -> None:
+        if hello.name != self._named.name:
+            raise Malformed(
+                f"the draft server there is {self._named.name!r} and not {hello.name!r}: correct "
+                "draft_server, or name another key file"
+            )
+        peer = self._peers[sender] = _Peer(lambda message: self._link.send(sender, message))
+        peer.outbox.add(Welcome(self._named.options, self._named.service))
+
+    def _statuses(self, peer: _Peer) -> list[Frame]:
+        """Of the service, and of each engine of this target's end."""
+        lives = draft_lives(self._table)
+        of_engines = [engine.status(lives) for engine in peer.engines.values()]
+        return [read_status(self._table, 0, lives), *of_engines]
+
+    def _open(self, peer: _Peer, opened: Open) -> None:
+        refusal = self._misfit(opened)
+        if refusal:
+            peer.outbox.add(Opened(opened.session, refusal))
+            return
+        for other in self._peers.values():
+            for session, engine in list(other.engines.items()):
+                if engine.engine == opened.engine:
+                    other.engines.pop(session).close()
+        try:
+            engine = MirroredEngine(opened, self._service, self._asks)
+        except (OSError, RuntimeError) as error:
+            peer.outbox.add(Opened(opened.session, str(error)))
+            return
+        peer.engines[opened.session] = engine
+
+        def answered(refusal: str) -> None:
+            if refusal and peer.engines.pop(opened.session, None) is not None:
+                engine.close()
+            lives = draft_lives(self._table)
+            peer.outbox.add(engine.status(lives), Opened(opened.session, refusal))
+
+        engine.join(answered)
+
+    def _misfit(self, opened: Open) -> str:
+        """Why a table is none for this draft, before there is one; "" if it may be."""
+        ours = self._table.shape
+        theirs = (opened.k, opened.branches, opened.top_m)
+        if theirs == (ours.k, ours.branches, ours.top_m):
+            return ""
+        return (
+            f"the engine's table is made for k={opened.k}, {opened.branches} branches a round and "
+            f"{opened.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
+            f"and {ours.top_m}: start the engine with the options of the draft"
+        )
+
+
+def main(channel_fd: str) -> None:
+    """``python -m vllm_ssd.relay.draft_end FD``; started by ``relay/process.py`` only."""
+    sockets = Sockets()
+    parent = Parent(int(channel_fd), sockets)
+    try:
+        end = DraftEnd(parent.told(DraftEndSpec), sockets)
+    except (OSError, ValueError) as error:
+        parent.say("failed", str(error))
+        sockets.close()
+        return
+    parent.say("ready", str(end.port))
+    try:
+        while not (end.ended or parent.gone):
+            end.step()
+    finally:
+        end.close()
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(*sys.argv[1:])

@@ -1,0 +1,97 @@
+"""The keys of a relay, and the file in which both nodes have them.
+
+A draft service has a pair of keys (CURVE, as ZeroMQ has it), and a list of public keys of those who
+may talk to it. A file that a user copies to the targets' nodes has one more pair, which all engines
+share: whoever can read it may be an engine, or the draft.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import zmq
+
+
+class KeyFile(msgspec.Struct, frozen=True):
+    """name: of the service; address: HOST:PORT where it listens; clients: public keys that it
+    accepts. client_secret: that of the first of these, "" = it is somebody else's. Keys are Z85."""
+
+    name: str
+    address: str
+    server_public: str
+    server_secret: str
+    clients: list[str]
+    client_secret: str = ""
+
+
+class Contact(msgspec.Struct, frozen=True):
+    """What an engine must know of a service: address, its public key, and a pair of the engine's
+    that it accepts."""
+
+    address: str
+    server_public: str
+    client_public: str
+    client_secret: str
+
+
+def new_pair() -> tuple[str, str]:
+    """A public and a secret key."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def make_keys(name: str, address: str, shared: bool) -> KeyFile:
+    """New ones. shared: with a pair for all engines."""
+    server_public, server_secret = new_pair()
+    public, secret = new_pair() if shared else ("", "")
+    clients = [public] if shared else []
+    return KeyFile(name, address, server_public, server_secret, clients, secret)
+
+
+def read_keys(path: Path) -> KeyFile:
+    """``ValueError`` with a sentence if there are none, or if others can read them."""
+    try:
+        mode = path.stat().st_mode
+        if mode & 0o077:
+            raise ValueError(
+                f"the key file {path} can be read by others (mode {mode & 0o777:o}): make it the "
+                f"owner's, as with 'chmod 600 {path}'"
+            )
+        return msgspec.json.decode(path.read_bytes(), type=KeyFile)
+    except OSError as error:
+        raise ValueError(
+            f"the key file {path} cannot be read ({error.strerror}): copy it from the draft's "
+            "node, where 'vllm-ssd draft' has it as --key-file"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"{path} is no key file ({error}): copy it from the draft's node once more"
+        ) from error
+
+
+def write_keys(path: Path, keys: KeyFile) -> None:
+    """In place of what is there, readable by the owner only; raises ``OSError``."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(new, flags, 0o600), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(keys)))
+    new.rename(path)
+
+
+def contact_of(keys: KeyFile) -> Contact:
+    """For an engine that has the file."""
+    return Contact(keys.address, keys.server_public, keys.clients[0], keys.client_secret)
+
+
+def endpoint_of(address: str) -> str:
+    """ZeroMQ's address of HOST:PORT; ``ValueError`` with a sentence if that is none."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not HOST:PORT, as in 10.0.0.5:7400")
+    if host in ("*", "0.0.0.0", "[::]"):
+        raise ValueError(
+            f"{address!r} is every address of this node: name the one at which the engines reach it"
+        )
+    return f"tcp://{address}"

@@ -1,0 +1,74 @@
+"""``vllm-ssd draft --listen``: the draft's end of relays, beside the draft that it is about."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from vllm_ssd.log import get_logger
+from vllm_ssd.relay.draft_end import DraftEndSpec
+from vllm_ssd.relay.keys import endpoint_of, make_keys, read_keys, write_keys
+from vllm_ssd.relay.process import Child
+from vllm_ssd.service.draft_names import DraftName
+
+logger = get_logger(__name__)
+
+START_S = 30.0
+AGAIN_S = 1.0  # between two starts of a relay that has ended
+
+
+def prepare_keys(path: Path, name: str, address: str) -> None:
+    """Make the key file unless it is there, with this address; ``ValueError`` with a sentence if
+    that fails or if it is another service's."""
+    endpoint_of(address)
+    try:
+        if not path.exists():
+            write_keys(path, make_keys(name, address, shared=True))
+            return
+        keys = read_keys(path)
+        if (keys.name, keys.address) != (name, address):
+            raise ValueError(
+                f"{path} is the key file of {keys.name!r} at {keys.address}: name another file, or "
+                "remove this one and copy the new one to the engines' nodes"
+            )
+    except OSError as error:
+        raise ValueError(
+            f"the key file {path} cannot be written ({error.strerror}): name one in a folder of "
+            "this user's"
+        ) from error
+
+
+class ListeningEnd:
+    """``look`` at it now and then, until ``stop``."""
+
+    def __init__(self, run_dir: Path, named: DraftName, key_file: Path):
+        """run_dir: of the service. ``ValueError`` with a sentence if it cannot listen."""
+        self._folder = run_dir
+        self._spec = DraftEndSpec(str(run_dir), named, str(key_file.absolute()))
+        self._next_start = 0.0
+        self._child = self._start()
+        keys = read_keys(key_file)
+        if keys.address.endswith(":0"):
+            host = keys.address.removesuffix("0")
+            write_keys(key_file, msgspec.structs.replace(keys, address=host + self._child.word))
+
+    def look(self) -> None:
+        """Start it again if it has ended; the engines come by themselves."""
+        if not self._child.ended or time.monotonic() < self._next_start:
+            return
+        logger.error("SSD: the relay to engines on other nodes has ended and is started again")
+        self._next_start = time.monotonic() + AGAIN_S
+        self._child.stop()
+        try:
+            self._child = self._start()
+        except ValueError as error:
+            logger.error("SSD: the relay could not be started again: %s", error)
+
+    def stop(self) -> None:
+        """What it mirrors goes with it."""
+        self._child.stop()
+
+    def _start(self) -> Child:
+        return Child("vllm_ssd.relay.draft_end", self._spec, self._folder, START_S)

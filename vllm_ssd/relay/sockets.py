@@ -1,0 +1,87 @@
+"""All that one end of a relay reads, in one place: sockets, and the channel to its parent."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from vllm_ssd.service.messages import Request, endpoint
+
+Answer = Callable[[str], None]
+_requests = msgspec.msgpack.Decoder(Request)
+
+
+class Sockets:
+    """``context``: of the sockets that are to be read here."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._read: dict[int | zmq.Socket[bytes], Callable[[], None]] = {}
+        self._fds: dict[int | zmq.Socket[bytes], int] = {}
+
+    def add(self, source: int | zmq.Socket[bytes], read: Callable[[], None]) -> None:
+        """Call ``read`` whenever there is something to read: one message of a socket, or from a
+        file descriptor."""
+        self._read[source] = read
+        self._fds[source] = source if isinstance(source, int) else source.fileno()
+        self._poller.register(source, zmq.POLLIN)
+
+    def remove(self, source: int | zmq.Socket[bytes], linger_ms: int = 0) -> None:
+        """Read it no longer; a socket is closed, and what it has yet to send is dropped after
+        ``linger_ms`` milliseconds."""
+        del self._read[source], self._fds[source]
+        self._poller.unregister(source)
+        if not isinstance(source, int):
+            source.close(linger=linger_ms)
+
+    def serve(self, run_dir: Path, handle: Callable[[Request, Answer], None]) -> zmq.Socket[bytes]:
+        """Handle the control messages for a run directory, as a draft server does, until the socket
+        that is returned is removed; ``OSError`` if that fails. A malformed message is dropped."""
+        socket = self.context.socket(zmq.ROUTER)
+        try:
+            socket.bind(endpoint(run_dir))
+        except zmq.ZMQError as error:
+            socket.close()
+            raise OSError(f"{endpoint(run_dir)}: {error}") from error
+
+        def read() -> None:
+            sender, *_, body = socket.recv_multipart()
+            try:
+                message = _requests.decode(body)
+            except msgspec.DecodeError:
+                return
+            handle(message, lambda text: _answer(socket, sender, text))
+
+        self.add(socket, read)
+        return socket
+
+    def drain(self) -> bool:
+        """Read all that has come; returns whether there was something."""
+        some = False
+        while ready := self._poller.poll(0):
+            for source, _ in ready:
+                read = self._read.get(source)
+                if read is not None:  # another one may have removed it
+                    read()
+                    some = True
+        return some
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be something to read, ``seconds`` at most."""
+        # ZeroMQ's own poll knows milliseconds only.
+        select.select(list(self._fds.values()), [], [], seconds)
+
+    def close(self) -> None:
+        for source in list(self._read):
+            self.remove(source)
+        self.context.term()
+
+
+def _answer(socket: zmq.Socket[bytes], sender: bytes, text: str) -> None:
+    if not socket.closed:
+        socket.send_multipart([sender, text.encode()])

@@ -1,0 +1,265 @@
+"""The target's end of a relay: a process on the target's node that is, to an engine there, a draft
+service like any other, while the draft is on another node.
+
+It has a run directory and a table as a service has them, in which everybody sees how the draft is,
+and takes the engines that ask to join. The engine core starts it (``relay/remote_draft.py``) and
+talks to it over one socket pair: it is told its ``TargetEndSpec`` and says where its run directory
+is; it ends with the socket.
+
+When it hears nothing for ``SILENT_S`` it clears all heartbeats, so that nobody waits for drafts,
+and makes a new connection; the engines take the draft for lost then, and join again once it is
+back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from vllm_ssd.log import get_logger
+from vllm_ssd.relay.apply import show_status
+from vllm_ssd.relay.changes import LOOK_S, REST_S
+from vllm_ssd.relay.finding import Where, contact, describe
+from vllm_ssd.relay.frames import (
+    Close,
+    Fallback,
+    Grown,
+    Hello,
+    Malformed,
+    Opened,
+    Ping,
+    Pong,
+    Predicted,
+    Refused,
+    State,
+    Status,
+    ToTarget,
+    Welcome,
+    Woken,
+    decode_to_target,
+)
+from vllm_ssd.relay.link import TargetLink
+from vllm_ssd.relay.outbox import Outbox
+from vllm_ssd.relay.process import Parent
+from vllm_ssd.relay.relayed_engine import RelayedEngine
+from vllm_ssd.relay.sockets import Answer, Sockets
+from vllm_ssd.service import rundir
+from vllm_ssd.service.messages import NOT_ITS_OWN, Join, Leave, Request, Wake
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
+
+logger = get_logger(__name__)
+
+SILENT_S = 1.0  # without a message, after which the link counts as dead
+PING_S = 0.1  # between two questions how the draft is
+_UNKNOWN_S = 1.0  # between two looks for requests that the draft was not told of
+_LINGER_MS = 200  # for the last words to the other end
+_SMOOTHING = 8  # round trips over which their mean is taken, about
+
+
+class TargetEndSpec(msgspec.Struct, frozen=True):
+    """where: the draft service is; k, branches, top_m: of the tables of its engines."""
+
+    where: Where
+    k: int
+    branches: int
+    top_m: int
+
+
+class TargetEnd:
+    """``step`` until its parent is gone; then ``close``."""
+
+    def __init__(self, spec: TargetEndSpec, sockets: Sockets):
+        """Raises ``ValueError`` if the service cannot be found, and as ``OwnFiles``."""
+        self._where = spec.where
+        self._sockets = sockets
+        self._contact = contact(spec.where)
+        describe(self._contact, spec.where.name)  # which says what is wrong
+        shape = TableShape(1, spec.k, spec.branches, top_m=spec.top_m)
+        owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
+        self._files = OwnFiles(shape, owner)
+        self.run_dir = self._files.run_dir
+        self._table = SpeculationTable.open(rundir.table_path(self.run_dir))
+        self._table.target["started_s"] = int(time.time())  # as a target's worker does
+        sockets.serve(self.run_dir, self._handle)
+        self._engines: dict[int, RelayedEngine] = {}  # by the numbers of their sessions
+        self._awaiting: dict[int, Answer] = {}  # who is told whether the draft drafts for it
+        self._session = 0
+        self._link_us = 0.0
+        self._next_ping = self._next_look = 0.0
+        self._next_touch = time.monotonic() + rundir.TOUCH_S
+        self._connect()
+
+    def step(self) -> None:
+        """One look at everything, and a pause."""
+        self._sockets.drain()
+        now = time.monotonic()
+        if now - self._heard > SILENT_S:
+            self._reconnect()
+        if now >= self._next_ping:
+            self._next_ping = now + PING_S
+            self._outbox.add(Ping(time.monotonic_ns()))
+        if now >= self._next_look:
+            self._next_look = now + _UNKNOWN_S
+            self._look_after(now)
+        self._outbox.flush([engine.changes for engine in self._engines.values()])
+        requests = any(engine.has_requests for engine in self._engines.values())
+        self._sockets.wait(LOOK_S if requests else REST_S)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for session in list(self._engines):
+            self._part(session)
+        self._outbox.flush()
+        self._link.close(_LINGER_MS)
+        self._sockets.close()
+        self._files.remove()
+
+    def _connect(self) -> None:
+        self._link = TargetLink(self._sockets, self._contact, self._read)
+        self._outbox = Outbox(self._link.send)
+        self._outbox.add(Hello(self._where.name))
+        self._heard = time.monotonic()
+
+    def _reconnect(self) -> None:
+        """The link is dead, and all sessions with it."""
+        self._table.draft["heartbeat"] = self._table.draft["away"] = 0
+        for session in list(self._engines):
+            self._part(session)
+        self._link.close()
+        with suppress(ValueError):  # the former place may become right again
+            self._contact = contact(self._where)
+        self._connect()
+
+    def _look_after(self, now: float) -> None:
+        for session, engine in list(self._engines.items()):
+            if engine.lives():
+                engine.look_after()
+            else:
+                self._part(session)
+        if now >= self._next_touch:
+            self._next_touch = now + rundir.TOUCH_S
+            rundir.touch(self.run_dir)
+
+    def _part(self, session: int, asleep: bool = False) -> None:
+        """Draft for this engine no longer. asleep: as in ``Leave``."""
+        engine = self._engines.pop(session, None)
+        if engine is not None:
+            engine.close()
+            self._outbox.add(Close(session, asleep))
+        answer = self._awaiting.pop(session, None)
+        if answer is not None:
+            answer("the link to the draft's node is lost")
+
+    # What the engines ask
+
+    def _handle(self, message: Request, answer: Answer) -> None:
+        match message:
+            case Join():
+                self._join(Path(message.run_dir), answer)
+            case Leave():
+                for session, engine in list(self._engines.items()):
+                    if engine.run_dir == Path(message.run_dir):
+                        self._part(session, message.asleep)
+                # A draft on another node has no memory that who sleeps here waits for.
+                answer("")
+            case Wake():
+                self._outbox.add(Woken())
+                answer("")
+            case _:
+                answer(NOT_ITS_OWN)
+
+    def _join(self, run_dir: Path, answer: Answer) -> None:
+        for session, engine in list(self._engines.items()):
+            if engine.run_dir == run_dir:
+                self._part(session)
+        self._session += 1
+        try:
+            engine = RelayedEngine(run_dir, self._session)
+        except (OSError, ValueError) as error:
+            answer(str(error))
+            return
+        self._engines[self._session] = engine
+        self._awaiting[self._session] = answer
+        self._outbox.add(engine.opening())
+
+    # What the other end says
+
+    def _read(self, message: bytes) -> None:
+        try:
+            for frame in decode_to_target(message):
+                self._take(frame)
+        except Malformed as error:  # as if nothing had come: soon there is another connection
+            logger.warning("SSD: the relay of %r: %s", self._where.name, error)
+        else:
+            self._heard = time.monotonic()
+
+    def _take(self, frame: ToTarget) -> None:
+        match frame:
+            case Welcome():
+                pass
+            case Refused():
+                raise Malformed(frame.why)
+            case Pong():
+                self._measure((time.monotonic_ns() - frame.sent_ns) / 1000)
+            case Status():
+                self._show(frame)
+            case Opened():
+                self._opened(frame)
+            case State() | Predicted() | Grown() | Fallback():
+                if frame.session in self._engines:
+                    self._engines[frame.session].apply(frame)
+
+    def _measure(self, round_trip_us: float) -> None:
+        before = self._link_us or round_trip_us
+        self._link_us = before + (round_trip_us - before) / _SMOOTHING
+
+    def _show(self, status: Status) -> None:
+        link_us = max(round(self._link_us), 1)
+        if not status.session:
+            show_status(self._table, status, link_us, of_service=True)
+        elif status.session in self._engines:
+            self._engines[status.session].show(status, link_us)
+
+    def _opened(self, opened: Opened) -> None:
+        answer = self._awaiting.pop(opened.session, None)
+        engine = self._engines.get(opened.session)
+        if answer is None or engine is None:
+            return
+        refusal = opened.refusal
+        if not refusal:
+            try:
+                engine.begin(self._sockets)
+            except OSError as error:
+                refusal = str(error)
+        if refusal:
+            self._part(opened.session)
+        answer(refusal)
+
+
+def main(channel_fd: str) -> None:
+    """``python -m vllm_ssd.relay.target_end FD``; started by ``relay/process.py`` only."""
+    sockets = Sockets()
+    parent = Parent(int(channel_fd), sockets)
+    try:
+        end = TargetEnd(parent.told(TargetEndSpec), sockets)
+    except (OSError, RuntimeError, ValueError) as error:
+        parent.say("failed", str(error))
+        sockets.close()
+        return
+    parent.say("ready", str(end.run_dir))
+    try:
+        while not parent.gone:
+            end.step()
+    finally:
+        end.close()
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(*sys.argv[1:])
