@@ -43,6 +43,9 @@ def set_environment(run_dir: Path) -> None:
     # Where the host's memory runs short, Ray would kill its largest worker: the draft, its only
     # one, however little of that memory it has.
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"
+    # Ray gives its workers the niceness 15: on CPUs the draft would get next to nothing of a core
+    # that any other process wants, and a new one not even load its weights beside a busy target.
+    os.environ["RAY_worker_niceness"] = "0"
     # Ray listens on all interfaces, whatever address it is told, except where it thinks that there
     # can be no cluster. The name is Ray's; it does the same everywhere.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
