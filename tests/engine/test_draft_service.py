@@ -228,8 +228,7 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
         second.load.until("loss", lambda: second.said(LOST) == 2)
         assert not second.serves()
         wait_for("end of the service", lambda: not leftovers(service.run_dir, own), END_S)
-    # Without a load: one of the drafts has the targets' core, where it would not get far with its
-    # start, as Ray's processes come last.
+    # Without a load: one of the drafts has the targets' core, where its start would take long.
     another = Service(busy_pair[1], folder / "another.log", device="0|1")
     try:
         another.wait_ready()
