@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vllm_ssd.draft.attention.base import PagedAttention
@@ -31,19 +31,17 @@ class Moves:
         """Take in what to copy."""
         sources, targets = self._inputs.host["sources"], self._inputs.host["targets"]
         sources[:], targets[:] = self._nowhere, self._nowhere
-        size = self._attention.block_size
         count = sum(len(move.targets) for move in moves)
-        sources[:count] = [
-            move.blocks[index // size] * size + index % size
-            for move in moves
-            for index in move.sources
-        ]
-        targets[:count] = [
-            move.blocks[index // size] * size + index % size
-            for move in moves
-            for index in move.targets
-        ]
+        sources[:count] = self._slots((move.blocks, move.sources) for move in moves)
+        targets[:count] = self._slots((move.blocks, move.targets) for move in moves)
         self._inputs.send()
+
+    def _slots(self, indices: Iterable[tuple[Sequence[int], range]]) -> list[int]:
+        """Of KV indices of requests with these blocks. Of so few, faster than with numpy."""
+        size = self._attention.block_size
+        return [
+            blocks[index // size] * size + index % size for blocks, own in indices for index in own
+        ]
 
     def try_out(self, _: int) -> None:
         """Load nothing; a run takes as long."""

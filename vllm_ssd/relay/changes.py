@@ -114,7 +114,7 @@ class TargetChanges:
         frames: list[Frame] = []
         for slot in self._watch.changed():
             newest = int(self._stamps[slot].max())
-            if slot in self._known and self._known[slot][0] == newest >> 32:
+            if self.is_known(slot, newest >> 32):
                 frames += self._of_slot(slot, newest)
         undrafted = int(self._plan["undrafted"])
         if undrafted != self._undrafted:
