@@ -42,13 +42,13 @@ def starts(target, draft, damaged, tmp_path_factory):
 def test_a_damaged_draft(starts):
     said, status = starts["damaged"].result()
     assert status != 0 and "served:" not in said, said
-    assert "SSD: the draft could not be started: SafetensorError: " in said
+    assert "SSD: the draft could not be started: SafetensorError: " in said, said
 
 
 def test_a_damaged_draft_that_is_not_required(starts):
     said, status = starts["damaged, not required"].result()
     assert status == 0 and "served:" in said, said
-    assert "SSD: the draft could not be started: SafetensorError: " in said
+    assert "SSD: the draft could not be started: SafetensorError: " in said, said
     assert "serving begins without drafts" in said
 
 

@@ -30,6 +30,11 @@ class DraftLost(Exception):
     """The draft server has ended, hangs or could not be started; the message says why."""
 
 
+class RayLost(DraftLost):
+    """Ray could not be started, or has ended. Ray takes ports that it found free a little before,
+    which can be another's by then: it may come up at the next try."""
+
+
 class DraftActor:
     """One draft server at a time: ``start``, ``serve``, ``kill`` when it is lost, then again."""
 
@@ -61,14 +66,14 @@ class DraftActor:
         self.kill()
 
     def start(self, again: bool = False) -> None:
-        """Begin to load the draft in a new server, and in a new Ray if there is none; ``DraftLost``
-        if Ray cannot be started. again: the server before was lost."""
+        """Begin to load the draft in a new server, and in a new Ray if there is none; ``RayLost``
+        if that cannot be started. again: the server before was lost."""
         self._status["restarts"] += again
         if not self._own_ray.lives():
             try:
                 self._own_ray.start()
             except Exception as error:  # Ray's are of many kinds
-                raise DraftLost(f"Ray could not be started: {sentence(error)}") from error
+                raise RayLost(f"Ray could not be started: {sentence(error)}") from error
         actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
         self._actor = actor.remote(self._spec)
         self._pid = self._actor.pid.remote()
@@ -84,7 +89,7 @@ class DraftActor:
         """What the server's task returned, None while it runs; ``DraftLost`` if it will not return.
         To be called every ``POLL_S`` seconds."""
         if not self._own_ray.lives():
-            raise DraftLost("its Ray has ended")
+            raise RayLost("its Ray has ended")
         try:
             if self._process is None and self._done(self._pid):
                 self._process = psutil.Process(self._ray.get(self._pid))

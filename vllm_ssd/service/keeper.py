@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from vllm_ssd.service import own_ray, rundir
-from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, sentence
+from vllm_ssd.service.actor import POLL_S, DraftActor, DraftLost, RayLost, sentence
 from vllm_ssd.service.own_table import engines_of
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec
@@ -94,10 +94,14 @@ class Keeper:
                 first, served = False, True
                 raise DraftLost(self._result(actor))
             except DraftLost as error:
-                pause = None if first else restarts.pause()
-                again = "lost" if served else "not_back"
-                kind = "failed" if first else "given_up" if pause is None else again
-                self._say(kind, str(error))
+                final = first and not isinstance(error, RayLost)  # it would fail again
+                pause = None if final else restarts.pause()
+                if first and pause is not None:
+                    self._say("awaited", f"the draft's Ray, which is started again ({error})")
+                else:
+                    again = "lost" if served else "not_back"
+                    kind = "failed" if first else "given_up" if pause is None else again
+                    self._say(kind, str(error))
                 actor.kill()
                 self._bury(actor)
                 if pause is None:

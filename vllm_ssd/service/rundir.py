@@ -66,7 +66,7 @@ def create() -> tuple[Path, list[int]]:
 def hold_table(run_dir: Path) -> int:
     """Lock a run directory's table and return the descriptor that holds it; raises ``OSError``."""
     lock = os.open(table_path(run_dir), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # who looks whether it is locked has it for microseconds
     return lock
 
 

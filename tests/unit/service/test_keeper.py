@@ -10,7 +10,7 @@ import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import keeper, rundir
-from vllm_ssd.service.actor import DraftLost
+from vllm_ssd.service.actor import DraftLost, RayLost
 from vllm_ssd.service.keeper import Keeper
 from vllm_ssd.service.own_ray import OTHER_RAY
 from vllm_ssd.service.server_spec import SPEC_FILE, KeeperSpec, ServerSpec
@@ -120,6 +120,14 @@ def test_never(keep):
     done, told = keep("one", DraftLost("dead"), max_restarts=0)
     assert told == [{"ready": "one"}, {"given_up": "dead"}]
     assert done == ["start", "serve", *BURIED, "give up"]
+
+
+def test_a_ray_that_does_not_come_up_is_started_again(keep):
+    """At the first start, too, where a draft that fails is not."""
+    done, told = keep(RayLost("port in use"), "one")
+    assert told == [{"ready": "one"}]
+    assert done == ["start", *BURIED, "start", "serve"]
+    assert keep(*[RayLost("no disk")] * 2, max_restarts=1)[1] == [{"failed": "no disk"}]
 
 
 def test_a_first_start_that_fails_is_not_repeated(keep):
