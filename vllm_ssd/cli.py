@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_ssd import __version__, draft_server, stats
+from vllm_ssd import __version__, stats
 from vllm_ssd.check import command as check
+from vllm_ssd.draft_server import command as draft
 from vllm_ssd.tune import command as tune
 
 
@@ -15,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="vllm-ssd", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (stats, check, tune, draft_server):
+    for command in (stats, check, tune, draft):
         command.add_command(commands)
     args, further = parser.parse_known_args(arguments)
     if further and not hasattr(args, "takes_further"):

@@ -1,5 +1,6 @@
 """A draft on another node: texts are the plain engine's, there are hits, and a link that is cut
-for ten seconds costs no request."""
+for ten seconds costs no request. Neither does a draft that moves: Ray places it, its processes are
+killed, and Ray places it again."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
 from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
+from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates, subtract
+from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find
+from vllm_ssd.table import SpeculationTable
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests, tokens of each, rounds looked at
 START_S, END_S, CUT_S = 180.0, 20.0, 10.0
@@ -49,24 +53,32 @@ def folder(tmp_path_factory) -> Path:
 
 
 class Service:
-    """`vllm-ssd draft` on the other node."""
+    """`vllm-ssd draft` for engines on other nodes. flags: where it runs. environment: added."""
 
-    def __init__(self, node: Node, draft: Path, folder: Path):
+    def __init__(self, draft: Path, folder: Path, flags: str, **environment: str):
         self.key_file, self.log = folder / "drafts.key", folder / "service.log"
         command = [sys.executable, "-m", "vllm_ssd.cli", "draft", str(draft), "--name", NAME]
-        command += ["--listen", f"{node.there}:7400", "--key-file", str(self.key_file)]
+        command += [*flags.split(), "--key-file", str(self.key_file), "--max-num-seqs", "16"]
         command += "--device 1 --k 3 --f 1 --dtype float32 --max-model-len 256".split()
+        self._command, self._environment = command, environment
+
+    def start(self, node: Node | None = None) -> None:
+        """On this node, or another."""
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                node.command(*command, "--max-num-seqs", "16"),
+                node.command(*self._command) if node else self._command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **self._environment},
             )
+
+    def said(self, text: str) -> int:
+        return self.log.read_text(errors="replace").count(text)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()[-2000:]
-            return "and on other nodes with" in self.log.read_text(errors="replace")
+            return bool(self.said('"draft_server_key": "drafts.key"'))
 
         wait_for("draft server", ready, START_S)
         self.run_dir, _ = find(NAME)
@@ -77,6 +89,10 @@ class Service:
         own = psutil.Process(self.process.pid).children()
         (found,) = [child for child in own if "vllm_ssd.relay.draft_end" in child.cmdline()]
         return found
+
+    def processes(self) -> list[psutil.Process]:
+        """On the draft's node, without the one that has started all others."""
+        return [*processes_of(self.run_dir), *psutil.Process(self.process.pid).children()]
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -109,19 +125,36 @@ class Served:
         load.until("rounds", lambda: counters(self.run_dir)["rounds"] >= end)
         return subtract(counters(self.run_dir), before)
 
+    def wait_hits(self, load: Load, returns: int) -> None:
+        """Until there are drafts again. returns: of the draft by then."""
+        load.until("return", lambda: self.said(BACK) == returns)
+        load.until("hits", lambda: rates(self.rounds(load))["hit"] > 0.2)
+
     def said(self, text: str) -> int:
         return self.server.log.read_text(errors="replace").count(text)
 
 
 @pytest.fixture(scope="module")
 def service(node, busy_pair, folder) -> Iterator[Service]:
-    one = Service(node, busy_pair[1], folder)
-    try:
+    with ended(Service(busy_pair[1], folder, f"--listen {node.there}:7400")) as one:
+        one.start(node)
         one.wait_ready()
         yield one
+
+
+def wait_gone(run_dir: Path, processes: list[psutil.Process]) -> None:
+    """Until nothing is left of a draft that has ended."""
+    wait_for("end of the draft", lambda: not leftovers(run_dir, processes), END_S)
+
+
+@contextmanager
+def ended(service: Service) -> Iterator[Service]:
+    """At the end, unless it has ended by then."""
+    try:
+        yield service
     finally:
-        if one.process.poll() is None:
-            one.end()
+        if service.process.poll() is None:
+            service.end()
 
 
 @pytest.fixture(scope="module")
@@ -167,17 +200,39 @@ def test_a_link_that_is_cut(served, service, node):
         finally:
             node.mend()
         assert not without["hits"]
-        load.until("return", lambda: served.said(BACK) == served.said(LOST))
-        load.until("hits", lambda: rates(served.rounds(load))["hit"] > 0.2)
+        served.wait_hits(load, served.said(LOST))
     assert counters(served.run_dir)["restarts"] == served.said(BACK) > lost
     wait_for("end of the old session", lambda: service.draft.counted()["joined"] == 1, END_S)
 
 
-def test_nothing_is_left(served, service):
+def test_a_draft_that_ray_places(served, service, node, busy_pair, folder):
+    """In place of the one before, with the keys of its file and an address of its own; then in
+    place of one whose processes on its node were killed."""
+    lost = served.said(LOST)
+    with ExitStack() as ends, served.under_load() as load:
+        theirs = service.processes()
+        service.end()
+        wait_gone(service.run_dir, theirs)
+        cluster = ends.enter_context(ray_cluster(node, "draft=yes", folder / "ray"))
+        flags = "--ray-address auto --ray-labels draft=yes"
+        placed = ends.enter_context(ended(Service(busy_pair[1], folder, flags, **cluster)))
+        placed.start()
+        placed.wait_ready()
+        served.wait_hits(load, lost + 1)
+        first, theirs = placed.run_dir, placed.processes()
+        actor = SpeculationTable.open(rundir.table_path(first), writable=False).owner.pid
+        psutil.Process(actor).kill()
+        load.until("loss", lambda: placed.said("the draft's node is lost"))
+        wait_gone(first, theirs)
+        load.until("another", lambda: placed.said("SSD: the draft is back, at "))
+        placed.wait_ready()
+        served.wait_hits(load, lost + 2)
+        theirs = placed.processes()
+        placed.end()
+        wait_gone(placed.run_dir, theirs)
+
+
+def test_nothing_is_left(served):
     own = [*served.server.processes(), *processes_of(served.run_dir)]
-    theirs = [service.relay(), *processes_of(service.run_dir)]
     served.server.end()
-    wait_for("end of the server", lambda: not leftovers(served.run_dir, own), END_S)
-    wait_for("end of the session", lambda: service.draft.counted()["joined"] == 0, END_S)
-    service.end()
-    wait_for("end of the service", lambda: not leftovers(service.run_dir, theirs), END_S)
+    wait_gone(served.run_dir, own)

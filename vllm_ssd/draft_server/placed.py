@@ -1,0 +1,205 @@
+"""A draft on a node of the user's Ray cluster, which Ray chooses.
+
+The command that has it placed makes the keys, hands them over through Ray and writes the key file
+where it runs itself: nothing has to be copied. The draft's processes belong to an actor, whose end,
+however it ends, is theirs, and Ray ends the actor with the command. If the actor's node is lost,
+the draft is placed again, and the key file has its new address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+import msgspec
+
+from vllm_ssd.draft_server.configs import make_configs
+from vllm_ssd.draft_server.serving import LocalDrafts
+from vllm_ssd.log import get_logger
+from vllm_ssd.relay.keys import KeyFile, endpoint_of, make_keys, read_keys, write_keys
+from vllm_ssd.service.actor import sentence
+from vllm_ssd.service.restarts import Restarts
+
+logger = get_logger(__name__)
+
+STOP_S = 25.0  # for the draft's end on its node
+SAY_S = 30.0  # between two lines that no node has room
+RESTARTS = 3  # in a row of an actor that is lost; --max-restarts is about the draft's process
+_KEYS = "relay.key"  # in the run directory on the draft's node
+
+
+class DraftOnNode:
+    """The actor: ``address``, ``serve``, ``look`` now and then, ``stop``."""
+
+    def __init__(self) -> None:
+        self._drafts: LocalDrafts | None = None
+
+    def address(self) -> str:
+        """This node's, as Ray has it."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def serve(self, args: argparse.Namespace, keys: KeyFile) -> str:
+        """Returns once the draft is loaded: where it listens. ``ValueError`` or ``RuntimeError``
+        with a sentence if that fails."""
+        self._drafts = LocalDrafts(make_configs(args), args.name)
+        try:
+            self._drafts.launch()
+            path = self._drafts.run_dir / _KEYS
+            write_keys(path, keys)
+            self._drafts.listen(path)
+            self._drafts.wait_ready()
+            return read_keys(path).address
+        except BaseException:
+            self.stop()
+            raise
+
+    def look(self) -> bool:
+        """As ``LocalDrafts.look``."""
+        return self._drafts is not None and self._drafts.look()
+
+    def stop(self) -> None:
+        """Leave nothing behind on this node."""
+        if self._drafts is not None:
+            self._drafts.stop()
+
+
+class PlacedDraft:
+    """``start``; then ``look`` now and then, until ``stop``, which may be called at any time."""
+
+    def __init__(self, args: argparse.Namespace):
+        """``ValueError`` with a sentence if the key file is another service's."""
+        self._args = args
+        self._labels = labels(args.ray_labels)
+        self._keys = self._old_keys() or make_keys(args.name, "", shared=True)
+        if args.listen is not None:
+            endpoint_of(args.listen)
+        self._restarts = Restarts(RESTARTS)
+        self._actor: Any = None
+        self._serving = False
+        self._again_at = 0.0
+
+    def start(self) -> None:
+        """Returns once the draft is loaded; ``ValueError`` with a sentence if that fails."""
+        import ray
+
+        self._ray: Any = ray
+        ending = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(self._args.ray_address, logging_level="WARNING")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"no Ray cluster is reached at --ray-address {self._args.ray_address} "
+                f"({sentence(error)}): start one with 'ray start', or name its address"
+            ) from error
+        signal.signal(signal.SIGTERM, ending)  # Ray's own aborts the process
+        self._place()
+        self._restarts.served()
+
+    def look(self) -> bool:
+        """Place it again if its node is lost; whether it is there, or will be again."""
+        lost: Exception
+        try:
+            if self._serving:
+                return bool(self._ray.get(self._actor.look.remote()))
+            if time.monotonic() < self._again_at:
+                return True
+            self._place()
+        except (self._ray.exceptions.RayError, ValueError) as error:
+            lost = error
+        else:
+            self._restarts.served()
+            logger.warning("SSD: the draft is back, at %s", self._keys.address)
+            return True
+        self._drop()
+        pause = self._restarts.pause()
+        logger.error("SSD: the draft's node is lost (%s)", sentence(lost))
+        self._again_at = time.monotonic() + (pause or 0.0)
+        return pause is not None
+
+    def stop(self) -> None:
+        """Have it leave nothing behind, and leave the cluster. The key file stays."""
+        if self._actor is None:
+            return
+        if self._serving:
+            try:
+                self._ray.get(self._actor.stop.remote(), timeout=STOP_S)
+            except self._ray.exceptions.RayError as error:
+                logger.error("SSD: the draft's node did not answer (%s)", sentence(error))
+        self._drop()
+        self._ray.shutdown()
+
+    def _old_keys(self) -> KeyFile | None:
+        """Those of the key file, which engines may have copies of."""
+        path = self._args.key_file
+        if not path.exists():
+            return None
+        keys = read_keys(path)
+        if keys.name != self._args.name:
+            raise ValueError(
+                f"{path} is the key file of {keys.name!r}: name another file, or remove this one"
+            )
+        return keys
+
+    def _place(self) -> None:
+        """``ValueError`` with a sentence if the draft cannot be loaded."""
+        from vllm.platforms import current_platform
+
+        options = {
+            "num_cpus": 1,
+            "num_gpus": 0 if current_platform.is_cpu() else 1,
+            "label_selector": self._labels,
+        }
+        self._actor = self._ray.remote(DraftOnNode).options(**options).remote()
+        try:
+            node = self._wait(self._actor.address.remote(), self._say_full)
+            keys = msgspec.structs.replace(self._keys, address=self._args.listen or f"{node}:0")
+            args = copy(self._args)
+            args.listen = keys.address
+            logger.info("SSD: Ray has placed the draft on %s", node)
+            address = self._wait(self._actor.serve.remote(args, keys), lambda: None)
+        except self._ray.exceptions.RayTaskError as error:
+            raise ValueError(str(error.cause)) from error
+        self._keys = msgspec.structs.replace(keys, address=address)
+        write_keys(self._args.key_file, self._keys)
+        self._serving = True
+
+    def _wait(self, task: Any, say: Callable[[], None]) -> str:
+        """What the task returns. say: what there is to say while it does not."""
+        while not self._ray.wait([task], timeout=SAY_S)[0]:
+            say()
+        return str(self._ray.get(task))
+
+    def _say_full(self) -> None:
+        labels = "" if not self._labels else f" with the labels {self._args.ray_labels}"
+        logger.warning(
+            "SSD: waiting for a node of the Ray cluster%s that has a GPU free for the draft, or on "
+            "CPUs a CPU ('ray status' shows them)",
+            labels,
+        )
+
+    def _drop(self) -> None:
+        """Ray ends the actor, if it has not ended."""
+        if self._actor is not None:
+            self._ray.kill(self._actor)
+        self._actor = None
+        self._serving = False
+
+
+def labels(text: str | None) -> dict[str, str]:
+    """Of nodes, out of "KEY=VALUE,..."; ``ValueError`` with a sentence if it is none."""
+    found = {}
+    for part in filter(None, (text or "").split(",")):
+        key, equals, value = part.partition("=")
+        if not (key and equals and value):
+            raise ValueError(
+                f"--ray-labels {text!r} is not KEY=VALUE,KEY=VALUE, as in draft=yes: name labels "
+                "that 'ray start --labels' has given to a node"
+            )
+        found[key] = value
+    return found
