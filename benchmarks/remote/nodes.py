@@ -1,4 +1,4 @@
-"""Another node on this machine: a network namespace, reached over a pair of virtual interfaces."""
+"""Another node on this machine: a network namespace, reached over virtual interfaces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+
+from benchmarks.remote.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,11 @@ class Node:
     namespace: str
     here: str
     there: str
+
+    @property
+    def inside(self) -> str:
+        """The name of its own interface."""
+        return f"{self.namespace}i"
 
     def command(self, *words: str) -> list[str]:
         """What runs this command there."""
@@ -52,26 +59,53 @@ def why_not() -> str:
 @contextmanager
 def another_node() -> Iterator[Node]:
     """Gone at the end, once what runs there has ended."""
+    node = _new_node()
+    with _namespace(node):
+        _ip("link", "add", node.namespace, "type", "veth", "peer", "name", node.inside)
+        try:
+            _connect(node)
+            yield node
+        finally:
+            with suppress(subprocess.CalledProcessError):
+                _ip("link", "delete", node.namespace)
+
+
+@contextmanager
+def slow_node() -> Iterator[tuple[Node, Wire]]:
+    """The same, over a wire whose delay and loss can be set."""
+    node = _new_node()
+    with _namespace(node), Wire((node.namespace, node.inside)).carrying() as wire:
+        _connect(node)
+        yield node, wire
+
+
+def _new_node() -> Node:
     number = os.getpid()
     subnet = f"10.{200 + number % 50}.{number // 50 % 250}"
-    node = Node(f"ssd{number}", f"{subnet}.1", f"{subnet}.2")
-    name, inside = node.namespace, f"{node.namespace}i"
-    _ip("netns", "add", name)
+    return Node(f"ssd{number}", f"{subnet}.1", f"{subnet}.2")
+
+
+@contextmanager
+def _namespace(node: Node) -> Iterator[None]:
+    _ip("netns", "add", node.namespace)
     try:
-        _ip("link", "add", name, "type", "veth", "peer", "name", inside, "netns", name)
-        _ip("address", "add", f"{node.here}/24", "dev", name)
-        _ip("link", "set", name, "up")
-        for words in (
-            ("address", "add", f"{node.there}/24", "dev", inside),
-            ("link", "set", inside, "up"),
-            ("link", "set", "lo", "up"),
-        ):
-            _ip("-n", name, *words)
-        yield node
+        yield
     finally:
-        with suppress(subprocess.CalledProcessError):
-            _ip("link", "delete", name)
-        _ip("netns", "delete", name)
+        _ip("netns", "delete", node.namespace)
+
+
+def _connect(node: Node) -> None:
+    """By their interfaces, which are both on this node."""
+    name, inside = node.namespace, node.inside
+    _ip("link", "set", inside, "netns", name)
+    for words in (
+        ("address", "add", f"{node.here}/24", "dev", name),
+        ("link", "set", name, "up"),
+        ("-n", name, "address", "add", f"{node.there}/24", "dev", inside),
+        ("-n", name, "link", "set", inside, "up"),
+        ("-n", name, "link", "set", "lo", "up"),
+    ):
+        _ip(*words)
 
 
 def _ip(*words: str) -> None:

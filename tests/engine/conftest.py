@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -78,35 +77,26 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A random function of 400 tokens, without a tokenizer."""
-    from tests.support.tiny_llama import tiny_llama
+    from benchmarks.standin.tiny import save_tiny
 
-    folder = tmp_path_factory.mktemp("small")
-    tiny_llama(1, 400, tie_word_embeddings=True).save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="session")
 def tiny_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
     """(wide, small): one function at a large cost and at a small one."""
-    return widened(tiny, tmp_path_factory.mktemp("wide"), 1024, 24, 16, 8, 64, 4096), tiny
+    from benchmarks.standin import Shape
+    from benchmarks.standin.tiny import widened
+
+    shape = Shape(1024, 24, 16, 8, 64, 4096)
+    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny
 
 
 @pytest.fixture(scope="session")
 def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
     """The same for 16 requests at once: a core takes a tenth of a second for a step."""
-    return widened(tiny, tmp_path_factory.mktemp("wide"), 512, 12, 8, 4, 64, 2048), tiny
+    from benchmarks.standin import Shape
+    from benchmarks.standin.tiny import widened
 
-
-def widened(small: Path, folder: Path, *sizes: int) -> Path:
-    """`folder`, filled with the small model's function in a shape of these sizes."""
-    import torch
-    from safetensors.torch import save_file
-
-    from benchmarks.standin import Shape, standin_config, standin_tensors
-
-    shape = Shape(*sizes)
-    tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    small_config = json.loads((small / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
-    return folder
+    shape = Shape(512, 12, 8, 4, 64, 2048)
+    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common.running import counters
+from benchmarks.standin.tiny import TINY
 from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
-from tests.support.tiny_llama import TINY
 
 VOCAB, TOKENS, K = 300, 24, 3
 # Longer than the windows, and of different lengths.

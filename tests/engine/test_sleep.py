@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.common.running import counters
+from benchmarks.standin.tiny import tiny_llama
 from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, texts, wait_for
-from tests.support.tiny_llama import tiny_llama
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service.actor import HANG_S
 

@@ -6,8 +6,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from benchmarks.standin.tiny import tiny_llama
 from tests.support.loaded_draft import HEADS, KV_BYTES, VOCAB, predicted, tiny_draft
-from tests.support.tiny_llama import tiny_llama
 
 
 def test_a_gpus_memory_is_given_back(tmp_path):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.tiny_llama import tiny_config
+from benchmarks.standin.tiny import tiny_config
 
 WORDS = [f"w{i}" for i in range(60)]
 

@@ -13,9 +13,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.common.running import counters
+from benchmarks.standin.tiny import tiny_llama
 from tests.support.chi_square import chance_of
 from tests.support.harness import engine, own_run_dir
-from tests.support.tiny_llama import tiny_llama
 
 VOCAB, TOKENS, TEXTS, K = 6, 3, 2000, 3
 PROMPT = [1, 5, 0, 2, 3]

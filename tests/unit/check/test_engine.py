@@ -8,9 +8,9 @@ import pytest
 from vllm import platforms
 from vllm.config import ModelConfig, ParallelConfig
 
+from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
-from tests.support.tiny_llama import tiny_llama
 from vllm_ssd.check import command, device_trial
 from vllm_ssd.check.device_trial import Report, Trial, TriedBackend
 from vllm_ssd.check.engine import look_at_engine, parse_engine, usual_subject, weight_bytes

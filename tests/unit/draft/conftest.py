@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tiny_llama import tiny_llama
+from benchmarks.standin.tiny import tiny_llama
 from tests.unit.draft.loop import MAX_LEN, SLOTS, VOCAB, Reference
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftModelSpec

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.config import ModelConfig
 
-from tests.support.tiny_llama import TINY
+from benchmarks.standin.tiny import TINY
 from tests.unit.draft.conftest import load_draft
 from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Reference, Target
 from vllm_ssd.config.draft_checks import check_draft

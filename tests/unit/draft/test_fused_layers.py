@@ -19,7 +19,7 @@ else:
 
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests.support.tiny_llama import TINY
+    from benchmarks.standin.tiny import TINY
     from tests.unit.draft.conftest import load_draft
     from tests.unit.draft.test_architectures import ARCHITECTURES
     from vllm_ssd.draft.fused.layers import FusedLayers

@@ -12,7 +12,7 @@ from transformers import (
 )
 from vllm.distributed import parallel_state
 
-from tests.support.tiny_llama import TINY
+from benchmarks.standin.tiny import TINY
 from tests.unit.draft.conftest import load_draft
 from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Reference, Target
 from vllm_ssd.draft.spec import DraftPolicy

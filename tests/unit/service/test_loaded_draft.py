@@ -5,9 +5,9 @@ import weakref
 import pytest
 import torch
 
+from benchmarks.standin.tiny import tiny_llama
 from tests.support.loaded_draft import HEADS, TEXT, VOCAB, predicted, tiny_draft
 from tests.support.sentences import one_sentence
-from tests.support.tiny_llama import tiny_llama
 
 
 @pytest.fixture

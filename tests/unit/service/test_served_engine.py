@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.standin.tiny import tiny_llama
 from tests.support.loaded_draft import HEADS, TEXT, VOCAB, tiny_spec
-from tests.support.tiny_llama import tiny_llama
 from vllm_ssd.service import rundir
 from vllm_ssd.service.loaded_draft import LoadedDraft
 from vllm_ssd.service.messages import (
