@@ -25,9 +25,16 @@ from vllm_ssd.relay.frames import (
 )
 from vllm_ssd.table import LOST, SpeculationTable
 
-# Seconds between two looks at tables: while there are requests, and without any, when news come by
-# messages only.
-LOOK_S, REST_S = 100e-6, 0.05
+REST_S = 0.05  # between two looks without any request, when news come by messages only
+_FINEST_S, _COARSEST_S = 100e-6, 1e-3
+_LOOKS = 10  # in the time there and back
+
+
+def pause_s(link_us: float) -> float:
+    """Seconds between two looks at tables with requests, when a message there and back takes
+    ``link_us`` microseconds, 0 = not known yet. More looks would bring news little earlier, and
+    take time of a core, which on CPUs target or draft want."""
+    return min(max(link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
 
 
 class Watch:

@@ -16,7 +16,7 @@ import msgspec
 
 from vllm_ssd.relay.apply import read_status
 from vllm_ssd.relay.asks import Asks
-from vllm_ssd.relay.changes import LOOK_S, REST_S
+from vllm_ssd.relay.changes import REST_S, pause_s
 from vllm_ssd.relay.frames import (
     Added,
     Close,
@@ -63,12 +63,18 @@ class DraftEndSpec(msgspec.Struct, frozen=True):
 
 
 class _Peer:
-    """A target's end. engines: by the numbers of their sessions."""
+    """A target's end. engines: by the numbers of their sessions. link_us: as it was told."""
 
     def __init__(self, send: Callable[[bytes], bool]):
         self.outbox = Outbox(send)
         self.engines: dict[int, MirroredEngine] = {}
         self.heard = time.monotonic()
+        self.link_us = 0
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether there are requests to draft for."""
+        return any(engine.has_requests for engine in self.engines.values())
 
 
 class DraftEnd:
@@ -105,8 +111,8 @@ class DraftEnd:
         if now >= self._next_look:
             self._next_look = now + _LOOK_AFTER_S
             self._look_after(now)
-        engines = (one for peer in self._peers.values() for one in peer.engines.values())
-        self._sockets.wait(LOOK_S if any(one.has_requests for one in engines) else REST_S)
+        pauses = [pause_s(peer.link_us) for peer in self._peers.values() if peer.has_requests]
+        self._sockets.wait(min(pauses, default=REST_S))
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -156,6 +162,7 @@ class DraftEnd:
         peer.heard = time.monotonic()
         match frame:
             case Ping():
+                peer.link_us = frame.link_us
                 peer.outbox.add(Pong(frame.sent_ns), *self._statuses(peer))
             case Open():
                 self._open(peer, frame)

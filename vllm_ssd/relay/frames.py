@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vllm_ssd.service.messages import Generation, Slot
 from vllm_ssd.table.schema import VERSION as TABLE_VERSION
 
-VERSION = 1
+VERSION = 2
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of a million tokens has 4 MiB
 
@@ -46,9 +46,11 @@ class Hello(Frame):
 
 
 class Ping(Frame):
-    """Answered with a ``Pong`` and a ``Status`` of everything. sent_ns: the sender's clock."""
+    """Answered with a ``Pong`` and a ``Status`` of everything. sent_ns: the sender's clock.
+    link_us: microseconds that messages took there and back lately, 0 = not known yet."""
 
     sent_ns: Annotated[int, msgspec.Meta(ge=0)]
+    link_us: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Open(Frame):

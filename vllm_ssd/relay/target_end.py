@@ -22,7 +22,7 @@ import msgspec
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.relay.apply import show_status
-from vllm_ssd.relay.changes import LOOK_S, REST_S
+from vllm_ssd.relay.changes import REST_S, pause_s
 from vllm_ssd.relay.finding import Where, contact, describe
 from vllm_ssd.relay.frames import (
     Close,
@@ -102,13 +102,13 @@ class TargetEnd:
             self._reconnect()
         if now >= self._next_ping:
             self._next_ping = now + PING_S
-            self._outbox.add(Ping(time.monotonic_ns()))
+            self._outbox.add(Ping(time.monotonic_ns(), round(self._link_us)))
         if now >= self._next_look:
             self._next_look = now + _UNKNOWN_S
             self._look_after(now)
         self._outbox.flush([engine.changes for engine in self._engines.values()])
         requests = any(engine.has_requests for engine in self._engines.values())
-        self._sockets.wait(LOOK_S if requests else REST_S)
+        self._sockets.wait(pause_s(self._link_us) if requests else REST_S)
 
     def close(self) -> None:
         """Leave nothing behind."""

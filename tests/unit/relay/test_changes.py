@@ -6,7 +6,7 @@ import pytest
 from tests.unit.relay.test_frames import entries
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.relay.apply import AsDraft, AsTarget, read_status, show_status
-from vllm_ssd.relay.changes import DraftChanges, TargetChanges
+from vllm_ssd.relay.changes import DraftChanges, TargetChanges, pause_s
 from vllm_ssd.relay.frames import (
     Confirmed,
     Fallback,
@@ -287,3 +287,8 @@ def test_status(nodes):
     status.counters.pop()
     with pytest.raises(Malformed):
         show_status(nodes.table, status, 250, of_service=False)
+
+
+@pytest.mark.parametrize("link_us, pause", [(0, 1e-4), (90, 1e-4), (4000, 4e-4), (10**6, 1e-3)])
+def test_looks_are_as_often_as_the_link_makes_worth_it(link_us, pause):
+    assert pause_s(link_us) == pytest.approx(pause)

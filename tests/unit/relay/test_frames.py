@@ -31,7 +31,7 @@ from vllm_ssd.relay.outbox import Outbox
 STAMP = 2**64 - 1
 TO_DRAFT = [
     Hello("drafts"),
-    Ping(2**62),
+    Ping(2**62, 90),
     Open(1, "engine", 256, 7, 24, 2048, 32, "target", 0),
     Added(1, 3, 2**32 - 1, np.arange(5, dtype="<i4").tobytes(), 0.7),
     Happened(1, 3, STAMP, 100, -1, b"1234"),
