@@ -23,6 +23,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.relay.keys import KeyFile, endpoint_of, make_keys, read_keys, write_keys
 from vllm_ssd.service.actor import sentence
 from vllm_ssd.service.restarts import Restarts
+from vllm_ssd.service.server_spec import absolute
 
 logger = get_logger(__name__)
 
@@ -39,10 +40,11 @@ class DraftOnNode:
         self._drafts: LocalDrafts | None = None
 
     def address(self) -> str:
-        """This node's, as Ray has it."""
+        """This node's, as Ray has it, for HOST:PORT."""
         import ray
 
-        return str(ray.util.get_node_ip_address())
+        address = str(ray.util.get_node_ip_address())
+        return f"[{address}]" if ":" in address else address
 
     def serve(self, args: argparse.Namespace, keys: KeyFile) -> str:
         """Returns once the draft is loaded: where it listens. ``ValueError`` or ``RuntimeError``
@@ -92,7 +94,7 @@ class PlacedDraft:
         ending = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(self._args.ray_address, logging_level="WARNING")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise ValueError(
                 f"no Ray cluster is reached at --ray-address {self._args.ray_address} "
                 f"({sentence(error)}): start one with 'ray start', or name its address"
@@ -103,7 +105,6 @@ class PlacedDraft:
 
     def look(self) -> bool:
         """Place it again if its node is lost; whether it is there, or will be again."""
-        lost: Exception
         try:
             if self._serving:
                 return bool(self._ray.get(self._actor.look.remote()))
@@ -111,16 +112,10 @@ class PlacedDraft:
                 return True
             self._place()
         except (self._ray.exceptions.RayError, ValueError) as error:
-            lost = error
-        else:
-            self._restarts.served()
-            logger.warning("SSD: the draft is back, at %s", self._keys.address)
-            return True
-        self._drop()
-        pause = self._restarts.pause()
-        logger.error("SSD: the draft's node is lost (%s)", sentence(lost))
-        self._again_at = time.monotonic() + (pause or 0.0)
-        return pause is not None
+            return self._lost(error)
+        self._restarts.served()
+        logger.warning("SSD: the draft is back, at %s", self._keys.address)
+        return True
 
     def stop(self) -> None:
         """Have it leave nothing behind, and leave the cluster. The key file stays."""
@@ -133,6 +128,15 @@ class PlacedDraft:
                 logger.error("SSD: the draft's node did not answer (%s)", sentence(error))
         self._drop()
         self._ray.shutdown()
+
+    def _lost(self, error: Exception) -> bool:
+        """Whether it is placed again, after a pause."""
+        what = "the draft's node is lost" if self._serving else "the draft was not placed again"
+        logger.error("SSD: %s (%s)", what, sentence(error))
+        self._drop()
+        pause = self._restarts.pause()
+        self._again_at = time.monotonic() + (pause or 0.0)
+        return pause is not None
 
     def _old_keys(self) -> KeyFile | None:
         """Those of the key file, which engines may have copies of."""
@@ -160,7 +164,7 @@ class PlacedDraft:
             node = self._wait(self._actor.address.remote(), self._say_full)
             keys = msgspec.structs.replace(self._keys, address=self._args.listen or f"{node}:0")
             args = copy(self._args)
-            args.listen = keys.address
+            args.listen, args.model = keys.address, absolute(args.model)
             logger.info("SSD: Ray has placed the draft on %s", node)
             address = self._wait(self._actor.serve.remote(args, keys), lambda: None)
         except self._ray.exceptions.RayTaskError as error:

@@ -1,4 +1,4 @@
-"""GPUs given out by vLLM's Ray executor: target and draft on one node, each GPU once."""
+"""GPUs given out by vLLM's Ray executor, each once: the draft's is on the node of rank 0."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ RESERVE_S = 60.0  # for a reservation, for which Ray starts a process, which tak
 
 
 def place_target_by_ray(parallel: ParallelConfig) -> None:
-    """Have vLLM connect to its Ray and reserve the target's GPUs; ``ValueError`` if some are not on
-    this node. The executor would do it first and does not repeat it. Done before the draft's Ray is
-    started, it cannot connect to that one by mistake, as it would on ROCm."""
+    """Have vLLM connect to its Ray and reserve the target's GPUs; ``ValueError`` if the first one
+    is not on this node: only rank 0 looks into the table, and tells the others. The executor would
+    do it first and does not repeat it. Done before the draft's Ray is started, it cannot connect to
+    that one by mistake, as it would on ROCm."""
     import ray
     from vllm import envs
     from vllm.v1.executor import ray_utils
@@ -25,13 +26,11 @@ def place_target_by_ray(parallel: ParallelConfig) -> None:
         bundles = ray_utils.get_bundles_for_indices(group, indices, world_size)
     else:
         bundles = ray_utils.get_bundles_sorted_by_node(group)
-    here = ray.get_runtime_context().get_node_id()
-    elsewhere = {address for _, node, address in bundles[:world_size] if node != here}
-    if elsewhere:
+    _, node, address = bundles[0]
+    if node != ray.get_runtime_context().get_node_id():
         raise ValueError(
-            "the speculative method 'ssd' needs the target's GPUs on the engine's own node and "
-            f"Ray chose {', '.join(sorted(elsewhere))}: start vLLM on a node with enough free "
-            "GPUs for target and draft"
+            "the speculative method 'ssd' needs rank 0 of the target on the engine's own node and "
+            f"Ray chose {address}: start vLLM on a node with free GPUs for target and draft"
         )
 
 

@@ -48,14 +48,17 @@ def test_the_target_is_placed_first_and_once(cluster):
     place_target_by_ray(target)
 
 
-@pytest.mark.parametrize("nodes, indices", [(["here", "there"], ""), (["here"] * 2 + ["b"], "0,2")])
-def test_targets_on_other_nodes(cluster, monkeypatch, nodes, indices):
+@pytest.mark.parametrize("nodes, indices", [(["there", "here"], ""), (["b", "here"], "0,1")])
+def test_a_first_rank_on_another_node(cluster, monkeypatch, nodes, indices):
+    """Others may be: they are told what the first one has found."""
     cluster.nodes = nodes
     monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", indices)
     with pytest.raises(ValueError) as error:
         place_target_by_ray(parallel(2))
     said = one_sentence(error)
-    assert f"Ray chose {nodes[-1]}'s address: start vLLM on a node with enough" in said
+    assert f"Ray chose {nodes[0]}'s address: start vLLM on a node with free GPUs" in said
+    cluster.nodes = nodes[::-1]
+    place_target_by_ray(parallel(2))
 
 
 def test_ray_chooses_the_drafts_gpu(cluster, monkeypatch, caplog):
