@@ -22,7 +22,6 @@ from multiprocessing.sharedctypes import Synchronized
 _MTU = 1500
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000  # of linux/if_tun.h
 _PR_SET_TIMERSLACK = 29
-_LONGEST_S = 0.1  # between two looks at whether it is to end
 
 
 class Wire:
@@ -31,7 +30,6 @@ class Wire:
 
     def __init__(self, names: tuple[str, str]):
         """names: of the interfaces, which it makes on this node."""
-        self.names = names
         self._ends = [_interface(name) for name in names]
         self._delay = multiprocessing.Value("d", 0.0)
         self._loss = multiprocessing.Value("d", 0.0)
@@ -72,8 +70,8 @@ def _carry(ends: list[int], delay: Synchronized[float], loss: Synchronized[float
     under_way: list[tuple[float, int, bytes, int]] = []
     number = 0
     while True:
-        pause = under_way[0][0] - time.monotonic() if under_way else _LONGEST_S
-        readable, _, _ = select.select(ends, [], [], min(max(pause, 0.0), _LONGEST_S))
+        pause = max(under_way[0][0] - time.monotonic(), 0.0) if under_way else None
+        readable, _, _ = select.select(ends, [], [], pause)
         for end in readable:
             packet = os.read(end, 2 * _MTU)
             if drawn.random() >= loss.value:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -161,31 +160,29 @@ class PlacedDraft:
         }
         self._actor = self._ray.remote(DraftOnNode).options(**options).remote()
         try:
-            node = self._wait(self._actor.address.remote(), self._say_full)
+            node = self._node()
             keys = msgspec.structs.replace(self._keys, address=self._args.listen or f"{node}:0")
             args = copy(self._args)
             args.listen, args.model = keys.address, absolute(args.model)
             logger.info("SSD: Ray has placed the draft on %s", node)
-            address = self._wait(self._actor.serve.remote(args, keys), lambda: None)
+            address = self._ray.get(self._actor.serve.remote(args, keys))
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
         self._keys = msgspec.structs.replace(keys, address=address)
         write_keys(self._args.key_file, self._keys)
         self._serving = True
 
-    def _wait(self, task: Any, say: Callable[[], None]) -> str:
-        """What the task returns. say: what there is to say while it does not."""
-        while not self._ray.wait([task], timeout=SAY_S)[0]:
-            say()
-        return str(self._ray.get(task))
-
-    def _say_full(self) -> None:
+    def _node(self) -> str:
+        """The actor's, once a node has room for it."""
         labels = "" if not self._labels else f" with the labels {self._args.ray_labels}"
-        logger.warning(
-            "SSD: waiting for a node of the Ray cluster%s that has a GPU free for the draft, or on "
-            "CPUs a CPU ('ray status' shows them)",
-            labels,
-        )
+        address = self._actor.address.remote()
+        while not self._ray.wait([address], timeout=SAY_S)[0]:
+            logger.warning(
+                "SSD: waiting for a node of the Ray cluster%s that has a GPU free for the draft, "
+                "or on CPUs a CPU ('ray status' shows them)",
+                labels,
+            )
+        return str(self._ray.get(address))
 
     def _drop(self) -> None:
         """Ray ends the actor, if it has not ended."""
