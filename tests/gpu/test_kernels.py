@@ -1,6 +1,8 @@
 """The device lookup on a GPU: the cases of ``lookup_cases.py``, and what only a GPU has."""
 
 import tempfile
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,16 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from tests.support.control_socket import Sent
 from tests.support.lookup_agreement import host_and_device_agree
 from tests.support.lookup_cases import CASES, SHAPE
 from tests.support.trimmed_cases import TRIMMED_CASES
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.pages import memory_of, register
-from vllm_ssd.worker.device_client import measure_look_ns
+from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
+from vllm_ssd.worker.lookup_kernel import look_up_kernel
+from vllm_ssd.worker.wait_policy import WaitPolicy
 
 GPU = torch.device("cuda:0")
 
@@ -46,3 +52,25 @@ def test_pages_are_the_gpus_as_long_as_there_is_a_table(shared_memory):
             register(table, GPU)
     assert torch.ones(3, device=GPU).sum().item() == 3, "a refusal leaves nothing behind"
     assert measure_look_ns(table, GPU) > 0
+
+
+def test_the_kernel_compiled_ahead_is_the_one_that_is_launched(shared_memory):
+    """Also of an engine whose first step has other sizes."""
+    shape = replace(SHAPE, top_m=8)
+    table = SpeculationTable.create(shared_memory / "t", shape)
+    register(table, GPU)
+    connection = Connection(table, Sent(), WaitPolicy("wait", 0.1), 128256, 2048)
+    client = DeviceClient(connection, GPU, lambda: np.zeros((0, 0), np.int32), look_ns=900)
+    lengths = torch.zeros(shape.slots, dtype=torch.int32, device=GPU)
+    texts = torch.zeros(shape.slots, 2048, dtype=torch.int32, device=GPU)
+    variants = look_up_kernel.device_caches[0][0]
+    variants.clear()
+    client.compile_kernel(lengths, texts)
+    next(t for t in threading.enumerate() if t.name == "ssd-compiles").join()
+    assert len(variants) == 1
+    rows = torch.zeros(3, dtype=torch.int32, device=GPU)
+    drafts = torch.zeros(3, shape.k, dtype=torch.int64, device=GPU)
+    probs = torch.zeros(3, shape.k, shape.top_m, dtype=torch.int64, device=GPU)
+    client.exchange(rows, rows, rows, lengths, texts, drafts, probs)
+    torch.cuda.synchronize()
+    assert len(variants) == 1, "nothing was compiled for the launch"

@@ -8,6 +8,8 @@ first step that needs them. Nothing here waits for the GPU, except ``measure_loo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,7 +150,45 @@ class DeviceClient:
         self._turn ^= 1
         plan = self._choose_plan(len(drafts), has_prompts)
         self._count_undrafted()
-        look_up_kernel[(len(drafts),)](
+        most = self._table.shape.k if most_drafts is None else most_drafts
+        arguments = self._arguments(
+            num_sampled, num_rejected, slots, lengths, texts, drafts, draft_probs, plan, most
+        )
+        look_up_kernel[(len(drafts),)](*arguments, num_warps=1)
+        self.confidence.calibrate()
+        self._shown.copy_(self._counted, non_blocking=True)
+        self.counters.log()
+
+    def compile_kernel(self, lengths: torch.Tensor, texts: torch.Tensor) -> None:
+        """What the first ``exchange`` with these would compile, 4 s long; in a thread of its own,
+        as the target is loaded meanwhile."""
+        k, top_m = self._table.shape.k, self._table.shape.top_m
+        row = torch.zeros(1, dtype=torch.int32, device=self._device)
+        drafts = row.new_zeros(1, k, dtype=torch.int64)
+        probs = row.new_zeros(1, k, top_m, dtype=torch.int64) if top_m else None
+        plan = WaitPlan(0, 0)
+        arguments = self._arguments(row, row, row, lengths, texts, drafts, probs, plan, k)
+
+        def compile_() -> None:
+            with torch.cuda.device(self._device):
+                look_up_kernel.warmup(*arguments, grid=(1,), num_warps=1)
+
+        Thread(target=compile_, name="ssd-compiles", daemon=True).start()
+
+    def _arguments(
+        self,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        texts: torch.Tensor,
+        drafts: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        plan: WaitPlan,
+        most_drafts: int,
+    ) -> tuple[Any, ...]:
+        """Of ``look_up_kernel``."""
+        return (
             *self._memory,
             num_sampled,
             num_rejected,
@@ -173,18 +213,14 @@ class DeviceClient:
             self._look_limit if draft_lives(self._table) else 0,
             plan.branch,
             plan.fallback,
-            min(plan.drafts, self._table.shape.k if most_drafts is None else most_drafts),
+            min(plan.drafts, most_drafts),
             int(self._planner.waits_for_texts),
             int(len(drafts) < MANY_ROWS),
             self._takes_siblings,
             self._look_ns,
             self._turn,
             *self._constants,
-            num_warps=1,
         )
-        self.confidence.calibrate()
-        self._shown.copy_(self._counted, non_blocking=True)
-        self.counters.log()
 
     def go_without(self, slots: NDArray[np.intp], batch: int, has_prompts: bool = False) -> None:
         """In place of ``exchange`` in a step of ``batch`` requests that verified no drafts and

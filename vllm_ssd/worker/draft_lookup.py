@@ -193,6 +193,7 @@ def make_draft_lookup(
             look_ns = measure_look_ns(connection.table, device)
             limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
             client = DeviceClient(connection, device, lambda: host_texts(states), look_ns, limits)
+            client.compile_kernel(states.total_len.gpu, states.all_token_ids.gpu)
             return DeviceLookup(client, states)
     rows = vllm_config.scheduler_config.max_num_seqs
     return HostLookup(SpeculationClient(connection), states, rows, device)

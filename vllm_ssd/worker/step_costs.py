@@ -2,7 +2,8 @@
 
 vLLM's own profile makes each token a request with 8192 tokens of KV, so that a draft seems to cost
 several times what it does, and runs steps of up to 8192 tokens five times, a tenth of a server's
-start. Here tokens are measured without KV, and KV by itself, with fewer steps.
+start. Here tokens are measured without KV, and KV by itself, with fewer steps, and of CUDA graphs
+for many tokens each second one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # Times that a step of each size without KV is measured, and the tokens of the longest: arithmetic
 # limits it, so that what longer ones cost follows from it and the one before.
 STEPS, _LONGEST = 3, 2048
+# Tokens up to which each CUDA graph is measured. Beyond, neighbours cost nearly the same.
+_EACH_GRAPH = 64
 # Steps that are measured with KV, and the requests of each, if that size was measured without.
 KV_STEPS, _KV_REQUESTS = 5, 32
 
@@ -26,7 +29,10 @@ def sizes_to_measure(sizes: Sequence[int], graphs: int) -> list[int]:
     there is a CUDA graph for; vLLM needs two beyond it to tell what further tokens cost."""
     beyond = [size for size in sizes if size > graphs]
     kept = [size for rank, size in enumerate(beyond) if rank < 2 or size <= _LONGEST]
-    return [size for size in sizes if size <= graphs] + kept
+    few = [size for size in sizes if size <= min(graphs, _EACH_GRAPH)]
+    many = [size for size in sizes if _EACH_GRAPH < size <= graphs]
+    # vLLM takes a size without a figure for as long as the next larger one.
+    return few + many[::-2][::-1] + kept
 
 
 def kv_batch(sizes: Sequence[int], max_model_len: int, longest: int) -> dict[str, int]:

@@ -96,6 +96,7 @@ def test_long_steps_are_not_measured():
     assert sizes_to_measure([1, 8, 512, 768, 1024, 2048, 4096], 512) == [1, 8, 512, 768, 1024, 2048]
     assert sizes_to_measure([1, 4096, 6144, 8192], 4096) == [1, 4096, 6144, 8192]
     assert sizes_to_measure([1, 8], 8) == [1, 8]
+    assert sizes_to_measure([56, 64, 72, 80, 88, 96, 144], 96) == [56, 64, 80, 96, 144]
 
 
 def test_a_steps_kv_is_part_of_its_cost(manager):
