@@ -11,6 +11,7 @@ from vllm_ssd import cli
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.draft_server import COMMON
 from vllm_ssd.draft_server import command, placed, serving
+from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.service import shared_launch
 from vllm_ssd.service.cores import available_cores
 from vllm_ssd.service.draft_device import choose_lone_device
@@ -124,13 +125,13 @@ def test_an_address_and_its_key_file(start, tmp_path):
     assert len(configs) == 1 and listening == path and path.exists() and LOST in said
 
 
-def test_an_address_is_for_one_draft(start, monkeypatch, tmp_path):
+def test_each_of_two_drafts_has_an_address(start, monkeypatch, tmp_path):
     monkeypatch.setattr(target_checks, "available_cores", lambda: [0, 1])
     path = tmp_path / "drafts.key"
     flags = ("--device", "0|1", "--listen", "127.0.0.1:7400", "--key-file", str(path))
-    served, said = start(*flags)
-    assert not served and not path.exists()
-    assert "--listen is for one draft, and --device '0|1' names 2" in said
+    ((configs, _), listening), _ = start(*flags)
+    assert len(configs) == 2 and listening == path
+    assert read_keys(path).addresses == ["127.0.0.1:7400", "127.0.0.1:7401"]
 
 
 def test_a_name_that_is_none(start):

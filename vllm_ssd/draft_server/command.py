@@ -105,7 +105,7 @@ def _serve_here(args: argparse.Namespace) -> int:
 
     configs = make_configs(args)
     if args.listen is not None:
-        prepare_keys(args.key_file, args.name, args.listen)
+        prepare_keys(args.key_file, args.name, args.listen, len(configs))
     drafts = LocalDrafts(configs, args.name)
     try:
         drafts.launch()

@@ -41,16 +41,10 @@ OPTIONS = {
 def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:
     """One for each draft; they differ in ``draft_device``. ``ValueError`` with a sentence about a
     flag that will not do."""
-    devices = _devices(args.device)
-    if args.listen is not None and len(devices) > 1:
-        raise ValueError(
-            f"--listen is for one draft, and --device {args.device!r} names {len(devices)} "
-            "devices: name one of them"
-        )
-    return [_make_config(args, device) for device in devices]
+    return [_make_config(args, device) for device in devices(args.device)]
 
 
-def _devices(given: str | None) -> list[str]:
+def devices(given: str | None) -> list[str]:
     """One for each draft; ``ValueError`` with a sentence if drafts would share one."""
     from vllm.platforms import current_platform
 
@@ -60,15 +54,15 @@ def _devices(given: str | None) -> list[str]:
     on_cpu = current_platform.is_cpu()
     if given is None:
         return [",".join(map(str, available_cores())) if on_cpu else "0"]
-    devices = device_names(given, current_platform)
-    if len(devices) > 1:
-        units = [unit for one in devices for unit in (parse_cores(one) if on_cpu else [one])]
+    names = device_names(given, current_platform)
+    if len(names) > 1:
+        units = [unit for one in names for unit in (parse_cores(one) if on_cpu else [one])]
         if len(set(units)) < len(units):
             twice = max(units, key=units.count)
             raise ValueError(
                 f"--device {given!r} has {twice} twice: name a device of its own for each draft"
             )
-    return devices
+    return names
 
 
 def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:

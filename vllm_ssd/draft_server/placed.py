@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from vllm_ssd.draft_server.configs import make_configs
+from vllm_ssd.draft_server.configs import devices, make_configs
 from vllm_ssd.draft_server.serving import LocalDrafts
 from vllm_ssd.log import get_logger
-from vllm_ssd.relay.keys import KeyFile, endpoint_of, make_keys, read_keys, write_keys
+from vllm_ssd.relay.keys import KeyFile, addresses_of, make_keys, read_keys, write_keys
 from vllm_ssd.service.actor import sentence
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import absolute
@@ -45,17 +45,17 @@ class DraftOnNode:
         address = str(ray.util.get_node_ip_address())
         return f"[{address}]" if ":" in address else address
 
-    def serve(self, args: argparse.Namespace, keys: KeyFile) -> str:
-        """Returns once the draft is loaded: where it listens. ``ValueError`` or ``RuntimeError``
+    def serve(self, args: argparse.Namespace, keys: KeyFile) -> list[str]:
+        """Returns once the drafts are loaded: where they listen. ``ValueError`` or ``RuntimeError``
         with a sentence if that fails."""
         self._drafts = LocalDrafts(make_configs(args), args.name)
         try:
             self._drafts.launch()
-            path = self._drafts.run_dir / _KEYS
+            path = self._drafts.run_dirs[0] / _KEYS
             write_keys(path, keys)
             self._drafts.listen(path)
             self._drafts.wait_ready()
-            return read_keys(path).address
+            return read_keys(path).addresses
         except BaseException:
             self.stop()
             raise
@@ -77,9 +77,10 @@ class PlacedDraft:
         """``ValueError`` with a sentence if the key file is another service's."""
         self._args = args
         self._labels = labels(args.ray_labels)
-        self._keys = self._old_keys() or make_keys(args.name, "", shared=True)
+        self._keys = self._old_keys() or make_keys(args.name, [], shared=True)
+        self._count = len(devices(args.device))
         if args.listen is not None:
-            endpoint_of(args.listen)
+            addresses_of(args.listen, self._count)
         self._restarts = Restarts(RESTARTS)
         self._actor: Any = None
         self._serving = False
@@ -113,7 +114,7 @@ class PlacedDraft:
         except (self._ray.exceptions.RayError, ValueError) as error:
             return self._lost(error)
         self._restarts.served()
-        logger.warning("SSD: the draft is back, at %s", self._keys.address)
+        logger.warning("SSD: the draft is back, at %s", ", ".join(self._keys.addresses))
         return True
 
     def stop(self) -> None:
@@ -155,20 +156,21 @@ class PlacedDraft:
 
         options = {
             "num_cpus": 1,
-            "num_gpus": 0 if current_platform.is_cpu() else 1,
+            "num_gpus": 0 if current_platform.is_cpu() else self._count,
             "label_selector": self._labels,
         }
         self._actor = self._ray.remote(DraftOnNode).options(**options).remote()
         try:
             node = self._node()
-            keys = msgspec.structs.replace(self._keys, address=self._args.listen or f"{node}:0")
+            addresses = addresses_of(self._args.listen or f"{node}:0", self._count)
+            keys = msgspec.structs.replace(self._keys, addresses=addresses)
             args = copy(self._args)
-            args.listen, args.model = keys.address, absolute(args.model)
+            args.model = absolute(args.model)
             logger.info("SSD: Ray has placed the draft on %s", node)
-            address = self._ray.get(self._actor.serve.remote(args, keys))
+            addresses = self._ray.get(self._actor.serve.remote(args, keys))
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
-        self._keys = msgspec.structs.replace(keys, address=address)
+        self._keys = msgspec.structs.replace(keys, addresses=addresses)
         write_keys(self._args.key_file, self._keys)
         self._serving = True
 

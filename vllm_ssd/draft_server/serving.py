@@ -27,19 +27,19 @@ class LocalDrafts:
         from vllm_ssd.service.draft_device import choose_lone_device
         from vllm_ssd.service.shared_launch import SharedDraftLauncher
 
-        self._speculation: Any = configs[0].speculative_config
-        self._named: DraftName = name_draft(name, self._speculation)
+        self._speculations: list[Any] = [config.speculative_config for config in configs]
+        self._named: DraftName = name_draft(name, self._speculations[0])
         devices = [choose_lone_device(config, current_platform) for config in configs]
         self._launchers: list[SharedDraftLauncher] = [
             SharedDraftLauncher(config, self._named, device)
             for config, device in zip(configs, devices)
         ]
-        self._relay: ListeningEnd | None = None
+        self._relays: list[ListeningEnd] = []
 
     @property
-    def run_dir(self) -> Path:
-        """Of the first draft, once it is launched."""
-        return Path(self._speculation.run_dir)
+    def run_dirs(self) -> list[Path]:
+        """Of the drafts, once they are launched."""
+        return [Path(speculation.run_dir) for speculation in self._speculations]
 
     def launch(self) -> None:
         """Have all drafts loaded; returns before they are."""
@@ -47,9 +47,10 @@ class LocalDrafts:
             launcher.start()
 
     def listen(self, key_file: Path) -> None:
-        """At the address in it, whose port is filled in if it is 0; there must be one draft only.
-        ``ValueError`` with a sentence if that fails."""
-        self._relay = ListeningEnd(self.run_dir, self._named, key_file)
+        """At the addresses in it, whose ports are filled in where they are 0. ``ValueError`` with a
+        sentence if that fails."""
+        for place, run_dir in enumerate(self.run_dirs):
+            self._relays.append(ListeningEnd(run_dir, self._named, key_file, place))
 
     def wait_ready(self) -> None:
         """Until all are loaded; ``RuntimeError`` with a sentence if one fails."""
@@ -57,15 +58,15 @@ class LocalDrafts:
             launcher.wait_ready()
 
     def look(self) -> bool:
-        """See that the relay runs; whether any draft is there, or will be there again."""
-        if self._relay is not None:
-            self._relay.look()
+        """See that the relays run; whether any draft is there, or will be there again."""
+        for relay in self._relays:
+            relay.look()
         return not all(launcher.given_up for launcher in self._launchers)
 
     def stop(self) -> None:
         """End them together, and leave nothing behind."""
-        if self._relay is not None:
-            self._relay.stop()
+        for relay in self._relays:
+            relay.stop()
         for launcher in self._launchers:
             launcher.begin_stop()
         for launcher in self._launchers:

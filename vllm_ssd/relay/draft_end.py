@@ -1,5 +1,5 @@
-"""The draft's end of all relays of a draft service: a process on its node, which listens for the
-targets' ends and mirrors their engines' tables for the draft server.
+"""The draft's end of all relays of one draft of a service: a process on its node, which listens for
+the targets' ends and mirrors their engines' tables for the draft server.
 
 ``vllm-ssd draft`` starts it and talks to it over one socket pair: it is told its ``DraftEndSpec``
 and says where it listens; it ends with the socket, or with the service.
@@ -54,12 +54,13 @@ _LOOK_AFTER_S = 0.1  # between two looks at who is gone
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
-    """run_dir: of the service; named: what it has published; key_file: with its keys, and the
-    address at which to listen."""
+    """run_dir: of the draft; named: what its service has published; key_file: with its keys, and
+    the address at which to listen in this place."""
 
     run_dir: str
     named: DraftName
     key_file: str
+    place: int
 
 
 class _Peer:
@@ -92,7 +93,7 @@ class DraftEnd:
         self._next_look = 0.0
         self.ended = False
         key_file = Path(spec.key_file)
-        self._link = DraftLink(sockets, lambda: read_keys(key_file), self._read)
+        self._link = DraftLink(sockets, lambda: read_keys(key_file), spec.place, self._read)
 
     @property
     def port(self) -> int:

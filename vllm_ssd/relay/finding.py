@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vllm_ssd.relay.frames import Hello, Malformed, Refused, Welcome, decode_to_target, encode
-from vllm_ssd.relay.keys import Contact, contact_of, read_keys
+from vllm_ssd.relay.keys import Contact, contacts_of, read_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.service.draft_names import DraftName
@@ -42,8 +42,8 @@ def where(options: Mapping[str, Any]) -> Where | None:
     return Where(name, str(Path(key_file).absolute()))
 
 
-def contact(where: Where) -> Contact:
-    """How to reach it; ``ValueError`` with a sentence if nobody knows."""
+def contacts(where: Where) -> list[Contact]:
+    """How to reach each of its drafts; ``ValueError`` with a sentence if nobody knows."""
     keys = read_keys(Path(where.key_file))
     if keys.name != where.name:
         raise ValueError(
@@ -52,12 +52,12 @@ def contact(where: Where) -> Contact:
         )
     if not keys.client_secret:
         raise ValueError(f"{where.key_file} has no keys for engines: name the one of --key-file")
-    return contact_of(keys)
+    return contacts_of(keys)
 
 
 @functools.lru_cache(maxsize=8)
 def _described(where: Where) -> DraftName:
-    return describe(contact(where), where.name)
+    return describe(contacts(where)[0], where.name)
 
 
 def described(options: Mapping[str, Any]) -> DraftName | None:

@@ -15,11 +15,12 @@ import zmq
 
 
 class KeyFile(msgspec.Struct, frozen=True):
-    """name: of the service; address: HOST:PORT where it listens; clients: public keys that it
-    accepts. client_secret: that of the first of these, "" = it is somebody else's. Keys are Z85."""
+    """name: of the service; addresses: HOST:PORT where each of its drafts listens; clients: public
+    keys that it accepts. client_secret: that of the first of these, "" = it is somebody else's.
+    Keys are Z85."""
 
     name: str
-    address: str
+    addresses: list[str]
     server_public: str
     server_secret: str
     clients: list[str]
@@ -27,8 +28,8 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """What an engine must know of a service: address, its public key, and a pair of the engine's
-    that it accepts."""
+    """What an engine must know of a draft: its address, the service's public key, and a pair of the
+    engine's that it accepts."""
 
     address: str
     server_public: str
@@ -42,12 +43,12 @@ def new_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def make_keys(name: str, address: str, shared: bool) -> KeyFile:
+def make_keys(name: str, addresses: list[str], shared: bool) -> KeyFile:
     """New ones. shared: with a pair for all engines."""
     server_public, server_secret = new_pair()
     public, secret = new_pair() if shared else ("", "")
     clients = [public] if shared else []
-    return KeyFile(name, address, server_public, server_secret, clients, secret)
+    return KeyFile(name, addresses, server_public, server_secret, clients, secret)
 
 
 def read_keys(path: Path) -> KeyFile:
@@ -80,9 +81,23 @@ def write_keys(path: Path, keys: KeyFile) -> None:
     new.rename(path)
 
 
-def contact_of(keys: KeyFile) -> Contact:
-    """For an engine that has the file."""
-    return Contact(keys.address, keys.server_public, keys.clients[0], keys.client_secret)
+def contacts_of(keys: KeyFile) -> list[Contact]:
+    """For an engine that has the file: of all drafts."""
+    return [
+        Contact(address, keys.server_public, keys.clients[0], keys.client_secret)
+        for address in keys.addresses
+    ]
+
+
+def addresses_of(address: str, count: int) -> list[str]:
+    """HOST:PORT for each of ``count`` drafts: this one, and the ports after it, or any free ones if
+    its port is 0; ``ValueError`` with a sentence if it is none."""
+    endpoint_of(address)
+    host, _, port = address.rpartition(":")
+    each = [int(port) + place if int(port) else 0 for place in range(count)]
+    addresses = [f"{host}:{number}" for number in each]
+    endpoint_of(addresses[-1])
+    return addresses
 
 
 def endpoint_of(address: str) -> str:

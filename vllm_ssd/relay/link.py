@@ -73,10 +73,12 @@ class DraftLink:
         self,
         sockets: Sockets,
         keys: Callable[[], KeyFile],
+        place: int,
         read: Callable[[bytes, bytes], None],
     ):
-        """Raises ``OSError`` if it cannot listen."""
+        """place: of its address in them. Raises ``OSError`` if it cannot listen."""
         own = keys()
+        address = own.addresses[place]
         self._sockets = sockets
         self._door = sockets.context.socket(zmq.REP)
         self._door.bind(_ZAP)
@@ -93,11 +95,11 @@ class DraftLink:
         socket.curve_secretkey = own.server_secret.encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, b"ssd")
         try:
-            socket.bind(endpoint_of(own.address))
+            socket.bind(endpoint_of(address))
         except zmq.ZMQError as error:
             socket.close()
             sockets.remove(self._door)
-            raise OSError(f"cannot listen at {own.address} ({error})") from error
+            raise OSError(f"cannot listen at {address} ({error})") from error
         sockets.add(socket, lambda: read(*_parts(socket)))
 
     @property

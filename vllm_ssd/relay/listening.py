@@ -9,7 +9,7 @@ import msgspec
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.relay.draft_end import DraftEndSpec
-from vllm_ssd.relay.keys import endpoint_of, make_keys, read_keys, write_keys
+from vllm_ssd.relay.keys import addresses_of, make_keys, read_keys, write_keys
 from vllm_ssd.relay.process import Child
 from vllm_ssd.service.draft_names import DraftName
 
@@ -19,19 +19,19 @@ START_S = 30.0
 AGAIN_S = 1.0  # between two starts of a relay that has ended
 
 
-def prepare_keys(path: Path, name: str, address: str) -> None:
-    """Make the key file unless it is there, with this address; ``ValueError`` with a sentence if
-    that fails or if it is another service's."""
-    endpoint_of(address)
+def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
+    """Make the key file unless it is there, with this address and the ports after it;
+    ``ValueError`` with a sentence if that fails or if it is another service's."""
+    addresses = addresses_of(address, drafts)
     try:
         if not path.exists():
-            write_keys(path, make_keys(name, address, shared=True))
+            write_keys(path, make_keys(name, addresses, shared=True))
             return
         keys = read_keys(path)
-        if (keys.name, keys.address) != (name, address):
+        if (keys.name, keys.addresses) != (name, addresses):
             raise ValueError(
-                f"{path} is the key file of {keys.name!r} at {keys.address}: name another file, or "
-                "remove this one and copy the new one to the engines' nodes"
+                f"{path} is the key file of {keys.name!r} at {', '.join(keys.addresses)}: name "
+                "another file, or remove this one and copy the new one to the engines' nodes"
             )
     except OSError as error:
         raise ValueError(
@@ -41,18 +41,20 @@ def prepare_keys(path: Path, name: str, address: str) -> None:
 
 
 class ListeningEnd:
-    """``look`` at it now and then, until ``stop``."""
+    """Of one draft. ``look`` at it now and then, until ``stop``."""
 
-    def __init__(self, run_dir: Path, named: DraftName, key_file: Path):
-        """run_dir: of the service. ``ValueError`` with a sentence if it cannot listen."""
+    def __init__(self, run_dir: Path, named: DraftName, key_file: Path, place: int):
+        """run_dir: of the draft; place: its own among the addresses of the key file, where a port
+        of 0 becomes the right one. ``ValueError`` with a sentence if it cannot listen."""
         self._folder = run_dir
-        self._spec = DraftEndSpec(str(run_dir), named, str(key_file.absolute()))
+        self._spec = DraftEndSpec(str(run_dir), named, str(key_file.absolute()), place)
         self._next_start = 0.0
         self._child = self._start()
         keys = read_keys(key_file)
-        if keys.address.endswith(":0"):
-            host = keys.address.removesuffix("0")
-            write_keys(key_file, msgspec.structs.replace(keys, address=host + self._child.word))
+        addresses = list(keys.addresses)
+        if addresses[place].endswith(":0"):
+            addresses[place] = addresses[place].removesuffix("0") + self._child.word
+            write_keys(key_file, msgspec.structs.replace(keys, addresses=addresses))
 
     def look(self) -> None:
         """Start it again if it has ended; the engines come by themselves."""

@@ -1,5 +1,5 @@
-"""The engine core's side of a draft on another node: a draft service that it joins, with a relay in
-front of it that this engine starts and ends."""
+"""The engine core's side of drafts on another node: a draft service that it joins, with a relay in
+front of each draft that this engine starts and ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.relay.finding import REACH_S, where
+from vllm_ssd.relay.finding import REACH_S, Where, contacts, where
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
 from vllm_ssd.service.joined_draft import JoinedDraft, Service
@@ -20,37 +20,53 @@ START_S = REACH_S + 20  # for the relay
 
 
 class RemoteDraft(JoinedDraft):
-    """One per engine core. The relay is started at the first try to join, and again whenever it has
-    ended."""
+    """One per engine core. The relays are started at the first try to join, and each again whenever
+    it has ended."""
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
         config: Any = vllm_config.speculative_config
         options = {name: getattr(config, name) for name in ("draft_server", "draft_server_key")}
-        place, shape = where(options), table_shape(vllm_config)
+        place = where(options)
         assert place is not None, "it is on another node"
-        self._spec = TargetEndSpec(place, shape.k, shape.branches, shape.top_m)
-        self._relay: Child | None = None
+        self._where: Where = place
+        self._shape = table_shape(vllm_config)
+        self._relays: dict[int, Child] = {}  # by the drafts' places in the key file
 
     def _services(self) -> list[Service]:
-        """The relay, as long as it runs: there is one draft behind it. Raises ``ValueError`` with a
-        sentence if it cannot be started."""
-        try:
-            if self._relay is None or self._relay.ended:
-                self._stop_relay()
-                self._relay = Child("vllm_ssd.relay.target_end", self._spec, self._run_dir, START_S)
-            return [Service(Path(self._relay.word))]
-        except FileNotFoundError:
-            return []  # it ends right now
-        except OSError as error:
-            raise ValueError(f"its relay could not be started ({error})") from error
+        """Of the relays that run. Raises ``ValueError`` with a sentence if none can be started."""
+        services, errors = [], []
+        for place in range(len(contacts(self._where))):
+            try:
+                services.append(Service(self._relay(place)))
+            except FileNotFoundError:
+                pass  # it ends right now
+            except OSError as error:
+                errors.append(f"its relay could not be started ({error})")
+            except ValueError as error:
+                errors.append(str(error))
+        if errors and not services:
+            raise ValueError(errors[0])
+        return services
+
+    def _relay(self, place: int) -> Path:
+        """The run directory of a relay that runs; raises as ``Child``."""
+        relay = self._relays.get(place)
+        if relay is None or relay.ended:
+            self._stop_relay(place)
+            shape = self._shape
+            spec = TargetEndSpec(self._where, place, shape.k, shape.branches, shape.top_m)
+            relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir, START_S)
+            self._relays[place] = relay
+        return Path(relay.word)
 
     def stop(self) -> None:
         super().stop()
         if os.getpid() == self._process:
-            self._stop_relay()
+            for place in list(self._relays):
+                self._stop_relay(place)
 
-    def _stop_relay(self) -> None:
-        if self._relay is not None:
-            self._relay.stop()
-            self._relay = None
+    def _stop_relay(self, place: int) -> None:
+        relay = self._relays.pop(place, None)
+        if relay is not None:
+            relay.stop()

@@ -1,5 +1,5 @@
 """The target's end of a relay: a process on the target's node that is, to an engine there, a draft
-service like any other, while the draft is on another node.
+of a service like any other, while the draft is on another node.
 
 It has a run directory and a table as a service has them, in which everybody sees how the draft is,
 and takes the engines that ask to join. The engine core starts it (``relay/remote_draft.py``) and
@@ -23,7 +23,7 @@ import msgspec
 from vllm_ssd.log import get_logger
 from vllm_ssd.relay.apply import show_status
 from vllm_ssd.relay.changes import REST_S, pause_s
-from vllm_ssd.relay.finding import Where, contact, describe
+from vllm_ssd.relay.finding import Where, contacts, describe
 from vllm_ssd.relay.frames import (
     Close,
     Fallback,
@@ -62,9 +62,11 @@ _SMOOTHING = 8  # round trips over which their mean is taken, about
 
 
 class TargetEndSpec(msgspec.Struct, frozen=True):
-    """where: the draft service is; k, branches, top_m: of the tables of its engines."""
+    """where: the draft service is; place: of the draft among its drafts; k, branches, top_m: of the
+    tables of its engines."""
 
     where: Where
+    place: int
     k: int
     branches: int
     top_m: int
@@ -75,9 +77,9 @@ class TargetEnd:
 
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
         """Raises ``ValueError`` if the service cannot be found, and as ``OwnFiles``."""
-        self._where = spec.where
+        self._where, self._place = spec.where, spec.place
         self._sockets = sockets
-        self._contact = contact(spec.where)
+        self._contact = contacts(spec.where)[spec.place]
         describe(self._contact, spec.where.name)  # which says what is wrong
         shape = TableShape(1, spec.k, spec.branches, top_m=spec.top_m)
         owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
@@ -131,8 +133,8 @@ class TargetEnd:
         for session in list(self._engines):
             self._part(session)
         self._link.close()
-        with suppress(ValueError):  # the former place may become right again
-            self._contact = contact(self._where)
+        with suppress(ValueError, IndexError):  # the former one may become right again
+            self._contact = contacts(self._where)[self._place]
         self._connect()
 
     def _look_after(self, now: float) -> None:

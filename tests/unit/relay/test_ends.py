@@ -16,7 +16,7 @@ from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.finding import Where, described
 from vllm_ssd.relay.frames import Hello, Open, Opened, Refused, Removed, decode_to_target, encode
-from vllm_ssd.relay.keys import contact_of, make_keys, read_keys, write_keys
+from vllm_ssd.relay.keys import contacts_of, make_keys, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
@@ -68,7 +68,7 @@ def server(tmp_path_factory):
 @pytest.fixture
 def key_file(tmp_path):
     path = tmp_path / "drafts.key"
-    write_keys(path, make_keys("drafts", "127.0.0.1:0", shared=True))
+    write_keys(path, make_keys("drafts", ["127.0.0.1:0"], shared=True))
     return path
 
 
@@ -78,14 +78,14 @@ def relay(server, key_file, monkeypatch):
     monkeypatch.setattr(target_end, "SILENT_S", 1.0)
     monkeypatch.setattr(draft_end, "PEER_GONE_S", 2.0)
     with ExitStack() as ends:
-        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file))
+        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file), 0)
         theirs = Stepping(DraftEnd(spec, Sockets()))
         ends.callback(theirs.stop)
         address = f"127.0.0.1:{theirs.end.port}"
-        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), address=address))
+        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
         shape = server.table.shape
         where = Where("drafts", key_file=str(key_file))
-        spec = TargetEndSpec(where, shape.k, shape.branches, shape.top_m)
+        spec = TargetEndSpec(where, 0, shape.k, shape.branches, shape.top_m)
         ours = Stepping(TargetEnd(spec, Sockets()))
         ends.callback(ours.stop)
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
@@ -222,7 +222,7 @@ def test_an_engine_that_dies_is_left(server, relay, engine):
 def test_what_is_said_wrong_ends_the_session(server, relay, engine, key_file):
     """By somebody who has the keys: others go on."""
     sockets, messages = Sockets(), []
-    link = TargetLink(sockets, contact_of(read_keys(key_file)), messages.append)
+    link = TargetLink(sockets, contacts_of(read_keys(key_file))[0], messages.append)
     shape = server.table.shape
     opening = Open(1, "stranger", 2, shape.k, shape.branches, 64, 0, "", 0)
     link.send(encode([Hello("drafts"), opening]))
@@ -262,7 +262,7 @@ def test_a_service_that_does_not_answer(server, key_file, monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-        write_keys(key_file, msgspec.structs.replace(keys, address=address))
+        write_keys(key_file, msgspec.structs.replace(keys, addresses=[address]))
         with pytest.raises(ValueError) as error:
             described({"draft_server": "drafts", "draft_server_key": str(key_file)})
     assert f"does not answer at {address}: see that" in one_sentence(error)

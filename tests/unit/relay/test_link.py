@@ -10,7 +10,8 @@ import zmq
 
 from tests.support.sentences import one_sentence
 from vllm_ssd.relay.keys import (
-    contact_of,
+    addresses_of,
+    contacts_of,
     endpoint_of,
     make_keys,
     new_pair,
@@ -30,13 +31,13 @@ class Place:
     def __init__(self):
         self.sockets = Sockets()
         self.heard = []
-        self.keys = make_keys("drafts", "127.0.0.1:0", shared=True)
+        self.keys = make_keys("drafts", ["127.0.0.1:0"], shared=True)
         self.link = DraftLink(
-            self.sockets, lambda: self.keys, lambda *said: self.heard.append(said)
+            self.sockets, lambda: self.keys, 0, lambda *said: self.heard.append(said)
         )
         address = f"127.0.0.1:{self.link.port}"
-        self.keys = msgspec.structs.replace(self.keys, address=address)
-        self.contact = contact_of(self.keys)
+        self.keys = msgspec.structs.replace(self.keys, addresses=[address])
+        (self.contact,) = contacts_of(self.keys)
 
     def hears(self, theirs=None, seconds=HEARD_S):
         """Whether something comes."""
@@ -160,30 +161,37 @@ def test_who_is_gone(place, connect):
 def test_an_address_that_is_taken(place):
     sockets = Sockets()
     with pytest.raises(OSError, match="cannot listen at"):
-        DraftLink(sockets, lambda: place.keys, lambda *_: None)
+        DraftLink(sockets, lambda: place.keys, 0, lambda *_: None)
     sockets.close()
 
 
 def test_the_key_file(tmp_path):
     path = tmp_path / "drafts.key"
-    prepare_keys(path, "drafts", "10.0.0.5:7400")
+    prepare_keys(path, "drafts", "10.0.0.5:7400", 1)
     assert path.stat().st_mode & 0o777 == 0o600
     keys = read_keys(path)
-    prepare_keys(path, "drafts", "10.0.0.5:7400")
+    prepare_keys(path, "drafts", "10.0.0.5:7400", 1)
     assert read_keys(path) == keys, "engines have copies"
-    assert keys.clients == [contact_of(keys).client_public]
+    assert keys.clients == [contacts_of(keys)[0].client_public]
     write_keys(path, msgspec.structs.replace(keys, clients=[]))
     assert not read_keys(path).clients and list(tmp_path.iterdir()) == [path]
+
+
+def test_each_draft_has_a_port():
+    assert addresses_of("[fd00::5]:7400", 2) == ["[fd00::5]:7400", "[fd00::5]:7401"]
+    assert addresses_of("10.0.0.5:0", 2) == ["10.0.0.5:0"] * 2, "any free ones"
 
 
 @pytest.mark.parametrize(
     "prepare, said",
     [
-        (lambda path: prepare_keys(path, "drafts", "10.0.0.5"), "is not HOST:PORT"),
-        (lambda path: prepare_keys(path, "drafts", "10.0.0.5:x"), "is not HOST:PORT"),
-        (lambda path: prepare_keys(path, "drafts", "0.0.0.0:7400"), "is every address of this"),
-        (lambda path: prepare_keys(path / "no" / "key", "drafts", "h:1"), "cannot be written"),
-        (lambda path: prepare_keys(path, "other", "h:1"), "is the key file of 'drafts' at h:1"),
+        (lambda path: prepare_keys(path, "drafts", "10.0.0.5", 1), "is not HOST:PORT"),
+        (lambda path: prepare_keys(path, "drafts", "10.0.0.5:x", 1), "is not HOST:PORT"),
+        (lambda path: prepare_keys(path, "drafts", "0.0.0.0:7400", 1), "is every address of this"),
+        (lambda path: prepare_keys(path / "no" / "key", "drafts", "h:1", 1), "cannot be written"),
+        (lambda path: prepare_keys(path, "other", "h:1", 1), "is the key file of 'drafts' at h:1"),
+        (lambda path: prepare_keys(path, "drafts", "h:1", 2), "is the key file of 'drafts' at h:1"),
+        (lambda path: prepare_keys(path, "drafts", "h:65535", 2), "'h:65536' is not HOST:PORT"),
         (lambda path: path.chmod(0o644), "can be read by others (mode 644)"),
         (lambda path: path.write_text("{}"), "is no key file"),
         (lambda path: path.unlink(), "cannot be read (No such file or directory)"),
@@ -191,7 +199,7 @@ def test_the_key_file(tmp_path):
 )
 def test_key_files_that_will_not_do(tmp_path, prepare, said):
     path = tmp_path / "drafts.key"
-    prepare_keys(path, "drafts", "h:1")
+    prepare_keys(path, "drafts", "h:1", 1)
     with pytest.raises(ValueError) as error:
         prepare(path)
         read_keys(path)

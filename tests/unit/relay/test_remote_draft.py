@@ -1,61 +1,101 @@
 """An engine's side of a draft on another node: the relay that it starts, and a service at the other
 end of it that does nothing but say that it lives."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from tests.support.gpu_hosts import engine, parallel
-from tests.unit.relay.test_ends import NAMED, Stepping
-from tests.unit.service.test_joined_draft import FakeService, begin, lives, said, until
+from tests.unit.relay.test_ends import Stepping
+from tests.unit.service.test_joined_draft import SHAPE, FakeService, begin, lives, said, until
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
+from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.remote_draft import RemoteDraft
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.service import joined_draft, rundir
-from vllm_ssd.service.messages import Join, Leave, Wake
-from vllm_ssd.table import ASLEEP, SpeculationTable
+from vllm_ssd.service.draft_names import DraftName
+from vllm_ssd.service.messages import Join, Leave, Wake, ask
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner
+
+# Of its own, as other tests have services at the same time.
+NAMED = DraftName("far-drafts", {})
+
+
+class Far:
+    """Services, each a draft of its own, their ends of the relay, and an engine's draft."""
+
+    def __init__(self, folder: Path, count: int):
+        key_file = folder / "drafts.key"
+        write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count, shared=True))
+        self.services = [FakeService(named=NAMED) for _ in range(count)]
+        self.ends = [
+            Stepping(
+                DraftEnd(DraftEndSpec(str(one.files.run_dir), NAMED, str(key_file), at), Sockets())
+            )
+            for at, one in enumerate(self.services)
+        ]
+        addresses = [f"127.0.0.1:{end.end.port}" for end in self.ends]
+        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=addresses))
+        config = engine(parallel(1))
+        config.speculative_config = SSDConfig(
+            k=2,
+            f=1,
+            draft_sample_method="greedy",
+            draft_server=NAMED.name,
+            draft_server_key=str(key_file),
+        )
+        self.draft = RemoteDraft(config)
+
+    @property
+    def service(self) -> FakeService:
+        return self.services[0]
+
+    @property
+    def relay(self) -> Child:
+        """The engine's, in front of the first."""
+        return self.draft._relays[0]
+
+    def stop(self):
+        self.draft.stop()
+        for end, service in zip(self.ends, self.services):
+            end.stop()
+            service.end()
 
 
 @pytest.fixture
-def far(tmp_path, monkeypatch):
-    """The service, its end of the relay, and the engine's draft, which has begun."""
+def make(tmp_path, monkeypatch):
+    """Makes one whose draft has not begun."""
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
     monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
     monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
-    key_file = tmp_path / "drafts.key"
-    write_keys(key_file, make_keys("drafts", "127.0.0.1:0", shared=True))
-    service = FakeService()
-    spec = DraftEndSpec(str(service.files.run_dir), NAMED, str(key_file))
-    end = Stepping(DraftEnd(spec, Sockets()))
-    address = f"127.0.0.1:{end.end.port}"
-    write_keys(key_file, msgspec.structs.replace(read_keys(key_file), address=address))
-    config = engine(parallel(1))
-    config.speculative_config = SSDConfig(
-        k=2,
-        f=1,
-        draft_sample_method="greedy",
-        draft_server="drafts",
-        draft_server_key=str(key_file),
-    )
-    draft = RemoteDraft(config)
-    try:
-        begin(draft)
-        yield SimpleNamespace(service=service, end=end, draft=draft)
-    finally:
-        draft.stop()
-        end.stop()
-        service.end()
+    with ExitStack() as ends:
+
+        def made(count: int) -> Far:
+            far = Far(tmp_path, count)
+            ends.callback(far.stop)
+            return far
+
+        yield made
+
+
+@pytest.fixture
+def far(make):
+    """One draft, and the engine has begun."""
+    one = make(1)
+    begin(one.draft)
+    return one
 
 
 def test_it_joins_and_leaves_nothing_behind(far):
     draft, service = far.draft, far.service
     assert lives(draft) and service.asked == [Join]
     until(lambda: draft._table.draft["link_us"][0] > 0)
-    relay, own = draft._relay, draft._run_dir
+    relay, own = far.relay, draft._run_dir
     draft.stop()
     assert relay.ended
     for run_dir in (own, Path(relay.word)):
@@ -69,7 +109,7 @@ def test_it_sleeps_and_wakes_the_draft_up(far, caplog):
     assert not lives(draft)
     until(lambda: service.slept == [True])
     service.die(away=ASLEEP)
-    shown = SpeculationTable.open(rundir.table_path(Path(draft._relay.word))).draft
+    shown = SpeculationTable.open(rundir.table_path(Path(far.relay.word))).draft
     until(lambda: shown["away"][0] == ASLEEP)
     draft.wake()
     until(lambda: lives(draft))
@@ -78,18 +118,47 @@ def test_it_sleeps_and_wakes_the_draft_up(far, caplog):
 
 def test_a_relay_that_dies_is_started_again(far, caplog):
     draft = far.draft
-    before = draft._relay
+    before = far.relay
     before._process.kill()
     until(lambda: draft._table.draft["restarts"][0] == 1)
-    assert lives(draft) and draft._relay is not before
+    assert lives(draft) and far.relay is not before
     lost, back = said(caplog)
     assert "is lost (it has ended)" in lost and "is back" in back
 
 
 def test_a_link_that_is_silent_is_a_draft_that_is_lost(far, caplog):
     draft = far.draft
-    far.end.paused = True
+    far.ends[0].paused = True
     until(lambda: not lives(draft) and said(caplog))
-    far.end.paused = False
+    far.ends[0].paused = False
     until(lambda: draft._table.draft["restarts"][0] == 1)
     assert lives(draft)
+
+
+def test_of_several_drafts_it_takes_the_one_with_the_fewest_engines(make):
+    far = make(2)
+    first, second = far.services
+    other = OwnFiles(SHAPE, TableOwner())
+    try:
+        assert ask(first.files.run_dir, Join(str(other.run_dir)), 3.0) == ""
+        until(lambda: first.engines == 1)
+        begin(far.draft)
+        # At once, or soon: it may have heard of the first before it hears of the second.
+        until(lambda: (first.engines, second.engines) == (1, 1) and lives(far.draft))
+    finally:
+        other.remove()
+
+
+def test_when_its_draft_is_lost_it_goes_to_another(make, caplog):
+    far = make(2)
+    first, second = far.services
+    begin(far.draft)
+    until(lambda: first.engines == 1)
+    first.die()
+    until(lambda: second.engines == 1 and lives(far.draft))
+    until(lambda: len(said(caplog)) == 2)
+    lost, back = said(caplog)
+    assert "is lost" in lost and "is back" in back
+    second.die()
+    first.loaded = True
+    until(lambda: first.engines == 1 and lives(far.draft))

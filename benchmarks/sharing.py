@@ -1,0 +1,248 @@
+"""Several servers, and one draft for all of them or one for each, on a GPU of the drafts'.
+
+    python -m benchmarks.sharing --engines 2,4 --target 4096,32,32,8,128,14336 --k 3 --f 3
+
+All servers are on one GPU, among which its memory has to be shared out (--gpu-memory-utilization,
+--engine-option kv_cache_memory_bytes=..), and all drafts on another one, or on the same; on CPUs
+on core 0 and core 1. Every server has --concurrency clients, and all are asked at the same time.
+Sides: plain, own (each engine has a draft), shared (`vllm-ssd draft`). Prints a markdown table of
+what all clients got together and of what the drafts did; rounds a glue are the requests that are
+drafted for at a time.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.about import about_run
+from benchmarks.common.arguments import add_engine_arguments, engine_arguments, numbers
+from benchmarks.common.gpus import visible_gpus
+from benchmarks.common.models import Model, find_model
+from benchmarks.common.prompts import make_texts
+from benchmarks.common.running import counters
+from benchmarks.common.server import Server
+from benchmarks.common.sides import engine_environment
+from benchmarks.serving.clients.client import Task
+from benchmarks.serving.clients.own import OwnClient
+from benchmarks.serving.datasets import BUILT_IN
+from benchmarks.serving.records import Load
+from benchmarks.standin import environment
+from benchmarks.standin.folders import say
+from vllm_ssd.metrics import rates, subtract
+
+SIDES = ("plain", "own", "shared")
+NAME = "sharing-benchmark"
+COLUMNS = (
+    *("engines", "drafts", "tokens/s", "x plain", "tokens a round", "hit / miss / late"),
+    *("a draft is busy", "rounds a glue", "ms a glue", "ms a step"),
+)
+_WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where targets and drafts are. visible: environment of the servers, and of the service.
+    draft_device: as an engine names it, and as the service does."""
+
+    servers: dict[str, str]
+    service: dict[str, str]
+    draft_device: str
+    service_device: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; raises what a server or a client fails with."""
+    args = _parse(arguments)
+    target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
+    draft = find_model(args.draft, args.models, args.dtype, args.drop, args.max_model_len)
+    gpus = visible_gpus()
+    engine = engine_arguments(args, target, draft, bool(gpus))
+    about = about_run("benchmarks.sharing", arguments, [name for name, _ in gpus], engine)
+    about |= {"target": target.about, "draft": draft.about}
+    print("\n".join(f"* {name}: {text}" for name, text in about.items()) + "\n")
+    print(_line(COLUMNS) + "\n" + _line(["---"] * len(COLUMNS)), flush=True)
+    place = _on_gpus(args) if gpus else _on_cpus()
+    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-sharing-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    for count in args.engines:
+        plain = 0.0
+        for side in args.sides:
+            if gpus:
+                visible_gpus([used for _, used in gpus])
+            with _running(side, count, engine, draft, place, args, logs) as servers:
+                speed, figures = _measure(servers, target.path, args, side)
+            plain = speed if side == "plain" else plain
+            ratio = f"{speed / plain:.2f}" if plain else "–"
+            print(_line([str(count), side, f"{speed:.0f}", ratio, *figures]), flush=True)
+    return 0
+
+
+def _on_gpus(args: argparse.Namespace) -> Place:
+    both = list(dict.fromkeys([args.target_gpu, args.draft_gpu]))
+    return Place(
+        servers={"CUDA_VISIBLE_DEVICES": ",".join(both)},
+        service={"CUDA_VISIBLE_DEVICES": args.draft_gpu},
+        draft_device=str(both.index(args.draft_gpu)),
+        service_device="0",
+    )
+
+
+def _on_cpus() -> Place:
+    return Place({"VLLM_CPU_OMP_THREADS_BIND": "0"}, {}, "1", "1")
+
+
+@contextmanager
+def _running(
+    side: str,
+    count: int,
+    engine: dict[str, Any],
+    draft: Model,
+    place: Place,
+    args: argparse.Namespace,
+    logs: Path,
+) -> Iterator[list[Server]]:
+    """Healthy servers of a side, and its draft service."""
+    own = {"model": draft.path, "k": args.k, "f": args.f, "draft_device": place.draft_device}
+    options = {"own": own, "shared": {"draft_server": NAME}}.get(side)
+    if options is not None:
+        further = dict(args.option) if side == "own" else {}
+        engine = engine | {"speculative_config": {"method": "ssd", **options, **further}}
+    told = engine_environment(bool(visible_gpus()), side != "plain", 1) | place.servers
+    with ExitStack() as ends:
+        if side == "shared":
+            log = logs / f"{count}-service.log"
+            ends.enter_context(_service(draft, place, args, count, engine["dtype"], log))
+        servers = []
+        for number in range(count):
+            servers.append(Server(engine, logs / f"{count}-{side}-{number}.log", told))
+            ends.callback(servers[-1].end)
+        for server in servers:
+            server.wait_healthy(args.start_timeout)
+        say(f"{count} engines, {side}: all servers are up")
+        yield servers
+
+
+@contextmanager
+def _service(
+    draft: Model, place: Place, args: argparse.Namespace, count: int, dtype: str, log: Path
+) -> Iterator[None]:
+    """A draft for all of them, as soon as it is loaded."""
+    words = ["draft", draft.path, "--name", NAME, "--device", place.service_device]
+    words += ["--k", str(args.k), "--f", str(args.f), "--dtype", dtype]
+    words += ["--max-num-seqs", str(count * args.concurrency)]
+    words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
+    for option, value in args.option:
+        words += [f"--{option.replace('_', '-')}", str(value)]
+    told = {**os.environ, **environment(), **place.service}
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "vllm_ssd.cli", *words]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=told)
+    try:
+        deadline = time.monotonic() + args.start_timeout
+        while b"engines join it" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(log.read_text(errors="replace")[-3000:])
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _measure(
+    servers: Sequence[Server], tokenizer: str, args: argparse.Namespace, side: str
+) -> tuple[float, list[str]]:
+    """Tokens a second of all together, and the other cells of the row."""
+    requests = args.concurrency * args.requests_per_client
+    load = Load(BUILT_IN, requests, args.tokens, args.concurrency, temperature=args.temperature)
+    warm_up = Load(BUILT_IN, args.concurrency, _WARM_UP_TOKENS, args.concurrency)
+    texts = _texts(tokenizer, len(servers) * (requests + args.concurrency), args.prompt_tokens)
+    _ask_all(servers, warm_up, texts, tokenizer)
+    run_dirs = [run_dir for server in servers if (run_dir := server.run_dir())]
+    before = [counters(run_dir) for run_dir in run_dirs]
+    began = time.monotonic()
+    tokens = _ask_all(servers, load, texts, tokenizer)
+    seconds = time.monotonic() - began
+    counted = [subtract(counters(run_dir), then) for run_dir, then in zip(run_dirs, before)]
+    return tokens / seconds, _cells(counted, seconds, side) if counted else [""] * 6
+
+
+def _texts(tokenizer: str, count: int, tokens: int) -> Iterator[str]:
+    from transformers import AutoTokenizer
+
+    return iter(make_texts(AutoTokenizer.from_pretrained(tokenizer), range(count), tokens))
+
+
+def _ask_all(servers: Sequence[Server], load: Load, texts: Iterator[str], tokenizer: str) -> int:
+    """The same load on every server at the same time; how many tokens they said."""
+    with ThreadPoolExecutor(len(servers)) as threads:
+        asked = []
+        for server in servers:
+            prompts = [next(texts) for _ in range(load.requests)]
+            task = Task(server.url, tokenizer, load, prompts, {}, Path())
+            asked.append(threads.submit(OwnClient().measure, task))
+        return sum(one.result().tokens for one in asked)
+
+
+def _cells(counted: Sequence[dict[str, Any]], seconds: float, side: str) -> list[str]:
+    """Of what each engine's table counted. A shared draft counts all its work in every table."""
+    rounds = sum(one["rounds"] for one in counted)
+    found = [rates(one) for one in counted]
+    shares = " / ".join(
+        f"{100 * sum(one[kind] for one in found) / len(found):.0f}"
+        for kind in ("hit", "miss", "late")
+    )
+    drafts = counted[:1] if side == "shared" else counted
+
+    def total(name: str) -> int:
+        return sum(one[name] for one in drafts)
+
+    busy_us = sum(total(f"{work}_us") for work in ("prefill", "glue", "branch", "fallback"))
+    return [
+        f"{sum(one['tokens_per_round'] for one in found) / len(found):.2f}",
+        shares,
+        f"{busy_us / 1e6 / seconds / len(drafts):.0%}",
+        f"{rounds / max(total('glue'), 1):.1f}",
+        f"{total('glue_us') / 1000 / max(total('glue'), 1):.2f}",
+        f"{total('branch_us') / 1000 / max(total('branch'), 1):.2f}",
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sharing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--engines", type=numbers, default=[2, 4], help="servers at a time, as in 2,4")
+    add("--sides", nargs="+", choices=SIDES, default=SIDES)
+    add_engine_arguments(parser)
+    add("--k", type=int, default=3)
+    add("--f", type=int, default=3)
+    add("--target-gpu", default="0", help="of all targets")
+    add("--draft-gpu", default="1", help="of all drafts")
+    add("--concurrency", type=int, default=16, help="clients of each server")
+    add("--requests-per-client", type=int, default=4)
+    add("--tokens", type=int, default=200, help="of every answer")
+    add("--prompt-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0)
+    add("--start-timeout", type=float, default=900.0, help="seconds that a start may take")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
