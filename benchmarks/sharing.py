@@ -37,6 +37,7 @@ from benchmarks.serving.datasets import BUILT_IN
 from benchmarks.serving.records import Load
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
+from vllm_ssd.draft_server.configs import OPTIONS
 from vllm_ssd.metrics import rates, subtract
 
 SIDES = ("plain", "own", "shared")
@@ -45,6 +46,7 @@ COLUMNS = (
     *("engines", "drafts", "tokens/s", "x plain", "tokens a round", "hit / miss / late"),
     *("a draft is busy", "rounds a glue", "ms a glue", "ms a step"),
 )
+_OF_TARGETS = ("rounds", "hits", "misses", "late", "wait_us")
 _WARM_UP_TOKENS = 32
 
 
@@ -114,7 +116,10 @@ def _running(
     own = {"model": draft.path, "k": args.k, "f": args.f, "draft_device": place.draft_device}
     options = {"own": own, "shared": {"draft_server": NAME}}.get(side)
     if options is not None:
-        further = dict(args.option) if side == "own" else {}
+        # What is about the draft is its service's to say.
+        further = {
+            name: value for name, value in args.option if side == "own" or name not in OPTIONS
+        }
         engine = engine | {"speculative_config": {"method": "ssd", **options, **further}}
     told = engine_environment(bool(visible_gpus()), side != "plain", 1) | place.servers
     with ExitStack() as ends:
@@ -141,7 +146,8 @@ def _service(
     words += ["--max-num-seqs", str(count * args.concurrency)]
     words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
     for option, value in args.option:
-        words += [f"--{option.replace('_', '-')}", str(value)]
+        if option in OPTIONS:
+            words += [f"--{option.replace('_', '-')}", str(value)]
     told = {**os.environ, **environment(), **place.service}
     with log.open("wb") as output:
         command = [sys.executable, "-m", "vllm_ssd.cli", *words]
@@ -195,12 +201,10 @@ def _ask_all(servers: Sequence[Server], load: Load, texts: Iterator[str], tokeni
 
 def _cells(counted: Sequence[dict[str, Any]], seconds: float, side: str) -> list[str]:
     """Of what each engine's table counted. A shared draft counts all its work in every table."""
-    rounds = sum(one["rounds"] for one in counted)
-    found = [rates(one) for one in counted]
-    shares = " / ".join(
-        f"{100 * sum(one[kind] for one in found) / len(found):.0f}"
-        for kind in ("hit", "miss", "late")
-    )
+    together: dict[str, Any] = {name: sum(one[name] for one in counted) for name in _OF_TARGETS}
+    together["accepted"] = [sum(places) for places in zip(*(one["accepted"] for one in counted))]
+    found = rates(together)
+    shares = " / ".join(f"{100 * found[kind]:.0f}" for kind in ("hit", "miss", "late"))
     drafts = counted[:1] if side == "shared" else counted
 
     def total(name: str) -> int:
@@ -208,10 +212,10 @@ def _cells(counted: Sequence[dict[str, Any]], seconds: float, side: str) -> list
 
     busy_us = sum(total(f"{work}_us") for work in ("prefill", "glue", "branch", "fallback"))
     return [
-        f"{sum(one['tokens_per_round'] for one in found) / len(found):.2f}",
+        f"{found['tokens_per_round']:.2f}",
         shares,
         f"{busy_us / 1e6 / seconds / len(drafts):.0%}",
-        f"{rounds / max(total('glue'), 1):.1f}",
+        f"{together['rounds'] / max(total('glue'), 1):.1f}",
         f"{total('glue_us') / 1000 / max(total('glue'), 1):.2f}",
         f"{total('branch_us') / 1000 / max(total('branch'), 1):.2f}",
     ]
