@@ -60,6 +60,15 @@ class RemoteDraft(JoinedDraft):
             self._relays[place] = relay
         return Path(relay.word)
 
+    def _abandon(self) -> None:
+        """The relay may live and have heard of its draft again by the time that another drafts for
+        this engine, and is to write nothing then."""
+        assert self._service is not None
+        if self._service.has_ended:
+            self._part()
+        else:
+            self._leave()
+
     def stop(self) -> None:
         super().stop()
         if os.getpid() == self._process:

@@ -153,7 +153,7 @@ class JoinedDraft:
         if not why:
             return
         by_itself = service.away == ASLEEP  # for a moment, as its weights are changed
-        self._part()
+        self._abandon()
         self._next_try = 0.0  # there may be another draft with this name
         if by_itself:
             return
@@ -236,6 +236,10 @@ class JoinedDraft:
                 logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
             self._part()
 
+    def _abandon(self) -> None:
+        """The service is lost: nobody would answer."""
+        self._part()
+
     def _part(self) -> None:
         """There are no drafts any more, and nobody is to wait for them."""
         assert self._service is not None
@@ -273,9 +277,13 @@ class Service:
         """Why it has no heartbeat, as the table knows it."""
         return int(self._table.draft["away"][0])
 
+    @property
+    def has_ended(self) -> bool:
+        return not rundir.is_held(self._watched)
+
     def problem(self) -> str:
         """Why it does not draft now; "" if it does."""
-        if not rundir.is_held(self._watched):
+        if self.has_ended:
             return "it has ended"
         if not self._table.draft["heartbeat"][0]:
             return "its draft is gone"

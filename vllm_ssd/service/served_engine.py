@@ -53,9 +53,15 @@ class ServedEngine:
         """Whether the engine is still there."""
         return rundir.is_held(self._watched)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether no other draft drafts for it by now, as where this one hung for a while."""
+        return int(self.served.counters["pid"]) == os.getpid()
+
     def leave(self) -> None:
         """Draft for it no longer, and have it wait for nothing; raises as ``DraftEngine.leave``."""
-        self.served.counters["heartbeat"] = 0
+        if self.is_ours:
+            self.served.counters["heartbeat"] = 0
         self._begun.close()
 
     def _add(self, message: Add) -> None:

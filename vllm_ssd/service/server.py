@@ -132,12 +132,15 @@ class DraftServer:
         return "stopped"
 
     def _look_after(self, engine: DraftEngine) -> None:
-        """Once a second: requests that it was not told of, and engines that are gone."""
+        """Once a second: requests that it was not told of, and engines that are gone, or have gone
+        to another draft."""
         for run_dir, joined in list(self._joined.items()):
             if not joined.lives():
                 logger.info("SSD: the engine in %s is gone", run_dir)
                 self._part(run_dir)
                 rundir.remove(Path(run_dir))
+            elif not joined.is_ours:
+                self._part(run_dir)
         for served in engine.tables:
             served.ask_for_unknown()
         self._status["live"] = len(engine.requests)

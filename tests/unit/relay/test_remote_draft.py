@@ -1,6 +1,7 @@
 """An engine's side of a draft on another node: the relay that it starts, and a service at the other
 end of it that does nothing but say that it lives."""
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vllm_ssd.service.draft_names import DraftName
 from vllm_ssd.service.messages import Join, Leave, Wake, ask
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner
+from vllm_ssd.table.heartbeat import draft_lives
 
 # Of its own, as other tests have services at the same time.
 NAMED = DraftName("far-drafts", {})
@@ -32,7 +34,7 @@ class Far:
     def __init__(self, folder: Path, count: int):
         key_file = folder / "drafts.key"
         write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count, shared=True))
-        self.services = [FakeService(named=NAMED) for _ in range(count)]
+        self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
         self.ends = [
             Stepping(
                 DraftEnd(DraftEndSpec(str(one.files.run_dir), NAMED, str(key_file), at), Sockets())
@@ -159,6 +161,11 @@ def test_when_its_draft_is_lost_it_goes_to_another(make, caplog):
     until(lambda: len(said(caplog)) == 2)
     lost, back = said(caplog)
     assert "is lost" in lost and "is back" in back
-    second.die()
     first.loaded = True
+    first_relay = SpeculationTable.open(rundir.table_path(Path(far.relay.word)))
+    until(lambda: draft_lives(first_relay))
+    time.sleep(0.5)  # in which its relay would have told the engine that it lives
+    assert lives(far.draft) and len(said(caplog)) == 2, "it stays with the second"
+    assert (first.engines, second.engines) == (0, 1)
+    second.die()
     until(lambda: first.engines == 1 and lives(far.draft))

@@ -172,6 +172,16 @@ def test_an_engine_that_dies_is_left_and_put_away(server, engine):
     assert two.predicted(1) == server.expected
 
 
+def test_an_engine_that_another_draft_has_taken_over_is_left_as_it_is(server, engine):
+    """As where this draft hung for a while."""
+    one, two = engine(), engine()
+    assert join(server, one) == join(server, two) == ""
+    one.table.draft["pid"] = os.getpid() + 1
+    until("end", lambda: server.joined() == 1)
+    assert one.alive() and one.run_dir.exists(), "the other one drafts for it"
+    assert two.predicted(1) == server.expected
+
+
 def test_who_cannot_join(server, engine, tmp_path):
     other = engine(k=server.table.shape.k + 1)
     gone, damaged = engine(), engine()
