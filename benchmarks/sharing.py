@@ -11,8 +11,6 @@ drafted for at a time.
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.about import about_run
-from benchmarks.common.arguments import add_engine_arguments, engine_arguments, numbers
+from benchmarks.common.arguments import add_engine_arguments, numbers
+from benchmarks.common.draft_server import draft_server
 from benchmarks.common.gpus import visible_gpus
-from benchmarks.common.models import Model, find_model
 from benchmarks.common.prompts import make_texts
 from benchmarks.common.running import counters
 from benchmarks.common.server import Server
 from benchmarks.common.sides import engine_environment
+from benchmarks.common.subject import Subject, find_subject
 from benchmarks.serving.clients.client import Task
 from benchmarks.serving.clients.own import OwnClient
 from benchmarks.serving.datasets import BUILT_IN
@@ -64,13 +62,8 @@ class Place:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; raises what a server or a client fails with."""
     args = _parse(arguments)
-    target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
-    draft = find_model(args.draft, args.models, args.dtype, args.drop, args.max_model_len)
-    gpus = visible_gpus()
-    engine = engine_arguments(args, target, draft, bool(gpus))
-    about = about_run("benchmarks.sharing", arguments, [name for name, _ in gpus], engine)
-    about |= {"target": target.about, "draft": draft.about}
-    print("\n".join(f"* {name}: {text}" for name, text in about.items()) + "\n")
+    subject = find_subject("benchmarks.sharing", arguments, args)
+    gpus = subject.gpus
     print(_line(COLUMNS) + "\n" + _line(["---"] * len(COLUMNS)), flush=True)
     place = _on_gpus(args) if gpus else _on_cpus()
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-sharing-"))
@@ -80,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for side in args.sides:
             if gpus:
                 visible_gpus([used for _, used in gpus])
-            with _running(side, count, engine, draft, place, args, logs) as servers:
-                speed, figures = _measure(servers, target.path, args, side)
+            with _running(side, count, subject, place, args, logs) as servers:
+                speed, figures = _measure(servers, subject.target.path, args, side)
             plain = speed if side == "plain" else plain
             ratio = f"{speed / plain:.2f}" if plain else "–"
             print(_line([str(count), side, f"{speed:.0f}", ratio, *figures]), flush=True)
@@ -106,14 +99,19 @@ def _on_cpus() -> Place:
 def _running(
     side: str,
     count: int,
-    engine: dict[str, Any],
-    draft: Model,
+    subject: Subject,
     place: Place,
     args: argparse.Namespace,
     logs: Path,
 ) -> Iterator[list[Server]]:
     """Healthy servers of a side, and its draft service."""
-    own = {"model": draft.path, "k": args.k, "f": args.f, "draft_device": place.draft_device}
+    engine = subject.engine
+    own = {
+        "model": subject.draft.path,
+        "k": args.k,
+        "f": args.f,
+        "draft_device": place.draft_device,
+    }
     options = {"own": own, "shared": {"draft_server": NAME}}.get(side)
     if options is not None:
         # What is about the draft is its service's to say.
@@ -121,11 +119,14 @@ def _running(
             name: value for name, value in args.option if side == "own" or name not in OPTIONS
         }
         engine = engine | {"speculative_config": {"method": "ssd", **options, **further}}
-    told = engine_environment(bool(visible_gpus()), side != "plain", 1) | place.servers
+    told = engine_environment(bool(subject.gpus), side != "plain", 1) | place.servers
     with ExitStack() as ends:
         if side == "shared":
             log = logs / f"{count}-service.log"
-            ends.enter_context(_service(draft, place, args, count, engine["dtype"], log))
+            words = _service(subject, place, args, count)
+            ends.enter_context(
+                draft_server(words, log, environment() | place.service, args.start_timeout)
+            )
         servers = []
         for number in range(count):
             servers.append(Server(engine, logs / f"{count}-{side}-{number}.log", told))
@@ -136,32 +137,17 @@ def _running(
         yield servers
 
 
-@contextmanager
-def _service(
-    draft: Model, place: Place, args: argparse.Namespace, count: int, dtype: str, log: Path
-) -> Iterator[None]:
-    """A draft for all of them, as soon as it is loaded."""
-    words = ["draft", draft.path, "--name", NAME, "--device", place.service_device]
-    words += ["--k", str(args.k), "--f", str(args.f), "--dtype", dtype]
+def _service(subject: Subject, place: Place, args: argparse.Namespace, count: int) -> list[str]:
+    """The words of `vllm-ssd draft` for all of them."""
+    draft = subject.draft
+    words = [draft.path, "--name", NAME, "--device", place.service_device]
+    words += ["--k", str(args.k), "--f", str(args.f), "--dtype", args.dtype]
     words += ["--max-num-seqs", str(count * args.concurrency)]
     words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
     for option, value in args.option:
         if option in OPTIONS:
             words += [f"--{option.replace('_', '-')}", str(value)]
-    told = {**os.environ, **environment(), **place.service}
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "vllm_ssd.cli", *words]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=told)
-    try:
-        deadline = time.monotonic() + args.start_timeout
-        while b"engines join it" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(log.read_text(errors="replace")[-3000:])
-            time.sleep(0.2)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    return words
 
 
 def _measure(

@@ -18,11 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common.about import about_run
-from benchmarks.common.arguments import add_engine_arguments, combinations, engine_arguments
+from benchmarks.common.arguments import add_engine_arguments, combinations
 from benchmarks.common.gpus import visible_gpus
-from benchmarks.common.models import find_model
 from benchmarks.common.server import Server, ServerFailed
+from benchmarks.common.subject import find_subject
 from benchmarks.serving.records import Side
 from benchmarks.serving.sides import Plan
 from benchmarks.standin.folders import say
@@ -44,14 +43,12 @@ _CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit status is 1 if a server did not start."""
     args = _parse(arguments)
-    target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
-    draft = find_model(args.draft, args.models, args.dtype, args.drop, args.max_model_len)
-    gpus = visible_gpus()
-    engine = engine_arguments(args, target, draft, bool(gpus))
+    subject = find_subject("benchmarks.start", arguments, args)
+    gpus = subject.gpus
     plan = Plan(
-        engine=engine,
+        engine=subject.engine,
         kinds=args.sides,
-        drafts=[draft],
+        drafts=[subject.draft],
         k=[args.k],
         f=[args.f],
         other_k=[args.k],
@@ -59,9 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tps=[args.tp],
         options=combinations(args.option),
     )
-    about = about_run("benchmarks.start", arguments, [name for name, _ in gpus], engine)
-    about |= {"target": target.about, "draft": draft.about}
-    print("\n".join(f"* {name}: {text}" for name, text in about.items()) + "\n", flush=True)
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-start-"))
     logs.mkdir(parents=True, exist_ok=True)
     seconds: dict[tuple[str, str], list[float]] = {}

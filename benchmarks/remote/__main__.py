@@ -10,9 +10,7 @@ request failed.
 
 import argparse
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.about import about_run
+from benchmarks.common.draft_server import draft_server
 from benchmarks.common.running import counters
 from benchmarks.common.server import Server
 from benchmarks.remote.nodes import Node, slow_node, why_not
@@ -161,26 +160,11 @@ async def _ask(url: str, requests: list[Any]) -> list[Choice]:
 def _service(node: Node, draft: Path, folder: Path, args: argparse.Namespace) -> Iterator[Path]:
     """A draft there; the key file, as soon as it is made."""
     key_file = folder / "drafts.key"
-    words = ["draft", str(draft), "--name", NAME, "--listen", f"{node.there}:{PORT}"]
+    words = [str(draft), "--name", NAME, "--listen", f"{node.there}:{PORT}"]
     words += ["--key-file", str(key_file), "--device", "1", "--k", str(args.k), "--f", str(args.f)]
     words += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16"]
-    with (folder / "service.log").open("wb") as output:
-        process = subprocess.Popen(
-            node.command(sys.executable, "-m", "vllm_ssd.cli", *words),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **ENVIRONMENT},
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while b"and on other nodes with" not in (folder / "service.log").read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit((folder / "service.log").read_text(errors="replace")[-2000:])
-            time.sleep(0.2)
+    with draft_server(words, folder / "service.log", ENVIRONMENT, START_S, node.command):
         yield key_file
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @contextmanager
