@@ -121,7 +121,9 @@ class Script:
         """(accepted drafts, bonus token) of this round: any for a miss, else a predicted one."""
         record = self._table.slots["prediction"][slot, self._round & 1]
         if miss:
-            return 0, int(self._rng.integers(0, VOCAB))
+            bonus = int(self._rng.integers(0, VOCAB))
+            # The draft itself would be one that was not verified, and has its successors already.
+            return 0, (bonus + 1) % VOCAB if bonus in self._drafts[slot][:1] else bonus
         branch = int(self._rng.integers(0, int(record["count"])))
         return int(record["accepted"][branch]), int(record["bonus"][branch])
 
