@@ -39,15 +39,18 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def start(vllm_config: VllmConfig, device: torch.device) -> None:
-    """Begin, once for all workers of a node, on NVIDIA GPUs; for AMD's vLLM compiles the same
-    without speculation. The processes end by themselves, in less than a minute."""
+    """To be called in every worker. On NVIDIA GPUs the first one of a node begins; for AMD's vLLM
+    compiles the same without speculation. The processes end by themselves within a minute."""
     from vllm import envs
     from vllm.distributed.parallel_state import get_tp_group
     from vllm.platforms import current_platform
 
-    wanted = current_platform.is_cuda() and vllm_config.kernel_config.enable_jit_warmup
+    if not (current_platform.is_cuda() and vllm_config.kernel_config.enable_jit_warmup):
+        return
+    # Otherwise each worker takes a folder of its model's as soon as it begins to compile.
+    os.environ.setdefault(_CACHE, str(Path(envs.VLLM_CACHE_ROOT, "triton_cache")))
     is_first = get_tp_group().is_first_rank
-    if not wanted or not is_first or vllm_config.parallel_config.data_parallel_rank_local:
+    if not is_first or vllm_config.parallel_config.data_parallel_rank_local:
         return
     from triton.runtime import driver
 
@@ -60,8 +63,6 @@ def start(vllm_config: VllmConfig, device: torch.device) -> None:
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         num_speculative_tokens=vllm_config.num_speculative_tokens,
     )
-    # Otherwise vLLM takes another folder as soon as it begins to compile the target.
-    os.environ.setdefault(_CACHE, str(Path(envs.VLLM_CACHE_ROOT, "triton_cache")))
     subprocess.Popen(
         [sys.executable, "-m", __name__, msgspec.json.encode(job).decode()],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
