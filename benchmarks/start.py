@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.common.arguments import add_engine_arguments, combinations
 from benchmarks.common.gpus import visible_gpus
-from benchmarks.common.server import Server, ServerFailed
+from benchmarks.common.server import ServerFailed, healthy_server
 from benchmarks.common.subject import find_subject
 from benchmarks.serving.records import Side
 from benchmarks.serving.sides import Plan
@@ -82,13 +82,9 @@ def _starts(
         for state in ("cold", "warm") if warm else ("cold",):
             path = log.with_name(f"{log.name}-{state}.log")
             begun, now = time.monotonic(), datetime.now()
-            server = Server(side.engine, path, {**side.environment, **folders})
-            try:
-                server.wait_healthy(args.start_timeout)
+            environment = {**side.environment, **folders}
+            with healthy_server(side.engine, path, args.start_timeout, environment):
                 took = time.monotonic() - begun
-            finally:
-                if server.process.poll() is None:
-                    server.end()
             said = ", ".join(f"{what} {s:.0f}" for what, s in stages(path.read_text(), now))
             say(f"{side.name}, {state}: {took:.1f} s ({said})")
             yield state, took

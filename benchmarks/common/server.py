@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,23 @@ class Server:
 
     def _last_words(self) -> str:
         return self.log.read_text(errors="replace")[-_LAST_WORDS:]
+
+
+@contextmanager
+def healthy_server(
+    arguments: Mapping[str, Any],
+    log: Path,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """One that answers, gone at the end in any case; raises as ``Server.wait_healthy``."""
+    server = Server(arguments, log, environment)
+    try:
+        server.wait_healthy(limit_s)
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.end()
 
 
 def _free_port() -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.common.about import about_run
 from benchmarks.common.draft_server import draft_server
 from benchmarks.common.running import counters
-from benchmarks.common.server import Server
+from benchmarks.common.server import Server, healthy_server
 from benchmarks.remote.nodes import Node, slow_node, why_not
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, greedy_request
@@ -173,14 +173,9 @@ def _server(target: Path, log: Path, speculation: dict[str, Any] | None) -> Iter
     engine = {**ENGINE, "model": str(target)}
     if speculation is not None:
         engine["speculative_config"] = {"method": "ssd", **speculation}
-    server = Server(engine, log, ENVIRONMENT)
-    try:
-        server.wait_healthy(START_S)
+    with healthy_server(engine, log, START_S, ENVIRONMENT) as server:
         say(f"{log.stem}: server is up")
         yield server
-    finally:
-        if server.process.poll() is None:
-            server.end()
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
 from benchmarks.common.records import Load, Side
 from benchmarks.common.running import alive, leftovers
-from benchmarks.common.server import Server
+from benchmarks.common.server import Server, healthy_server
 from benchmarks.common.sides import Plan
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, make_questions, reference_request
@@ -118,18 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if summary.problems else 0
 
 
-@contextmanager
-def _server(side: Side, log: Path, start_timeout_s: float) -> Iterator[Server]:
-    """A healthy server, gone at the end in any case."""
+def _server(side: Side, log: Path, start_timeout_s: float) -> AbstractContextManager[Server]:
+    """A healthy server."""
     # vLLM's server counts unless told not to, and has no option that says so.
     engine = {name: v for name, v in side.engine.items() if name != "disable_log_stats"}
-    server = Server(engine, log, side.environment)
-    try:
-        server.wait_healthy(start_timeout_s)
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.end()
+    return healthy_server(engine, log, start_timeout_s, side.environment)
 
 
 async def _reference(
