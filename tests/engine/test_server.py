@@ -120,8 +120,9 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
         pairs = [(a.result(), b.result()) for a, b in futures]
     assert [a for a, _ in pairs] == [b for _, b in pairs]
     assert all(a for a, _ in pairs)
-    assert [do(one, question) for do, question in work] == [a for a, _ in pairs]
     for server in servers:
+        # One at a time, as two cores may leave the drafts none while sixteen are answered.
+        assert [do(server, question) for do, question in work] == [a for a, _ in pairs]
         counted = counters(server.run_dir)
         assert counted["rounds"] > 50 and sum(counted["accepted"][1:]) > 0
 
