@@ -201,6 +201,8 @@ def test_a_draft_that_sleeps_with_its_last_engine(server, relay, engine):
     def asleep():
         return service.draft["away"][0] == ASLEEP
 
+    # Of the test before, an engine may be there for as long as nobody has looked at who is gone.
+    until("end of all others", lambda: server.joined() == 1)
     assert ask(ours.end.run_dir, Leave(str(engine.run_dir), asleep=True), ANSWER_S) == ""
     until("sleep", asleep)
     assert server.joined() == 0 and not (draft_lives(service) or engine.alive())
