@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.common.arguments import add_engine_arguments, numbers
 from benchmarks.common.draft_server import draft_server
 from benchmarks.common.gpus import visible_gpus
+from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.prompts import make_texts
 from benchmarks.common.running import counters
 from benchmarks.common.server import Server
@@ -50,8 +51,8 @@ _WARM_UP_TOKENS = 32
 
 @dataclass(frozen=True)
 class Place:
-    """Where targets and drafts are. visible: environment of the servers, and of the service.
-    draft_device: as an engine names it, and as the service does."""
+    """Where targets and drafts are. servers, service: what is added to their environments.
+    draft_device, service_device: the drafts' device as an engine names it, and as the service."""
 
     servers: dict[str, str]
     service: dict[str, str]
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parse(arguments)
     subject = find_subject("benchmarks.sharing", arguments, args)
     gpus = subject.gpus
-    print(_line(COLUMNS) + "\n" + _line(["---"] * len(COLUMNS)), flush=True)
+    print(table_head(COLUMNS), flush=True)
     place = _on_gpus(args) if gpus else _on_cpus()
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-sharing-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 speed, figures = _measure(servers, subject.target.path, args, side)
             plain = speed if side == "plain" else plain
             ratio = f"{speed / plain:.2f}" if plain else "–"
-            print(_line([str(count), side, f"{speed:.0f}", ratio, *figures]), flush=True)
+            print(table_row([str(count), side, f"{speed:.0f}", ratio, *figures]), flush=True)
     return 0
 
 
@@ -205,10 +206,6 @@ def _cells(counted: Sequence[dict[str, Any]], seconds: float, side: str) -> list
         f"{total('glue_us') / 1000 / max(total('glue'), 1):.2f}",
         f"{total('branch_us') / 1000 / max(total('branch'), 1):.2f}",
     ]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.common.arguments import add_engine_arguments, combinations
 from benchmarks.common.gpus import visible_gpus
+from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.server import ServerFailed, healthy_server
 from benchmarks.common.subject import find_subject
 from benchmarks.serving.records import Side
@@ -103,15 +104,12 @@ def stages(log: str, begun: datetime) -> list[tuple[str, float]]:
 
 
 def _table(seconds: dict[tuple[str, str], list[float]]) -> str:
-    lines = [
-        "| start | side | s until it answers, median | every one | x plain |",
-        "|" + "---|" * 5,
-    ]
+    lines = [table_head(("start", "side", "s until it answers, median", "every one", "x plain"))]
     for (state, name), took in seconds.items():
         plain = seconds.get((state, "plain"))
         ratio = f"{median(took) / median(plain):.2f}" if plain else "–"
         every = ", ".join(f"{each:.1f}" for each in took)
-        lines.append(f"| {state} | {name} | {median(took):.1f} | {every} | {ratio} |")
+        lines.append(table_row([state, name, f"{median(took):.1f}", every, ratio]))
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from itertools import takewhile
 
 import msgspec
 
+from benchmarks.common.markdown import table_row
 from benchmarks.common.records import Kind, Measurement, Result
 
 
@@ -171,7 +172,7 @@ def markdown(rows: Sequence[Row], failed: Sequence[Result]) -> str:
     for result in failed:
         cells = {**empty, "side": result.side.name, "tokens/s": "failed"}
         lines.append(list(cells.values()))
-    table = [f"| {' | '.join(cells)} |" for cells in lines]
+    table = [table_row(cells) for cells in lines]
     for result in failed:
         table += ["", f"{result.side.name} failed:", "", "```", result.error or "", "```"]
     return "\n".join(table)

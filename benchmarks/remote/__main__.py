@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.common.about import about_run
 from benchmarks.common.draft_server import draft_server
+from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.running import counters
 from benchmarks.common.server import Server, healthy_server
 from benchmarks.remote.nodes import Node, slow_node, why_not
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         there = ends.enter_context(_server(target, folder / "there.log", remote))
         about = about_run("benchmarks.remote", arguments, [], ENGINE)
         print("\n".join(f"* {name}: {text}" for name, text in about.items()) + "\n")
-        print(_line(COLUMNS + COUNTED) + "\n" + _line(["---"] * len(COLUMNS + COUNTED)), flush=True)
+        print(table_head(COLUMNS + COUNTED), flush=True)
         rows = Rows(load, plain)
         for clients in args.clients:
             rows.measure("none", plain, clients)
@@ -128,7 +129,7 @@ class Rows:
             cells[3] = f"{counted['link_us'] / 1000:.2f}" if wire else ""
         if wire:
             cells[1:3] = [f"{wire[0] * 1000:g}", f"{wire[1]:.1%}" if wire[1] else "0"]
-        print(_line(cells), flush=True)
+        print(table_row(cells), flush=True)
 
     def _follow(self, url: str, clients: int, seconds: float) -> Outcome:
         """That many clients at all times."""
@@ -176,10 +177,6 @@ def _server(target: Path, log: Path, speculation: dict[str, Any] | None) -> Iter
     with healthy_server(engine, log, START_S, ENVIRONMENT) as server:
         say(f"{log.stem}: server is up")
         yield server
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.common.markdown import table_head, table_row
 from benchmarks.serving.records import KINDS, OURS, Kind, Load, Result, Run, Side, Spread
 
 _NONE = "–"
@@ -31,8 +32,8 @@ def markdown(results: Sequence[Result]) -> str:
         fixed = [f"{name} {_OF_LOAD[name](runs[0][1])}" for name in same]
         lines = [f"{', '.join(fixed)}. Times in ms: mean / median / 99th percentile.", ""]
         shown = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
-        lines += [_line(shown), _line(["---"] * len(shown))]
-        lines += [_line([row[name] for name in shown]) for row in rows]
+        lines.append(table_head(shown))
+        lines += [table_row([cells[name] for name in shown]) for cells in rows]
     for result in results:
         if result.error is not None:
             lines += ["", f"{result.side.name} failed:", "", "```", result.error, "```"]
@@ -90,10 +91,6 @@ def _by_load(runs: Sequence[tuple[Side, Run]]) -> list[tuple[Side, Run]]:
     for _, run in runs:
         order.setdefault((run.client, run.load), len(order))
     return sorted(runs, key=lambda pair: order[pair[1].client, pair[1].load])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _told(value: float | None, none: str, form: str = "g") -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.common.markdown import table_row
 from benchmarks.soak.load import Outcome
 from benchmarks.soak.watch import Sample
 
@@ -139,16 +140,12 @@ def markdown(summary: Summary) -> str:
         "verdict": "; ".join(summary.problems) or "good",
     }
     lines = [["", ""], ["---"] * 2, *([name, text] for name, text in rows.items())]
-    text = [_row(cells) for cells in lines]
-    text += ["", *map(_row, _by_parts(summary.parts))]
+    text = [table_row(cells) for cells in lines]
+    text += ["", *map(table_row, _by_parts(summary.parts))]
     for name in ("failures", "differences", "leftovers"):
         found = getattr(summary, name)
         text += ["", f"{name}:", *(f"* {line}" for line in found[:_EXAMPLES])] if found else []
     return "\n".join(text)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _deaths(summary: Summary) -> str:

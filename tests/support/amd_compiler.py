@@ -16,24 +16,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from vllm_ssd.worker.compile_ahead import NoGPU
+
 # The GPUs and their local memory, in bytes of a compute unit.
 LOCAL_MEMORY = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
-
-
-class _NoGPU:
-    """What Triton asks a driver for to compile."""
-
-    def __init__(self, arch: str):
-        self._target = GPUTarget("hip", arch, 64)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> str:
-        return self._target.arch  # by which Triton keeps what is compiled
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
 
 
 @contextmanager
@@ -50,7 +36,7 @@ def only_compiling(arch: str) -> Iterator[list[Any]]:
         return kernel
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.runtime.driver, "_active", _NoGPU(arch))
+        patch.setattr(triton.runtime.driver, "_active", NoGPU(GPUTarget("hip", arch, 64), arch))
         patch.setattr(JITFunction, "run", compile_only)
         yield compiled
 

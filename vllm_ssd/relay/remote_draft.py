@@ -27,9 +27,9 @@ class RemoteDraft(JoinedDraft):
         super().__init__(vllm_config)
         config: Any = vllm_config.speculative_config
         options = {name: getattr(config, name) for name in ("draft_server", "draft_server_key")}
-        place = where(options)
-        assert place is not None, "it is on another node"
-        self._where: Where = place
+        found = where(options)
+        assert found is not None, "it is on another node"
+        self._where: Where = found
         self._shape = table_shape(vllm_config)
         self._relays: dict[int, Child] = {}  # by the drafts' places in the key file
 

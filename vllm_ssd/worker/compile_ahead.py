@@ -72,31 +72,31 @@ def start(vllm_config: VllmConfig, device: torch.device) -> None:
     )
 
 
-class _NoGPU:
-    """What Triton asks a driver for to compile."""
+class NoGPU:
+    """What Triton asks a driver for to compile for ``target``, a ``GPUTarget``. device: by which
+    Triton keeps what is compiled."""
 
-    def __init__(self, job: Job):
-        self._job = job
+    def __init__(self, target: Any, device: int | str = 0):
+        self._target, self._device = target, device
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
+        return self._target
 
-        return GPUTarget("cuda", self._job.arch, self._job.warp_size)
+    def get_current_device(self) -> int | str:
+        return self._device
 
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
+    def get_current_stream(self, device: int | str | None = None) -> int:
         return 0
 
 
 def compile_all(job: Job) -> int:
     """Compile all kernels, in several processes; returns how many there are. Raises RuntimeError if
     one does not compile."""
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from vllm.platforms import current_platform
 
-    driver.set_active(_NoGPU(job))
+    driver.set_active(NoGPU(GPUTarget("cuda", job.arch, job.warp_size)))
     platform: Any = current_platform
     platform.num_compute_units = lambda *_: job.compute_units
     kernels = _kernels(job)
