@@ -101,6 +101,8 @@ def engine(server, relay):
     connection = Connection(one.table, one.control, WaitPolicy("wait", 5.0), VOCAB, 128)
     one.client = SpeculationClient(connection)
     assert join(relay, one) == ""
+    # Of the test before, one may be there for as long as nobody has looked at who is gone.
+    until("end of all others", lambda: server.joined() == 1)
     yield one
     one.control.close()
     one.files.remove()
@@ -201,8 +203,6 @@ def test_a_draft_that_sleeps_with_its_last_engine(server, relay, engine):
     def asleep():
         return service.draft["away"][0] == ASLEEP
 
-    # Of the test before, an engine may be there for as long as nobody has looked at who is gone.
-    until("end of all others", lambda: server.joined() == 1)
     assert ask(ours.end.run_dir, Leave(str(engine.run_dir), asleep=True), ANSWER_S) == ""
     until("sleep", asleep)
     assert server.joined() == 0 and not (draft_lives(service) or engine.alive())
