@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.arguments import add_engine_arguments, numbers
-from benchmarks.common.draft_server import draft_server
+from benchmarks.common.draft_server import draft_server, service_words
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.prompts import make_texts
@@ -124,7 +124,14 @@ def _running(
     with ExitStack() as ends:
         if side == "shared":
             log = logs / f"{count}-service.log"
-            words = _service(subject, place, args, count)
+            words = service_words(
+                subject.draft,
+                NAME,
+                place.service_device,
+                count * args.concurrency,
+                args.dtype,
+                {"k": args.k, "f": args.f, **dict(args.option)},
+            )
             ends.enter_context(
                 draft_server(words, log, environment() | place.service, args.start_timeout)
             )
@@ -136,19 +143,6 @@ def _running(
             server.wait_healthy(args.start_timeout)
         say(f"{count} engines, {side}: all servers are up")
         yield servers
-
-
-def _service(subject: Subject, place: Place, args: argparse.Namespace, count: int) -> list[str]:
-    """The words of `vllm-ssd draft` for all of them."""
-    draft = subject.draft
-    words = [draft.path, "--name", NAME, "--device", place.service_device]
-    words += ["--k", str(args.k), "--f", str(args.f), "--dtype", args.dtype]
-    words += ["--max-num-seqs", str(count * args.concurrency)]
-    words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
-    for option, value in args.option:
-        if option in OPTIONS:
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    return words
 
 
 def _measure(

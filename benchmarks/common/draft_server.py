@@ -1,5 +1,6 @@
 """`vllm-ssd draft` in a process of its own, as users run it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,8 +8,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from benchmarks.common.models import Model
+from vllm_ssd.draft_server.configs import OPTIONS
 
 _LAST_WORDS = 3000
+
+
+def service_words(
+    draft: Model, name: str, device: str, requests: int, dtype: str, options: dict[str, Any]
+) -> list[str]:
+    """What comes after "draft" on the command line. device: several drafts as `vllm-ssd draft`
+    takes them. requests: of all engines at a time. options: of method ssd; those that engines have
+    by themselves are left out."""
+    words = [draft.path, "--name", name, "--device", device, "--dtype", dtype]
+    words += ["--max-num-seqs", str(requests)]
+    words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
+    for option in OPTIONS.keys() & options.keys():
+        value = options[option]
+        words += [
+            f"--{option.replace('_', '-')}",
+            value if isinstance(value, str) else json.dumps(value),
+        ]
+    return words
 
 
 @contextmanager

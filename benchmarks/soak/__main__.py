@@ -1,10 +1,11 @@
 """A real `vllm serve` with method ssd under a random load: arrivals, lengths, sampling settings,
-disconnects, and deaths of the draft if asked for.
+structured output, disconnects, and if asked for deaths of the draft, or drafts that hang.
 
 First a plain server of the same target answers a pool of prompts greedily. Then the server with
 method ssd gets requests for them, and every greedy text, also of requests that were cut short or
-aborted, must be the plain server's. The exit status is 1 if a text is not, a request failed, one
-got no token for --stall-limit seconds, or anything is left after the end.
+aborted, must be the plain server's. Structured output must be what its grammar allows. The exit
+status is 1 if a text is wrong, a request failed, one got no token for --stall-limit seconds, or
+anything is left after the end.
 """
 
 import argparse
@@ -17,14 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from benchmarks.common.arguments import SMALL, add_engine_arguments, engine_arguments
+from benchmarks.common.draft_server import draft_server, service_words
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
 from benchmarks.common.records import Load, Side
@@ -34,11 +37,16 @@ from benchmarks.common.sides import Plan
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, make_questions, reference_request
 from benchmarks.soak.summary import markdown, summarise
-from benchmarks.soak.watch import Killer, Sample, Watch
+from benchmarks.soak.watch import STOPPED_S, Killer, Sample, Stopper, Watch
+from benchmarks.standin import environment
 from benchmarks.standin.folders import say
+from vllm_ssd.draft_server.configs import OPTIONS
+from vllm_ssd.service.cores import available_cores
+from vllm_ssd.service.draft_names import find_all
 
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
+SERVICE = "soak"  # the name of its drafts
 MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
 # On two cores.
 QUICK: dict[str, Any] = {
@@ -61,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = find_model(args.target, args.models, args.dtype)
     draft = find_model(args.draft, args.models, args.dtype, args.drop)
     gpus = visible_gpus()
+    options = {
+        **({"max_restarts": MANY_RESTARTS} if args.kill_every else {}),
+        **dict(args.option),
+    }
     plan = Plan(
         engine=engine_arguments(args, target, draft, bool(gpus)),
         draft=draft.path,
@@ -71,14 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draft_model=[],
         sd=[],
         ssd=[(args.k, args.f)],
-        options=[
-            {
-                **({"max_restarts": MANY_RESTARTS} if args.kill_every else {}),
-                **dict(args.option),
-            }
-        ],
+        options=[options],
     )
     plain_side, side = plan.sides()
+    if args.service:
+        side = _joining(side, {"k": args.k, "f": args.f, **options}, bool(gpus))
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-soak-"))
     logs.mkdir(parents=True, exist_ok=True)
     say(f"logs of the servers are in {logs}")
@@ -94,21 +103,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("the plain server is up")
         plain = asyncio.run(_reference(args, server, questions))
         processes = server.processes()
-        left = _end(server, lambda: [str(process) for process in alive(processes)])
+        left = _end(server) + _left(lambda: [str(process) for process in alive(processes)])
     if gpus:
         visible_gpus([used for _, used in gpus])
-    with _server(side, logs / "ssd.log", args.start_timeout) as server:
+    with ExitStack() as ends:
+        service_dirs = []
+        if args.service:
+            words = service_words(
+                draft,
+                SERVICE,
+                args.service,
+                args.concurrency * 2,
+                args.dtype,
+                {"k": args.k, "f": args.f, **options},
+            )
+            words += ["--max-model-len", str(args.max_model_len)]
+            log = logs / "drafts.log"
+            ends.enter_context(draft_server(words, log, environment(), args.start_timeout))
+            service_dirs = [run_dir for run_dir, _ in find_all(SERVICE)]
+            say(f"{len(service_dirs)} drafts are up")
+        server = ends.enter_context(_server(side, logs / "ssd.log", args.start_timeout))
         say(f"the server with method ssd is up; load for {args.minutes:g} minutes")
         run_dir = server.run_dir()
         assert run_dir is not None
-        watch = Watch(server, run_dir)
+        watch = Watch(server, run_dir, service_dirs)
         rng = random.Random(args.seed)
-        killer = Killer(watch, args.kill_every or float("inf"), rng)
-        outcome, samples = asyncio.run(_soak(args, server, watch, killer, questions, plain, rng))
+        killer = _killer(args, watch, rng)
+        try:
+            outcome, samples = asyncio.run(
+                _soak(args, server, watch, killer, questions, plain, rng)
+            )
+        finally:
+            killer.end()
         draft_back = _wait(killer.draft_lives, BACK_S if killer.at else 0.0)
-        left += _end(server, lambda: leftovers(run_dir, list(watch.seen.values())))
+        left += _end(server)
+    seen = list(watch.seen.values())
+    left += _left(
+        lambda: [one for each in (run_dir, *service_dirs) for one in leftovers(each, seen)]
+    )
     required = args.compare == "require"
-    summary = summarise(outcome, samples, killer.at, draft_back, left, required)
+    summary = summarise(outcome, samples, killer.what, killer.at, draft_back, left, required)
     print(f"`{shlex.join(['python', '-m', 'benchmarks.soak', *(arguments or sys.argv[1:])])}`\n")
     print(f"* target: {target.about}\n* draft: {draft.about}\n\n{markdown(summary)}")
     if args.json is not None:
@@ -161,14 +195,39 @@ async def _soak(
     return outcome, samples
 
 
-def _end(server: Server, left: Callable[[], list[str]]) -> list[str]:
-    """Have a server end. What is still `left` some time later."""
+def _joining(side: Side, options: dict[str, Any], on_gpus: bool) -> Side:
+    """The side as one whose engine has its drafts from the service."""
+    own = {name: value for name, value in options.items() if name not in OPTIONS}
+    speculation = {"method": "ssd", "draft_server": SERVICE, **own}
+    # On CPUs the last core is the drafts' alone, as far as they want it.
+    cores = ",".join(map(str, available_cores()[:-1]))
+    told = {} if on_gpus else {"VLLM_CPU_OMP_THREADS_BIND": cores}
+    return replace(
+        side,
+        engine={**side.engine, "speculative_config": speculation},
+        environment={**side.environment, **told},
+    )
+
+
+def _killer(args: argparse.Namespace, watch: Watch, rng: random.Random) -> Killer:
+    if args.stop_every:
+        return Stopper(watch, args.stop_every, rng)
+    return Killer(watch, args.kill_every or float("inf"), rng)
+
+
+def _end(server: Server) -> list[str]:
+    """Have a server end; a line about one that does not."""
     try:
         server.end()
     except subprocess.TimeoutExpired:
-        return ["the server, which did not end and was killed", *left()]
-    _wait(lambda: not left(), GONE_S)
-    return left()
+        return ["the server, which did not end and was killed"]
+    return []
+
+
+def _left(find: Callable[[], list[str]]) -> list[str]:
+    """What is still there some time after the end."""
+    _wait(lambda: not find(), GONE_S)
+    return find()
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -198,6 +257,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="in the mean: kill the draft server, its keeper or its Ray, which are started again "
         "each time unless --option says otherwise; default: never",
+    )
+    add(
+        "--stop-every",
+        type=float,
+        metavar="SECONDS",
+        help=f"in the mean: stop the engine's draft server with SIGSTOP for {STOPPED_S:g} s, as if "
+        "it hung; default: never",
+    )
+    add(
+        "--service",
+        metavar="DEVICES",
+        help="drafts come from a `vllm-ssd draft --device DEVICES`: one, or as in 0,1 several "
+        "(on CPUs '0|1'); default: the engine starts a draft of its own",
     )
     add(
         "--compare",

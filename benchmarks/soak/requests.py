@@ -12,8 +12,16 @@ from benchmarks.common.server import NAME
 
 SHORTEST_PROMPT = 8
 STOPS = (".", "\n", ",", " the")
-# Shares of requests, each drawn for itself; of those that are not greedy; and of all again.
-GREEDY = 0.65
+# What structured output may say: texts that part at several places, so that a draft without the
+# grammar proposes what the grammar refuses.
+CHOICES = (
+    "The river is high today, so nobody may cross it before the evening.",
+    "The river is high today, so the ferry stays where it is.",
+    "The river is low, and everybody crosses it on foot.",
+    "No river is near this town.",
+)
+# Shares of requests; of those that are sampled and free; of all that are free; and of all.
+GREEDY, STRUCTURED = 0.4, 1 / 3
 TOP_P, SEED, TWICE = 0.5, 0.5, 0.3
 STOP, LOGPROBS, ABORT = 0.15, 0.15, 0.15
 
@@ -81,17 +89,20 @@ def random_request(rng: random.Random, questions: Sequence[Question]) -> Request
     number = rng.randrange(len(questions))
     tokens = rng.randint(1, questions[number].tokens)
     body = _body(questions[number], tokens)
-    if rng.random() < GREEDY:
-        body["temperature"] = 0
-    else:
-        body["temperature"] = rng.uniform(0.3, 1.3)
+    kind = rng.random()
+    greedy, structured = kind < GREEDY, kind > 1 - STRUCTURED
+    body["temperature"] = 0 if greedy else rng.uniform(0.3, 1.3)
+    if structured:
+        del body["ignore_eos"]
+        body["structured_outputs"] = {"choice": CHOICES}
+    elif not greedy:
         if rng.random() < TOP_P:
             body["top_p"] = rng.uniform(0.5, 1)
         if rng.random() < SEED:
             body["seed"] = rng.randrange(2**31)
         if rng.random() < TWICE:  # vLLM refuses to repeat a greedy answer
             body["n"] = 2
-    if rng.random() < STOP:
+    if not structured and rng.random() < STOP:
         body["stop"] = rng.choice(STOPS)
     if rng.random() < LOGPROBS:
         body["logprobs"] = rng.randint(0, 5)
@@ -112,11 +123,23 @@ def _body(question: Question, tokens: int) -> dict[str, Any]:
 def malformed(request: Request, choice: Choice) -> str | None:
     """What is wrong with a complete answer of any kind, whatever it says."""
     tokens, stop = request.body["max_tokens"], request.body.get("stop")
+    if "structured_outputs" in request.body:
+        return _unstructured(choice, tokens)
     if choice.finish == "length" and len(choice.tokens) == tokens:
         return None
     if choice.finish == "stop" and stop is not None and len(choice.tokens) <= tokens:
         return None if stop not in choice.text else f"the text goes on after {stop!r}"
     return f"ended by {choice.finish} after {len(choice.tokens)} of {tokens} tokens"
+
+
+def _unstructured(choice: Choice, tokens: int) -> str | None:
+    """What is wrong with a complete answer that has to be one of `CHOICES`."""
+    if choice.finish == "stop" and choice.text in CHOICES:
+        return None
+    begins_one = any(one.startswith(choice.text) for one in CHOICES)
+    if choice.finish == "length" and len(choice.tokens) == tokens and begins_one:
+        return None
+    return f"{choice.text!r}, ended by {choice.finish}, is not what the grammar allows"
 
 
 def difference(request: Request, choice: Choice, plain: Choice) -> str | None:

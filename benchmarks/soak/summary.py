@@ -40,8 +40,9 @@ class Part(msgspec.Struct, frozen=True):
 
 class Summary(msgspec.Struct, frozen=True):
     """seconds: under load. longest_gap: between two tokens of a request while another got some.
-    longest_start: until a request's first token. draft_deaths: when it was killed. draft_back:
-    whether a draft server was there at the end. problems: why the soak has failed."""
+    longest_start: until a request's first token. harm: what was done to the draft; harmed_at: when,
+    in seconds. draft_back: whether a draft server was there at the end. problems: why the soak has
+    failed."""
 
     seconds: float
     tokens: int
@@ -52,7 +53,8 @@ class Summary(msgspec.Struct, frozen=True):
     differences: list[str]
     longest_gap: float
     longest_start: float
-    draft_deaths: list[float]
+    harm: str
+    harmed_at: list[float]
     draft_back: bool
     parts: list[Part]
     leftovers: list[str]
@@ -62,7 +64,8 @@ class Summary(msgspec.Struct, frozen=True):
 def summarise(
     outcome: Outcome,
     samples: Sequence[Sample],
-    deaths: Sequence[float],
+    harm: str,
+    harmed_at: Sequence[float],
     draft_back: bool,
     leftovers: Sequence[str],
     compare_required: bool,
@@ -88,7 +91,8 @@ def summarise(
         differences=outcome.differences,
         longest_gap=flow.longest_gap,
         longest_start=flow.longest_start,
-        draft_deaths=list(deaths),
+        harm=harm,
+        harmed_at=list(harmed_at),
         draft_back=draft_back,
         parts=_parts(samples),
         leftovers=list(leftovers),
@@ -135,7 +139,7 @@ def markdown(summary: Summary) -> str:
         "greedy texts compared / different": f"{summary.compared} / {len(summary.differences)}",
         "longest gap between tokens while others got some": f"{summary.longest_gap:.2f} s",
         "longest wait for a first token": f"{summary.longest_start:.2f} s",
-        "draft killed": _deaths(summary),
+        f"draft {summary.harm}": _harm(summary),
         "left after the end": str(len(summary.leftovers)),
         "verdict": "; ".join(summary.problems) or "good",
     }
@@ -148,12 +152,12 @@ def markdown(summary: Summary) -> str:
     return "\n".join(text)
 
 
-def _deaths(summary: Summary) -> str:
-    if not summary.draft_deaths:
+def _harm(summary: Summary) -> str:
+    if not summary.harmed_at:
         return "never"
-    times = ", ".join(f"{at:.0f}" for at in summary.draft_deaths)
-    after = "started again" if summary.draft_back else "not started again: served on without drafts"
-    return f"{len(summary.draft_deaths)} times (after {times} s), {after}"
+    times = ", ".join(f"{at:.0f}" for at in summary.harmed_at)
+    after = "there at the end" if summary.draft_back else "not there at the end"
+    return f"{len(summary.harmed_at)} times (after {times} s), {after}"
 
 
 def _by_parts(parts: Sequence[Part]) -> list[list[str]]:

@@ -5,7 +5,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from benchmarks.common.server import Server
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable
+
+STOPPED_S = 10.0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -40,10 +42,12 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Looks at one server with method ssd. seen: every process it ever had."""
+    """Looks at one server with method ssd. service_dirs: run directories of the drafts that it
+    shares; empty if it has its own. seen: every process that the server and its drafts ever had."""
 
-    def __init__(self, server: Server, run_dir: Path):
+    def __init__(self, server: Server, run_dir: Path, service_dirs: Sequence[Path] = ()):
         self.run_dir = run_dir
+        self._dirs = (run_dir, *service_dirs)
         self.seen: dict[int, psutil.Process] = {}
         self._server = server
         # Opened once, lest the figures go when the engine does.
@@ -54,9 +58,20 @@ class Watch:
         """What the engine has counted."""
         return snapshot(self._table)
 
+    def helpers(self) -> list[psutil.Process]:
+        """Draft servers, their keepers and Rays."""
+        found = [process for run_dir in self._dirs for process in processes_of(run_dir)]
+        return list({process.pid: process for process in found}.values())
+
+    def draft(self) -> psutil.Process | None:
+        """The draft server that the engine has now, if that runs."""
+        # Its number may be a stranger's by now.
+        own = {process.pid: process for process in self.helpers()}
+        return own.get(self.counters()["pid"])
+
     def look(self, tokens: int) -> Sample:
         """The state of things; tokens: that clients have got."""
-        target, helpers = self._server.processes(), processes_of(self.run_dir)
+        target, helpers = self._server.processes(), self.helpers()
         self.seen |= {process.pid: process for process in (*target, *helpers)}
         counted = self.counters()
         draft = [process for process in helpers if process.pid == counted["pid"]]
@@ -82,6 +97,8 @@ class Killer:
     """Now and then kills the draft server, its keeper, or what Ray cannot do without; each of these
     is the end of the draft server. at: when, in seconds since it was made."""
 
+    what = "killed"
+
     def __init__(self, watch: Watch, every_s: float, rng: random.Random):
         self.at: list[float] = []
         self._watch = watch
@@ -92,31 +109,59 @@ class Killer:
         self._next = self._pause()
 
     def look(self) -> None:
-        """Kill one of them if it is time, and if somebody has started the draft server since."""
+        """Do it if it is time, and if the engine has a draft server that has not been killed."""
         now = time.monotonic() - self._began
-        if now < self._next or not self.draft_lives():
+        if now < self._next:
             return
-        self._killed.add(self._watch.counters()["pid"])
-        self._victim().kill()
-        self.at.append(now)
-        self._next = now + self._pause()
+        draft = self._watch.draft()
+        if draft is not None and draft.pid not in self._killed:
+            self._harm(draft)
+            self.at.append(now)
+            self._next = now + self._pause()
 
-    def _victim(self) -> psutil.Process:
-        there = processes_of(self._watch.run_dir)
+    def end(self) -> None:
+        """Harm nothing any more."""
+
+    def _harm(self, draft: psutil.Process) -> None:
+        self._killed.add(draft.pid)
+        there = self._watch.helpers()
         keepers = [p for p in there if "vllm_ssd.service.keeper" in p.cmdline()]
         raylets = [p for p in there if p.name() == "raylet"]
-        server = psutil.Process(self._watch.counters()["pid"])
-        return self._rng.choice([server, *keepers[:1], *raylets[:1]])
+        self._rng.choice([draft, *keepers[:1], *raylets[:1]]).kill()
 
     def draft_lives(self) -> bool:
-        """Whether there is a draft server that has not been killed."""
-        draft = self._watch.counters()["pid"]
-        # A number may have been given to a stranger: one's own process, and each only once.
-        own = {process.pid for process in processes_of(self._watch.run_dir)}
-        return draft in own and draft not in self._killed
+        """Whether the engine has a draft server that has not been killed."""
+        draft = self._watch.draft()
+        return draft is not None and draft.pid not in self._killed
 
     def _pause(self) -> float:
         return self._rng.uniform(0.5, 1.5) * self._every_s
+
+
+class Stopper(Killer):
+    """Now and then stops the draft server that the engine has with SIGSTOP, for ``STOPPED_S``
+    seconds, as if it hung, and lets it go on. at: when, in seconds since it was made."""
+
+    what = "stopped"
+    _stopped: psutil.Process | None = None
+    _until = 0.0
+
+    def look(self) -> None:
+        """Let the stopped one go on if it is time; then stop one if it is time."""
+        if self._stopped is not None and time.monotonic() > self._until:
+            self.end()
+        if self._stopped is None:
+            super().look()
+
+    def end(self) -> None:
+        """Let the stopped one go on."""
+        if self._stopped is not None and self._stopped.is_running():
+            self._stopped.resume()
+        self._stopped = None
+
+    def _harm(self, draft: psutil.Process) -> None:
+        draft.suspend()
+        self._stopped, self._until = draft, time.monotonic() + STOPPED_S
 
 
 def _each(

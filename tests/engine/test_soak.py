@@ -23,7 +23,7 @@ def test_quick(target, tmp_path):
     assert summary["finished"] > 0 and summary["failures"] == []
     assert summary["compared"] > 0 and summary["differences"] == []
     assert summary["leftovers"] == []
-    assert summary["draft_back"] and summary["draft_deaths"] == []
+    assert summary["draft_back"] and summary["harmed_at"] == []
     assert len(summary["parts"]) == 4
     for part in summary["parts"]:
         assert part["target_mib"] > 100 and part["draft_mib"] > 100 and part["shared_files"] == 1

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.common.server import command_line
 from benchmarks.soak.load import Flow, Outcome
-from benchmarks.soak.requests import Choice, Question, Request, difference, malformed
+from benchmarks.soak.requests import CHOICES, Choice, Question, Request, difference, malformed
 from benchmarks.soak.requests import random_request as draw
 from benchmarks.soak.summary import markdown, summarise
 from benchmarks.soak.watch import Sample
@@ -51,6 +51,21 @@ def test_answers_end_as_asked(choice: Choice, right: bool) -> None:
     assert (malformed(asked(), choice) is None) is right
 
 
+@pytest.mark.parametrize(
+    ("choice", "right"),
+    [
+        (Choice("one two", [1, 2, 3], "stop"), False),
+        (Choice(CHOICES[0], [1, 2, 3], "stop"), True),
+        (Choice(CHOICES[0][:9], [1, 2, 3, 4], "length"), True),
+        (Choice("one two", [1, 2, 3, 4], "length"), False),
+        (Choice(CHOICES[0][:9], [1, 2, 3], "length"), False),
+    ],
+)
+def test_structured_answers_follow_their_grammar(choice: Choice, right: bool) -> None:
+    request = asked(temperature=1, structured_outputs={"choice": CHOICES})
+    assert (malformed(request, choice) is None) is right
+
+
 def test_requests_are_of_every_kind() -> None:
     questions = [Question([1], 10), Question([2], 20)]
     rng = random.Random(0)
@@ -58,6 +73,9 @@ def test_requests_are_of_every_kind() -> None:
     for name in ("top_p", "seed", "stop", "n", "logprobs"):
         assert 0 < sum(name in request.body for request in requests) < 250, name
     assert 0 < sum(request.cut is not None for request in requests) < 250
+    structured = [request for request in requests if "structured_outputs" in request.body]
+    assert 100 < len(structured) < 250
+    assert not any(request.greedy or "ignore_eos" in request.body for request in structured)
     for request in requests:
         assert 1 <= request.body["max_tokens"] <= questions[request.question].tokens
         assert request.cut is None or request.cut < request.body["max_tokens"]
@@ -85,7 +103,7 @@ def sample(at: float, **figures: int) -> Sample:
 
 def test_parts_leave_nothing_out() -> None:
     samples = [sample(at, rounds=2 * at, hits=at, late=at) for at in range(9)]
-    summary = summarise(Outcome(finished=1, compared=1), samples, [], True, [], True)
+    summary = summarise(Outcome(finished=1, compared=1), samples, "killed", [], True, [], True)
     assert summary.problems == [] and len(summary.parts) == 4
     assert [part.target_mib for part in summary.parts] == [101, 103, 105, 107]
     for part in summary.parts:
@@ -96,11 +114,11 @@ def test_parts_leave_nothing_out() -> None:
 def test_verdict() -> None:
     outcome = Outcome(compared=2, failures=["no token"], differences=["parts"])
     samples = [sample(0), sample(1)]
-    summary = summarise(outcome, samples, [0.5], False, ["a file"], True)
+    summary = summarise(outcome, samples, "killed", [0.5], False, ["a file"], True)
     assert len(summary.problems) == 3
-    assert "1 times (after 0 s), not started again" in markdown(summary)
-    assert len(summarise(outcome, samples, [], True, [], False).problems) == 1
-    assert summarise(Outcome(), samples, [], True, [], True).problems == [
+    assert "| draft killed | 1 times (after 0 s), not there at the end |" in markdown(summary)
+    assert len(summarise(outcome, samples, "killed", [], True, [], False).problems) == 1
+    assert summarise(Outcome(), samples, "killed", [], True, [], True).problems == [
         "no greedy text was compared"
     ]
 
