@@ -47,6 +47,7 @@ from vllm_ssd.service.draft_names import find_all
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
 SERVICE = "soak"  # the name of its drafts
+LOST = "SSD: the draft is lost"  # what the log says of a draft that died
 MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
 # On two cores.
 QUICK: dict[str, Any] = {
@@ -142,7 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lambda: [one for each in (run_dir, *service_dirs) for one in leftovers(each, seen)]
     )
     required = args.compare == "require"
-    summary = summarise(outcome, samples, killer.what, killer.at, draft_back, left, required)
+    lost = sum(log.read_text(errors="replace").count(LOST) for log in logs.glob("*.log"))
+    died = max(0, lost - (0 if args.stop_every else len(killer.at)))
+    summary = summarise(outcome, samples, killer.what, killer.at, died, draft_back, left, required)
     print(f"`{shlex.join(['python', '-m', 'benchmarks.soak', *(arguments or sys.argv[1:])])}`\n")
     print(f"* target: {target.about}\n* draft: {draft.about}\n\n{markdown(summary)}")
     if args.json is not None:

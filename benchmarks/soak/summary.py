@@ -41,8 +41,8 @@ class Part(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """seconds: under load. longest_gap: between two tokens of a request while another got some.
     longest_start: until a request's first token. harm: what was done to the draft; harmed_at: when,
-    in seconds. draft_back: whether a draft server was there at the end. problems: why the soak has
-    failed."""
+    in seconds. died: times that a draft was lost and had not been killed. draft_back: whether a
+    draft server was there at the end. problems: why the soak has failed."""
 
     seconds: float
     tokens: int
@@ -55,6 +55,7 @@ class Summary(msgspec.Struct, frozen=True):
     longest_start: float
     harm: str
     harmed_at: list[float]
+    died: int
     draft_back: bool
     parts: list[Part]
     leftovers: list[str]
@@ -66,6 +67,7 @@ def summarise(
     samples: Sequence[Sample],
     harm: str,
     harmed_at: Sequence[float],
+    died: int,
     draft_back: bool,
     leftovers: Sequence[str],
     compare_required: bool,
@@ -79,6 +81,8 @@ def summarise(
         problems.append("no greedy text was compared")
     if outcome.differences and compare_required:
         problems.append(f"{len(outcome.differences)} greedy texts are not the plain server's")
+    if died:
+        problems.append(f"a draft died by itself, {died} times")
     if leftovers:
         problems.append("something is left after the end")
     return Summary(
@@ -93,6 +97,7 @@ def summarise(
         longest_start=flow.longest_start,
         harm=harm,
         harmed_at=list(harmed_at),
+        died=died,
         draft_back=draft_back,
         parts=_parts(samples),
         leftovers=list(leftovers),

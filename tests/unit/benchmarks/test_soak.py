@@ -103,7 +103,7 @@ def sample(at: float, **figures: int) -> Sample:
 
 def test_parts_leave_nothing_out() -> None:
     samples = [sample(at, rounds=2 * at, hits=at, late=at) for at in range(9)]
-    summary = summarise(Outcome(finished=1, compared=1), samples, "killed", [], True, [], True)
+    summary = summarise(Outcome(finished=1, compared=1), samples, "killed", [], 0, True, [], True)
     assert summary.problems == [] and len(summary.parts) == 4
     assert [part.target_mib for part in summary.parts] == [101, 103, 105, 107]
     for part in summary.parts:
@@ -114,11 +114,11 @@ def test_parts_leave_nothing_out() -> None:
 def test_verdict() -> None:
     outcome = Outcome(compared=2, failures=["no token"], differences=["parts"])
     samples = [sample(0), sample(1)]
-    summary = summarise(outcome, samples, "killed", [0.5], False, ["a file"], True)
-    assert len(summary.problems) == 3
+    summary = summarise(outcome, samples, "killed", [0.5], 1, False, ["a file"], True)
+    assert len(summary.problems) == 4
     assert "| draft killed | 1 times (after 0 s), not there at the end |" in markdown(summary)
-    assert len(summarise(outcome, samples, "killed", [], True, [], False).problems) == 1
-    assert summarise(Outcome(), samples, "killed", [], True, [], True).problems == [
+    assert len(summarise(outcome, samples, "killed", [], 0, True, [], False).problems) == 1
+    assert summarise(Outcome(), samples, "killed", [], 0, True, [], True).problems == [
         "no greedy text was compared"
     ]
 
