@@ -16,16 +16,19 @@ logger = get_logger(__name__)
 
 
 def register() -> None:
-    """Teach vLLM the speculative method ``ssd``. Calling it again changes nothing."""
-    if METHOD in _methods_of_vllm():
-        logger.warning("SSD: vLLM has a method %r of its own: vllm-ssd is not used", METHOD)
-    elif find_mismatch() is None:
-        apply(Where.EVERY_PROCESS)
-    else:
-        try:
-            apply_one(ASKING_FOR_SSD)  # its wrapper raises the mismatch where ssd is asked for
-        except (ImportError, AttributeError) as error:
-            logger.debug("SSD: this vLLM cannot be taught method %r: %s", METHOD, error)
+    """Teach vLLM the speculative method ``ssd``. Calling it again changes nothing.
+
+    Raises nothing: vLLM calls this for engines with any method, and an error would end them.
+    """
+    try:
+        if METHOD in _methods_of_vllm():
+            logger.warning("SSD: vLLM has a method %r of its own: vllm-ssd is not used", METHOD)
+            return
+        apply_one(ASKING_FOR_SSD)  # its wrapper raises what is wrong where ssd is asked for
+        if find_mismatch() is None:
+            apply(Where.EVERY_PROCESS)
+    except Exception as error:
+        logger.debug("SSD: this vLLM cannot be taught method %r: %r", METHOD, error)
 
 
 def _methods_of_vllm() -> tuple[str, ...]:

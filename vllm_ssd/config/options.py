@@ -44,10 +44,11 @@ OPTIONS = (
     "code_revision",
     "draft_load_config",
 )
+_VLLMS_K = "num_speculative_tokens"  # vLLM's name of ``k``
 # Accepted too, but not listed to the user.
 _TOLERATED = {
     "method",
-    "num_speculative_tokens",
+    _VLLMS_K,
     "draft_tensor_parallel_size",
     "rejection_sample_method",
     "synthetic_acceptance_rates",
@@ -55,7 +56,14 @@ _TOLERATED = {
 }
 # The name of a draft server, and the keys of one on another node.
 _OF_SHARED_DRAFTS = ("draft_server", "draft_server_key")
-_OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
+_OTHER_NAMES = {
+    "draft_model": "model",
+    "draft": "model",
+    "fan_out": "f",
+    "fanout": "f",
+    "num_spec_tokens": "k",
+    "spec_tokens": "k",
+}
 
 
 def make_ssd_config(
@@ -66,6 +74,7 @@ def make_ssd_config(
     """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
     given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
     meant = {key: value for key, value in given.items() if _is_ours(key, value)}
+    _take_vllms_name_of_k(meant)
     if any(isinstance(meant.get(option), str) for option in _OF_SHARED_DRAFTS):
         meant = with_common_options(meant)
     engines = local_engines(target_parallel_config)
@@ -82,6 +91,19 @@ def make_ssd_config(
         device = config.draft_device
         config.group = group_name(engines, device, target_parallel_config, current_platform)
     return config
+
+
+def _take_vllms_name_of_k(options: dict[str, Any]) -> None:
+    """Replace ``num_speculative_tokens`` by ``k``; ``ValueError`` if both are given and differ."""
+    tokens = options.pop(_VLLMS_K, None)
+    if tokens is None:
+        return
+    k = options.setdefault("k", tokens)
+    if k != tokens:
+        raise ValueError(
+            f"{_VLLMS_K} is {tokens!r} and k is {k!r}, and both mean the drafted tokens of a "
+            f"round: leave {_VLLMS_K} (--spec-tokens) out"
+        )
 
 
 def _is_ours(key: str, value: Any) -> bool:
@@ -112,4 +134,5 @@ def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
     if expected is None:
         said = first_sentence(error)
         return f"{option} is {options[option]!r}: {said}" if option in options else said
-    return f"{option} must be {expected}, not {reprlib.repr(options[option])}"
+    written = option if option in options else _VLLMS_K
+    return f"{written} must be {expected}, not {reprlib.repr(options[written])}"

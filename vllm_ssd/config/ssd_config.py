@@ -177,11 +177,6 @@ class SSDConfig(SpeculativeConfig):
 
     def __post_init__(self) -> None:
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
-        if self.num_speculative_tokens not in (None, self.k):
-            raise ValueError(
-                f"num_speculative_tokens is {self.num_speculative_tokens} and k is {self.k}: write "
-                f'only k in --speculative-config, as in "k": {self.num_speculative_tokens}'
-            )
         self.num_speculative_tokens = self.k
         self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True
         if self.num_speculative_tokens_per_batch_size is not None:

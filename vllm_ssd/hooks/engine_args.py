@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 METHOD = "ssd"
 PROPOSER = "vllm_ssd.hooks.runner_v1.make_proposer"
+_CONFIG_MODULE = "vllm_ssd.config.ssd_config"  # has one class, ``SSDConfig``
 
 
 def with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,6 +21,7 @@ def with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _asks_for_ssd(self):
             return original(self, *args, **kwargs)
         check_vllm()
+        apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
         apply(Where.FRONTEND)
         return _make_config(self, *args, **kwargs)
 
@@ -76,9 +78,8 @@ def with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def uses_ssd(config: VllmConfig) -> bool:
-    """Whether an engine's config asks for ssd."""
-    if config.speculative_config is None:
-        return False
-    from vllm_ssd.config.ssd_config import SSDConfig
+    """Whether an engine's config asks for ssd.
 
-    return isinstance(config.speculative_config, SSDConfig)
+    Nothing is imported: an import of ours that fails must not stop engines with other methods.
+    """
+    return type(config.speculative_config).__module__ == _CONFIG_MODULE

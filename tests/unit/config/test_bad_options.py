@@ -101,7 +101,13 @@ def test_bad_value_of_an_inherited_option(refusal):
 
 @pytest.mark.parametrize(
     "option, meant",
-    [("onmiss", "on_miss"), ("draft-devise", "draft_device"), ("fan_out", "f"), ("draft", "model")],
+    [
+        ("onmiss", "on_miss"),
+        ("draft-devise", "draft_device"),
+        ("fan_out", "f"),
+        ("draft", "model"),
+        ("num_spec_tokens", "k"),
+    ],
 )
 def test_unknown_option(refusal, option, meant):
     said = refusal(**{option: 1})
@@ -152,8 +158,11 @@ def test_a_schedule_is_kept_for_both_runners(make):
 
 
 def test_num_speculative_tokens(refusal):
-    said = refusal(num_speculative_tokens=5)
-    assert 'write only k in --speculative-config, as in "k": 5' in said
+    said = refusal(num_speculative_tokens=5, k=4)
+    assert "num_speculative_tokens is 5 and k is 4" in said
+    assert "leave num_speculative_tokens (--spec-tokens) out" in said
+    said = refusal(num_speculative_tokens=17)
+    assert said == "num_speculative_tokens must be a whole number from 1 to 16, not 17"
 
 
 def test_max_model_len(refusal):

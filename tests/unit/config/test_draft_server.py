@@ -64,7 +64,7 @@ def test_defaults_are_those_of_the_server(make, serve):
         ({"draft_kv_cache_gib": 2}, "leave draft_kv_cache_gib out"),
         ({"quantization": "fp8"}, "leave quantization out"),
         ({"max_restarts": 0}, "leave max_restarts out"),
-        ({"num_speculative_tokens": 5}, "num_speculative_tokens is 5 and k is 3"),
+        ({"num_speculative_tokens": 5}, "k is 5 in --speculative-config and 3 at the draft"),
         ({"draft_server": "other"}, "has no draft server 'other' on this machine (there are "),
         ({"draft_server": "dp:1-2"}, "draft_server 'dp:1-2' is no --name of a draft"),
         ({"draft_server": 7}, "draft_server must be the --name of a draft"),

@@ -66,6 +66,13 @@ def test_keys_may_have_dashes_and_null_means_not_given(make):
     assert (config.on_miss, config.max_wait_ms) == ("skip", 5.0)
 
 
+@pytest.mark.parametrize("name", ["num_speculative_tokens", "num-speculative-tokens"])
+def test_vllms_own_name_of_k(make, name):
+    config = make(**{name: 4})
+    assert (config.k, config.num_speculative_tokens, config.fan_out) == (4, 4, (3,) * 5)
+    assert make(f=[1, 2, 3], **{name: 2}).max_branches == 6
+
+
 def test_what_says_nothing_new_is_taken(make):
     config = make(k=4, num_speculative_tokens=4, parallel_drafting=False, method="ssd")
     assert config.k == 4

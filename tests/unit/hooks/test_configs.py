@@ -100,12 +100,14 @@ def test_flags_are_merged(engine_args, models):
         config = args.create_engine_config().speculative_config
         assert (config.k, config.draft_model) == (5, models.draft)
     assert args.speculative_config == {"k": 5}
+    args = engine_args(None, spec_method="ssd", spec_model=models.draft, spec_tokens=5)
+    assert args.create_engine_config().num_speculative_tokens == 5
 
 
 def test_flags_that_contradict(refusal):
     assert "--spec-model is 'other'" in refusal(spec_model="other")
     assert "--spec-method is 'ngram'" in refusal(spec_method="ngram")
-    assert "write only k in --speculative-config" in refusal(spec_tokens=3)
+    assert "leave num_speculative_tokens (--spec-tokens) out" in refusal({"k": 5}, spec_tokens=3)
 
 
 def test_bad_options_reach_the_user_as_one_sentence(refusal):

@@ -6,20 +6,37 @@ What would leave patches behind runs in a process of its own.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import reduce
+from importlib.abc import MetaPathFinder
 from multiprocessing import get_context
 from typing import Any
 
 import pytest
+from vllm.config import SpeculativeConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.worker.worker_base import WorkerBase
 
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
+from tests.unit.test_structure import MODULES
 from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply
+from vllm_ssd.hooks.runner_v2 import with_speculator
 from vllm_ssd.plugin import register
 
 SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> str:
+    return write_model(tmp_path_factory.mktemp("target"), layers=2)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory) -> str:
+    return write_model(tmp_path_factory.mktemp("draft"))
 
 
 def in_a_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -72,31 +89,89 @@ def test_applying_again_changes_nothing():
     in_a_new_process(apply_twice)
 
 
-def register_without_the_v2_runner(target: str, draft: str) -> None:
-    sys.modules[SPEC_DECODE] = None  # type: ignore[assignment]  # nobody can import it
-    from vllm.config import SpeculativeConfig
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.executor.abstract import Executor
+class Broken(MetaPathFinder):
+    """Modules whose import raises an error."""
 
+    def __init__(self, names: Sequence[str], error: Exception):
+        self._names = names
+        self._error = error
+        for module in list(sys.modules):
+            if self._has(module):
+                del sys.modules[module]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, module: str, *_: Any) -> None:
+        if self._has(module):
+            raise self._error
+
+    def _has(self, module: str) -> bool:
+        return any(module == name or module.startswith(f"{name}.") for name in self._names)
+
+
+def engine_config(target: str, options: dict | None) -> Any:
+    args = EngineArgs(model=target, dtype="float32", enforce_eager=True, speculative_config=options)
+    return args.create_engine_config()
+
+
+def other_methods_work(target: str) -> list[Any]:
+    """The configs of engines without ssd, made by a vLLM that has the plugin."""
+    ngram = engine_config(
+        target, {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    )
+    assert type(ngram.speculative_config) is SpeculativeConfig
+    assert ngram.speculative_config.method == "ngram"
+    none = engine_config(target, None)
+    assert none.speculative_config is None
+    return [ngram, none]
+
+
+def register_without_the_v2_runner(target: str, draft: str) -> None:
+    Broken([SPEC_DECODE], RuntimeError("no driver"))
     originals = EngineArgs.create_engine_config, Executor.__init__
     register()
-
-    def config_of(options: dict | None) -> Any:
-        args = EngineArgs(
-            model=target, dtype="float32", enforce_eager=True, speculative_config=options
-        )
-        return args.create_engine_config().speculative_config
-
-    ngram = config_of({"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3})
-    assert type(ngram) is SpeculativeConfig and ngram.method == "ngram"
-    assert config_of(None) is None
-    with pytest.raises(RuntimeError) as error:
-        config_of({"method": "ssd", "model": draft})
-    said = one_sentence(error)
+    other_methods_work(target)
+    with pytest.raises(RuntimeError) as raised:
+        engine_config(target, {"method": "ssd", "model": draft})
+    said = one_sentence(raised)
     assert f"whose {SPEC_DECODE}.init_speculator is missing: install a released vLLM" in said
     assert originals == (EngineArgs.create_engine_config, Executor.__init__)
 
 
-def test_a_vllm_without_the_v2_runner(tmp_path):
-    target = write_model(tmp_path / "target", layers=2)
-    in_a_new_process(register_without_the_v2_runner, target, write_model(tmp_path / "draft"))
+def test_a_vllm_without_the_v2_runner(target, draft):
+    in_a_new_process(register_without_the_v2_runner, target, draft)
+
+
+class Target(Executor):
+    """An executor without workers."""
+
+    def _init_executor(self) -> None:
+        pass
+
+    def collective_rpc(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def check_health(self) -> None:
+        pass
+
+
+def register_with_broken_modules(target: str, draft: str) -> None:
+    wrapper = Broken(["vllm_ssd.hooks.executor"], ImportError("broken wrapper"))
+    register()
+    other_methods_work(target)
+    with pytest.raises(ImportError, match="broken wrapper"):
+        engine_config(target, {"method": "ssd", "model": draft})
+
+    sys.meta_path.remove(wrapper)
+    register()
+    needed = {name for name in sys.modules if name.startswith("vllm_ssd.")}
+    others = set(MODULES) - needed - {"vllm_ssd"}
+    assert {"vllm_ssd.config.ssd_config", "vllm_ssd.service.rundir"} < others
+    Broken(sorted(others), ImportError("broken"))
+    for config in other_methods_work(target):
+        Target(config)
+        WorkerBase(config, 0, 0, "")
+        assert with_speculator(lambda *_: "vLLM's")(config, "cpu", None) == "vLLM's"
+
+
+def test_other_methods_work_where_our_modules_do_not(target, draft):
+    in_a_new_process(register_with_broken_modules, target, draft)
