@@ -58,7 +58,7 @@ install_flashinfer() {
     [[ "$version" = 0.5.* ]] && owner=ROCm
     "$python" -m pip install -c "$constraints" cmake ninja scikit-build-core setuptools-scm &&
         "$python" -m pip install --no-deps --no-build-isolation \
-            "amd-flashinfer @ git+https://github.com/$owner/flashinfer@v$version"
+            "git+https://github.com/$owner/flashinfer@v$version"
 }
 missing=
 if [ -n "$flashinfer" ] && ! install_flashinfer; then
