@@ -1,4 +1,5 @@
-"""The device lookup on a GPU: the cases of ``lookup_cases.py``, and what only a GPU has."""
+"""Kernels that work on the table, on a GPU: the target's lookup (``lookup_cases.py``), the draft's
+publishing (``publishing_cases.py``), and what only a GPU has."""
 
 import tempfile
 import threading
@@ -15,6 +16,7 @@ if not torch.cuda.is_available():
 from tests.support.control_socket import Sent
 from tests.support.lookup_agreement import host_and_device_agree
 from tests.support.lookup_cases import CASES, SHAPE
+from tests.support.publishing_cases import SIZES, publishing_leaves_the_same_bytes
 from tests.support.trimmed_cases import TRIMMED_CASES
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.pages import memory_of, register
@@ -41,6 +43,12 @@ def test_case(case, shared_memory):
 @pytest.mark.parametrize("seed", range(50))
 def test_host_and_device_agree(seed, shared_memory):
     host_and_device_agree(shared_memory, GPU, seed)
+
+
+@pytest.mark.parametrize("top_m, branches", SIZES)
+def test_publishing_leaves_the_same_bytes(shared_memory, top_m, branches):
+    """The draft's kernels find tables by addresses, the target's get tensors."""
+    publishing_leaves_the_same_bytes(shared_memory, GPU, top_m, branches)
 
 
 def test_pages_are_the_gpus_as_long_as_there_is_a_table(shared_memory):

@@ -18,7 +18,7 @@ from vllm_ssd.draft.fused.weights import LayerWeights, ModelWeights
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.device_publisher import DevicePublisher
 from vllm_ssd.table.kernel_layout import KernelLayout
-from vllm_ssd.table.pages import memory_of, swap_kernel
+from vllm_ssd.table.pages import device_address, memory_of, swap_kernel
 from vllm_ssd.table.publisher import BranchTokens, Outcomes
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
@@ -44,7 +44,8 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"lookup, top_m {top_m}", partial(_look_up, table)
         yield f"look, top_m {top_m}", partial(_look, table)
         yield f"publishing, top_m {top_m}", partial(_publish, shape)
-    yield "swap", lambda: swap_kernel[(1,)](_zeros(1), _zeros(1))
+    yield "address", lambda: device_address(_zeros(1), _CPU)
+    yield "swap", lambda: swap_kernel[(1,)](_zeros(1), _zeros(2))
     yield "masks", _pack_masks
     for dtype, head_dim in _HEADS:
         yield f"attention, {dtype}, heads of {head_dim}", partial(_attend, dtype, head_dim)

@@ -14,7 +14,7 @@ from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.guess import continuation
+from vllm_ssd.worker.guess import continuation, in_vocabulary
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
 from vllm_ssd.worker.wait_tuner import WaitPlan
 
@@ -108,7 +108,8 @@ class Chaos:
 
 def host_and_device_agree(folder, device, seed):
     """Whatever the draft does and whatever is waited for: drafts, what they were sampled from,
-    every byte of the slots, and the counters, of each request too."""
+    every byte of the slots, and the counters, of each request too. Prompts have placeholders for
+    images in them, which are never proposed."""
     rng = random.Random(seed)
     on_miss = rng.choice(["auto", "wait", "skip"])
     if on_miss != "auto":
@@ -137,7 +138,9 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
     words = rng.choice([4, VOCAB])  # few: texts repeat themselves
 
     def join(slot):
-        text = [rng.randrange(words) for _ in range(rng.randint(1, 60))]
+        known = range(words)
+        images = [VOCAB, VOCAB + 1, -1] if rng.random() < 0.5 else []
+        text = rng.choices([*known[:4], *images] if images else known, k=rng.randint(1, 60))
         host_sent.full = target.sent.full = rng.random() < 0.1
         target.add(f"r{slot}", slot, text)
         host.add(f"r{slot}", text)
@@ -172,7 +175,8 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
                 chaos.act(slot, state.generation, state.round, accepted, new[-1])
             target.write(slot, new)
             rows.append((slot, sampled, max(0, state.handed_over - max(sampled - 1, 0))))
-        newest = [int(target.texts[slot, target.lengths[slot] - 1]) for slot, *_ in rows]
+        newest = [target.texts[slot, target.lengths[slot] - 1] for slot, *_ in rows]
+        newest = in_vocabulary(np.array(newest), VOCAB).tolist()
         most = rng.choice([K, K, K, 1, 2])
         draft_probs = certain(torch.tensor([[token] * K for token in newest]), shape.top_m).clone()
         found = iter(
@@ -191,13 +195,15 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
         for token, (slot, sampled, _), of_row in zip(newest, rows, draft_probs):
             tokens = next(found) if sampled else []
             if sampled and not tokens:
-                tokens = continuation(target.texts[slot, : target.lengths[slot]], K).tolist()
+                text = target.texts[slot, : target.lengths[slot]]
+                tokens = continuation(text, K, VOCAB).tolist()
                 of_row[:] = certain(torch.tensor(tokens), shape.top_m)
             expected.append(tokens + [token] * (K - len(tokens)))
         on_device = torch.full_like(draft_probs, -7, device=device) if shape.top_m else None
         drafts = target.launch(rows, on_device, most).tolist()
         # vLLM does not see those beyond ``most``, which are what is left for the next round.
         assert [row[:most] for row in drafts] == [row[:most] for row in expected]
+        assert all(0 <= token < VOCAB for row in drafts for token in row)
         if on_device is not None:
             assert torch.equal(on_device.cpu()[:, :most], draft_probs[:, :most])
         assert target.table.slots.tobytes() == table.slots.tobytes()

@@ -16,6 +16,7 @@ from tests.support.lookup_drafts import publish_at_random, publish_fallbacks_slo
 from vllm_ssd.metrics.requests import RequestCounts, request_key
 from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import GIVEN_UP, LOST, PREPARING, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.pages import register
@@ -216,6 +217,20 @@ def a_text_that_outgrew_the_tail_leaves_its_end(folder, device):
     assert outcome is not None and outcome.new_tokens == list(range(51, 60))
 
 
+def a_placeholder_of_a_prompt_is_never_proposed(folder, device):
+    """Of a request in the midst of its prompt, of one that the draft was not told of, and of one
+    whose text goes on as it did before an image."""
+    target = Target(folder / "t", device, on_miss="skip", shape=SAMPLED)
+    placeholder = VOCAB + 3
+    target.add("a", 0, [7, 8, placeholder])
+    target.write(1, [5, placeholder])
+    target.add("b", 2, [6, placeholder, placeholder, 9])
+    target.write(2, [6])
+    drafts, draft_probs = target.sampled_step([(0, 0), (1, 1), (2, 1)])
+    assert drafts == [[0] * K, [0] * K, [0, 0, 9, 6]]
+    assert torch.equal(draft_probs, certain(torch.tensor(drafts), TOP_M))
+
+
 def _start(draft, *arguments):
     process = multiprocessing.get_context("spawn").Process(
         target=draft, args=arguments, daemon=True
@@ -267,6 +282,7 @@ CASES = [
     a_slot_given_on_is_another_request,
     a_lost_request_is_sent_again,
     a_text_that_outgrew_the_tail_leaves_its_end,
+    a_placeholder_of_a_prompt_is_never_proposed,
     a_live_draft_is_waited_for,
     tokens_of_another_round_are_never_used,
 ]

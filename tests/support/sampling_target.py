@@ -15,7 +15,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.table.predictions import PredictionReader
-from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes, places
+from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3
@@ -62,8 +62,7 @@ class Play:
         shape = TableShape(SLOTS, K, policy.branches, tail=16, top_m=scene.top_m)
         table = SpeculationTable.create(path, shape)
         self.publisher = HostPublisher()
-        self.publisher.join(table)
-        self.where = torch.tensor(places(table))
+        self.where = torch.tensor(self.publisher.join(table))
         self.predictions = PredictionReader(table, VOCAB)
         self.policy = policy
         if scene.top_m:

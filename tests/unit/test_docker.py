@@ -69,9 +69,15 @@ def test_variables_are_declared_before_they_are_used(dockerfile):
 def test_the_base_is_a_vllm_that_is_supported_on_gpus(dockerfile, image, tag):
     (base,) = (rest for name, rest in instructions(dockerfile) if name == "FROM")
     assert base == f"vllm/{image}:${{{tag}}}"
-    version = values(dockerfile, "ARG")[tag]
-    assert re.fullmatch(r"v\d+\.\d+\.\d+", version)
-    assert SpecifierSet(SUPPORTED_ON_GPUS).contains(version)
+    version = re.fullmatch(r"(v\d+\.\d+\.\d+)(-rocm\d+)?", values(dockerfile, "ARG")[tag])
+    assert version and SpecifierSet(SUPPORTED_ON_GPUS).contains(version[1])
+
+
+def test_the_amd_image_is_for_mi300x_and_the_rocm_of_its_flashinfer():
+    chosen = values(ROCM, "ARG")
+    assert chosen["VLLM_ROCM_TAG"].endswith("-rocm72"), "without it the image has ROCm 10"
+    assert chosen["GPU_ARCHS"] == "gfx942"
+    assert chosen["AMD_FLASHINFER"] == "auto", "the script chooses the release"
 
 
 @BOTH
@@ -110,7 +116,8 @@ def test_every_variable_is_explained():
         assert f"| `{name}" in text, f"{name} is missing in the table of docs/rocm.md"
         known = "$" in value or f"{name}={value}" in text or f'{name}="{value}"' in text
         assert known, f"docs/rocm.md has another value of {name}"
-    assert values(ROCM, "ARG")["AMD_FLASHINFER"] in SCRIPT.read_text(), "image and script differ"
+    for release in re.findall(r"amd-flashinfer==([\w.+]+)", SCRIPT.read_text()):
+        assert release in text, f"docs/rocm.md does not name {release}"
 
 
 def test_syntax_of_the_script():
@@ -132,18 +139,35 @@ def run_script(python: str | Path, **environment: str) -> subprocess.CompletedPr
 
 @pytest.fixture
 def recorder(tmp_path):
-    """A Python that finds everything in order, and writes down what it was to do."""
+    """A Python that finds everything in order, and writes down what it was to do. HIP: the version
+    that it says it is for; FAILS: what it fails to do, as a pattern of sh."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$@" >>"$0.calls"\n')
+    python.write_text(
+        '#!/bin/sh\necho "$@" >>"$0.calls"\n'
+        'eval "case \\"\\$*\\" in ${FAILS:-nothing}) exit 1 ;; -) echo INFO; echo $HIP ;; esac"\n'
+    )
     python.chmod(0o755)
     return python
 
 
-@pytest.mark.parametrize("flashinfer", [None, "", "amd-flashinfer==0.6.18+amd.2"])
-def test_steps_of_the_script(recorder, flashinfer):
-    """Every installation is bound to what is there, or brings nothing but itself."""
+FOR_ROCM_7, FOR_ROCM_10 = "amd-flashinfer==0.5.3+amd.2", "amd-flashinfer==0.6.18+amd.2"
+
+
+@pytest.mark.parametrize(
+    "hip, flashinfer, last",
+    [
+        ("7.2.53211", None, FOR_ROCM_7),
+        ("7.2.53211", "auto", FOR_ROCM_7),
+        ("10.0.60311", "auto", FOR_ROCM_10),
+        ("7.2.53211", "", None),
+        ("7.2.53211", FOR_ROCM_10, FOR_ROCM_10),
+    ],
+)
+def test_steps_of_the_script(recorder, hip, flashinfer, last):
+    """Every installation is bound to what is there, or brings nothing but itself. FlashInfer is the
+    one for the ROCm that is there, or the one that was asked for."""
     chosen = {} if flashinfer is None else {"AMD_FLASHINFER": flashinfer}
-    done = run_script(recorder, **chosen)
+    done = run_script(recorder, HIP=hip, **chosen)
     assert done.returncode == 0, done.stderr
     calls = Path(f"{recorder}.calls").read_text().splitlines()
     assert calls[0] == "-", "the check comes first"
@@ -151,11 +175,31 @@ def test_steps_of_the_script(recorder, flashinfer):
     installs = [call for call in calls if "pip install" in call]
     assert all(" -c " in call or " --no-deps " in call for call in installs)
     assert installs[0].endswith("-e .[rocm,dev]")
-    last = "amd-flashinfer==0.5.3+amd.2" if flashinfer is None else flashinfer
     assert [call.split()[-1] for call in installs[1:]] == ([last] if last else [])
     *_, kernels, check = calls
     assert kernels == "-m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py"
     assert check == "-m vllm_ssd.cli check", "last, as its exit status is the script's"
+
+
+@pytest.mark.parametrize(
+    "hip, source",
+    [
+        ("7.2.53211", "git+https://github.com/ROCm/flashinfer@v0.5.3+amd.2"),
+        ("10.0.60311", "git+https://github.com/AMD-Ecosystem/flashinfer@v0.6.18+amd.2"),
+    ],
+)
+@pytest.mark.parametrize("builds", [True, False])
+def test_a_wheel_that_cannot_be_had_does_not_end_the_build(recorder, hip, source, builds):
+    """FlashInfer is built from source; where that fails, too, one line says what is used."""
+    fails = "*--index-url*" if builds else "*flashinfer*"
+    done = run_script(recorder, HIP=hip, FAILS=fails)
+    assert done.returncode == 0, done.stderr
+    calls = Path(f"{recorder}.calls").read_text().splitlines()
+    (built,) = (call for call in calls if "--no-build-isolation" in call)
+    assert " --no-deps " in built and built.endswith(source)
+    said = [line for line in done.stdout.splitlines() if "Triton" in line]
+    assert len(said) == (not builds)
+    assert calls[-1] == "-m vllm_ssd.cli check", "everything else is done"
 
 
 @pytest.mark.skipif(torch.version.hip is not None, reason="would set up this very Python")

@@ -26,6 +26,7 @@ from vllm_ssd.service.launch import absolute_paths
 from vllm_ssd.table import SpeculationTable
 
 LIMIT_S = 900.0  # to compile FlashInfer's kernels takes minutes
+_TRIES = "trying "  # begins the line that the process prints before each part of the trial
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def _try_first_gpu(trial: Trial) -> Report:
     free, total = torch.cuda.mem_get_info(0)
     look_ns, out_of_reach = None, None
     if trial.table is not None:
+        print(f"{_TRIES}the speculation table", flush=True)
         look_ns, out_of_reach = _try_table(Path(trial.table), device)
+    print(f"{_TRIES}the draft's attention", flush=True)
     tried = _try_backends(trial, device)
     return Report(torch.cuda.get_device_name(0), free, total, tried, look_ns, out_of_reach)
 
@@ -146,9 +149,21 @@ def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Report | str:
     except subprocess.TimeoutExpired:
         return f"not done after {LIMIT_S:g} s"
     if done.returncode != 0:
-        errors = done.stderr.decode(errors="replace").strip().splitlines()
-        return (errors or [f"exit status {done.returncode}"])[-1]
+        return last_words(done)
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Report)
+
+
+def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Why the process of a trial failed, and in which part, as the end of a sentence. A kernel that
+    uses an address which the GPU does not have ends the process on ROCm; its stack comes last."""
+    errors, said = (
+        stream.decode(errors="replace").strip().splitlines()
+        for stream in (done.stderr, done.stdout)
+    )
+    faults = [line for line in errors if line.startswith("Memory access fault by GPU")]
+    words = (faults or errors or [f"exit status {done.returncode}"])[-1]
+    parts = [line for line in said if line.startswith(_TRIES)]
+    return f"{words}, {parts[-1]}" if parts else words
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # Attention that can verify rows whose lengths only the GPU knows. None: vLLM chooses one.
-_BACKENDS = {None, "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN"}
+_BACKENDS = {None, "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"}
 
 
 def choose_verification(config: VllmConfig) -> None:

@@ -79,8 +79,7 @@ class DraftEngine:
                 f"{_words(ours)}: start the engine with the k, f, draft_sample_method and "
                 "draft_top_m of the draft"
             )
-        self._publisher.join(table)
-        served = ServedTable(table)
+        served = ServedTable(table, self._publisher.join(table))
         served.counters["live"], served.counters["blocks"] = 0, self.model.num_blocks
         self.tables.append(served)
         return served

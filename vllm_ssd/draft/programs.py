@@ -27,10 +27,10 @@ from vllm_ssd.table.publisher import BranchTokens, Outcomes, Publisher
 
 
 class PublishSlot(NamedTuple):
-    """where: of a table's ``places``, 0 = nowhere, the row is padding. seat: of the request among
-    ``HiddenStates``. stamp: of the outcome that the branches are for. temperature: 0 = greedy.
-    uniforms: float64 [branches, k], a random number in [0, 1) for every draft; None where drafts
-    are not sampled."""
+    """where: of a served table's ``places``, 0 = nowhere, the row is padding. seat: of the request
+    among ``HiddenStates``. stamp: of the outcome that the branches are for. temperature: 0 =
+    greedy. uniforms: float64 [branches, k], a random number in [0, 1) for every draft; None where
+    drafts are not sampled."""
 
     where: int = 0
     seat: int = -1

@@ -7,6 +7,7 @@ its served table and its slot there.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,22 +17,22 @@ from vllm_ssd.table import LOST, SpeculationTable
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.table.predictions import PredictionWriter
-from vllm_ssd.table.publisher import places
 
 
 class ServedTable:
-    """``places``: by slot, where the draft's programs publish. counters: of ``draft_dtype``. Those
-    of requests are of this table's; KV blocks and work are the whole draft's, and are told to all
-    tables that it serves. window: the time that the draft has for a round of its target.
-    idle: the target does without drafts for now. To read its texts meanwhile would take time of a
-    GPU that both may share; later all are read together."""
+    """``places``: by slot, where the draft's programs publish, as their publisher says; none where
+    no program does. counters: of ``draft_dtype``. Those of requests are of this table's; KV blocks
+    and work are the whole draft's, and are told to all tables that it serves. window: the time that
+    the draft has for a round of its target. idle: the target does without drafts for now. To read
+    its texts meanwhile would take time of a GPU that both may share; later all are read
+    together."""
 
-    def __init__(self, table: SpeculationTable):
+    def __init__(self, table: SpeculationTable, places: Sequence[int] = ()):
         self.table = table
         self.outcomes = OutcomeReader(table)
         self.predictions = PredictionWriter(table)
         self.draft_states = DraftStates(table)
-        self.places = places(table)
+        self.places = places
         self.counters = table.draft[0]
         self.window = Window()
         self._plan = table.plan[0]

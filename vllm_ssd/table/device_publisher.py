@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from vllm_ssd.table.kernel_layout import KernelLayout
-from vllm_ssd.table.pages import register
+from vllm_ssd.table.pages import device_address, memory_of, register
 from vllm_ssd.table.prediction_kernels import extend_kernel, fallback_kernel, predict_kernel
 from vllm_ssd.table.publisher import BranchTokens, Outcomes
 from vllm_ssd.table.schema import TableShape
@@ -16,24 +17,30 @@ from vllm_ssd.table.speculation_table import SpeculationTable
 
 class DevicePublisher:
     """``shape``: of all tables, except for their slots and tails. device: None in Triton's
-    interpreter, which needs no GPU."""
+    interpreter, which needs no GPU.
+
+    A slot's place is the address that the GPU has for its predictions, behind which its fallbacks
+    are. Tables that differ in slots and tail only are alike from there on."""
 
     def __init__(self, shape: TableShape, device: torch.device | None):
         self._layout = KernelLayout.of(shape)
         self._device = device
         self._registered: dict[SpeculationTable, Callable[[], object]] = {}  # what ends it
 
-    def join(self, table: SpeculationTable) -> None:
+    def join(self, table: SpeculationTable) -> range:
         """Registers the table with the GPU; ``OSError`` if that fails."""
-        if self._device is None:
-            return
-        try:
-            self._registered[table] = register(table, self._device)
-        except OSError as error:
-            raise OSError(
-                f"the draft's GPU cannot reach the speculation table ({error}): repair that, "
-                'or write "tree_backend":"sdpa", with which the draft publishes from the host'
-            ) from error
+        if self._device is not None:
+            try:
+                self._registered[table] = register(table, self._device)
+            except OSError as error:
+                raise OSError(
+                    f"the draft's GPU cannot reach the speculation table ({error}): repair that, "
+                    'or write "tree_backend":"sdpa", with which the draft publishes from the host'
+                ) from error
+        at = KernelLayout.of(table.shape)
+        pages = device_address(memory_of(table, np.int64), self._device)
+        first, size = pages + 4 * (at.slots + at.prediction), 4 * at.slot_size
+        return range(first, first + table.shape.slots * size, size)
 
     def leave(self, table: SpeculationTable) -> None:
         if self._device is not None:

@@ -44,8 +44,9 @@ def predict_kernel(
     BRANCHES: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionWriter.publish``. where: int64 [rows], of ``publisher.places``, 0 publishes
-    nothing; stamp_of, steps_of: int64 [rows]; accepted, bonus: int64 [rows, BRANCHES]."""
+    """``PredictionWriter.publish``. where: int64 [rows], the places that ``DevicePublisher.join``
+    returns, 0 publishes nothing; stamp_of, steps_of: int64 [rows]; accepted, bonus: int64 [rows,
+    BRANCHES]."""
     row = tl.program_id(0)
     place = tl.load(where + row)
     if place != 0:

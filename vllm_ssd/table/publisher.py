@@ -17,20 +17,12 @@ if TYPE_CHECKING:  # a relay works without torch
     import torch
 
 
-def places(table: SpeculationTable) -> range:
-    """By slot, where a row for it publishes: the address of the slot's predictions, behind which
-    its fallbacks are. Tables that differ in slots and tail only are alike from there on. A GPU has
-    the same addresses, once the pages are registered with it."""
-    predictions = table.slots["prediction"]
-    first, size = predictions.ctypes.data, predictions.strides[0]
-    return range(first, first + table.shape.slots * size, size)
-
-
 @dataclass(frozen=True)
 class Outcomes:
-    """Predicted outcomes, whose branches have no tokens yet. where: int64 [batch], of ``places``,
-    0 = publish nothing for this row; stamps: int64 [batch]; steps: int64 [batch], tokens that each
-    branch will have; accepted, bonus: int64 [batch, branches]."""
+    """Predicted outcomes, whose branches have no tokens yet. where: int64 [batch], each row's place
+    as ``Publisher.join`` returns it, 0 = publish nothing for this row; stamps: int64 [batch];
+    steps: int64 [batch], tokens that each branch will have; accepted, bonus: int64 [batch,
+    branches]."""
 
     where: torch.Tensor
     stamps: torch.Tensor
@@ -55,8 +47,9 @@ class BranchTokens:
 class Publisher(Protocol):
     """Publishes what programs computed, in the tables that have joined."""
 
-    def join(self, table: SpeculationTable) -> None:
-        """Publish in this table, too, from now on."""
+    def join(self, table: SpeculationTable) -> range:
+        """Publish in this table, too, from now on. Returns by slot the place that rows for it name
+        in ``where``; only this publisher knows what a place is."""
 
     def leave(self, table: SpeculationTable) -> None:
         """Publish in it no longer. No row may name it, nor may a program still be at work that had
@@ -77,13 +70,18 @@ class HostPublisher:
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[PredictionWriter, int]] = {}  # by their places
+        self._places: dict[SpeculationTable, range] = {}
+        self._next = 1  # places are numbered in the order of joining
 
-    def join(self, table: SpeculationTable) -> None:
+    def join(self, table: SpeculationTable) -> range:
         writer = PredictionWriter(table)
-        self._slots |= {place: (writer, slot) for slot, place in enumerate(places(table))}
+        places = range(self._next, self._next + table.shape.slots)
+        self._slots |= {place: (writer, slot) for slot, place in enumerate(places)}
+        self._places[table], self._next = places, places.stop
+        return places
 
     def leave(self, table: SpeculationTable) -> None:
-        for place in places(table):
+        for place in self._places.pop(table):
             del self._slots[place]
 
     def predict(self, new: Outcomes) -> None:

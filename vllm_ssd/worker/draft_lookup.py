@@ -18,7 +18,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
-from vllm_ssd.worker.guess import continuation
+from vllm_ssd.worker.guess import continuation, in_vocabulary
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,15 +36,21 @@ WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 
 
 class HostLookup:
-    """Looks up with numpy. ``rows``: requests of the largest batch."""
+    """Looks up with numpy. rows: requests of the largest batch. vocab_size: the target's."""
 
     confidence: Confidence | None = None  # it does not say what its drafts are worth
 
     def __init__(
-        self, client: SpeculationClient, states: RequestState, rows: int, device: torch.device
+        self,
+        client: SpeculationClient,
+        states: RequestState,
+        rows: int,
+        vocab_size: int,
+        device: torch.device,
     ):
         self._client = client
         self._states = states
+        self._vocab_size = vocab_size
         # num_sampled and length of each row, on their way to the host
         self._counts = torch.zeros(2, rows, dtype=torch.int32, device=device)
         self._pinned = device.type != "cpu"
@@ -85,7 +91,7 @@ class HostLookup:
         rows, places = [], []
         for place, (request_id, slot) in enumerate(zip(batch.req_ids, batch.idx_mapping_np)):
             text = texts[slot, : lengths[place]]
-            found[place] = int(text[-1])
+            found[place] = int(in_vocabulary(text[-1], self._vocab_size))
             if sampled[place] and request_id in self._temperatures:
                 temperature = self._temperatures[request_id]
                 rows.append(Row(request_id, text, int(sampled[place]), temperature))
@@ -103,7 +109,8 @@ class HostLookup:
             if tokens:
                 found[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
                 continue
-            found[place] = torch.from_numpy(continuation(row.tokens, drafts.shape[1]))
+            guess = continuation(row.tokens, drafts.shape[1], self._vocab_size)
+            found[place] = torch.from_numpy(guess)
             if draft_probs is not None:
                 proposed[place] = certain(found[place], draft_probs.shape[-1])
         drafts.copy_(found, non_blocking=True)
@@ -196,4 +203,4 @@ def make_draft_lookup(
             client.compile_kernel(states.total_len.gpu, states.all_token_ids.gpu)
             return DeviceLookup(client, states)
     rows = vllm_config.scheduler_config.max_num_seqs
-    return HostLookup(SpeculationClient(connection), states, rows, device)
+    return HostLookup(SpeculationClient(connection), states, rows, connection.vocab_size, device)

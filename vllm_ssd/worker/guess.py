@@ -14,8 +14,17 @@ LONGEST = 4  # tokens at the end of the text that are compared
 REACH = 8192  # tokens before the end that are searched
 
 
-def continuation(text: NDArray[np.int32], k: int) -> NDArray[np.int32]:
-    """int32 [k] after a text, int32 [length >= 1].
+def in_vocabulary(tokens: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
+    """The tokens of a text, with 0 in place of those that no model can produce.
+
+    A multimodal prompt has placeholders with ids outside the vocabulary, which the target has no
+    embeddings and no probabilities for.
+    """
+    return np.where((tokens >= 0) & (tokens < vocab_size), tokens, np.int32(0))
+
+
+def continuation(text: NDArray[np.int32], k: int, vocab_size: int) -> NDArray[np.int32]:
+    """int32 [k] after a text, int32 [length >= 1]; all of them ``in_vocabulary``.
 
     Of the positions whose last tokens equal those of the text, the longest match counts, then the
     latest position. What follows it is continued periodically beyond the end of the text; without a
@@ -30,6 +39,6 @@ def continuation(text: NDArray[np.int32], k: int) -> NDArray[np.int32]:
         same &= (place >= back) & (text[np.maximum(place - back, 0)] == text[end - back])
         matched += same
     if not matched.any():
-        return np.full(k, text[end])
+        return in_vocabulary(np.full(k, text[end]), vocab_size)
     best = first + len(place) - 1 - int(np.argmax(matched[::-1]))
-    return text[best + 1 + np.arange(k) % (end - best)]
+    return in_vocabulary(text[best + 1 + np.arange(k) % (end - best)], vocab_size)

@@ -1,4 +1,4 @@
-"""Device function for ``guess.py``. ``AT`` is a ``KernelLayout``."""
+"""Device functions for ``guess.py``. ``AT`` is a ``KernelLayout``."""
 
 # mypy: allow-untyped-defs
 # A kernel's arguments have Triton's types, which depend on the launch.
@@ -16,7 +16,13 @@ _PLACES = tl.constexpr(512)  # positions an iteration compares
 
 
 @triton.jit
-def continuation(text, length, AT: tl.constexpr):
+def in_vocabulary(tokens, VOCAB: tl.constexpr):
+    """``guess.in_vocabulary`` of a token or of a block of them."""
+    return tl.where((tokens >= 0) & (tokens < VOCAB), tokens, 0)
+
+
+@triton.jit
+def continuation(text, length, VOCAB: tl.constexpr, AT: tl.constexpr):
     """int32 [token_lanes]: ``guess.continuation`` of a text, int32 [length >= 1]."""
     end = length - 1
     best = end * 0  # the largest of all positions' matching tokens << 32 | place + 1
@@ -35,4 +41,4 @@ def continuation(text, length, AT: tl.constexpr):
     follows = best & 0xFFFFFFFF
     period = tl.where(best > 0, end + 1 - follows, 1)
     source = tl.where(best > 0, follows, end) + tl.arange(0, AT.token_lanes) % period
-    return tl.load(text + source)
+    return in_vocabulary(tl.load(text + source), VOCAB)

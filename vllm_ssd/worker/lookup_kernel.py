@@ -20,7 +20,7 @@ from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
 from vllm_ssd.worker.confidence_kernels import grade, weigh
 from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
-from vllm_ssd.worker.guess_kernels import continuation
+from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 from vllm_ssd.worker.kinds import (
     FROM_BRANCH,
     FROM_FALLBACK,
@@ -110,9 +110,10 @@ def look_up_kernel(
     bonus = tl.load(text + length - 1, mask=length > 0, other=0)
     lane = tl.arange(0, AT.token_lanes)
     out = drafts + row * AT.k + lane
-    tl.store(out, (bonus + lane * 0).to(tl.int64), mask=lane < AT.k)
+    fill = in_vocabulary(bonus, VOCAB) + lane * 0
+    tl.store(out, fill.to(tl.int64), mask=lane < AT.k)
     draft_probs += row * AT.k * AT.top_m
-    store_certain(draft_probs, bonus + lane * 0, 0, AT)
+    store_certain(draft_probs, fill, 0, AT)
     confidence_at = row * AT.k + lane
     tl.store(confidences + confidence_at, 0.0, mask=lane < AT.k)
     tl.store(expected + confidence_at, 0.0, mask=lane < AT.k)
@@ -209,9 +210,8 @@ def look_up_kernel(
         kind = tl.where(further, _LEFT, kind)
         depth = tl.where(further, left, depth)
         kind = tl.where(depth == 0, _GUESSED, kind)
-        fill = bonus + lane * 0
         if depth == 0:
-            fill = continuation(text, length, AT)
+            fill = continuation(text, length, VOCAB, AT)
         store_certain(draft_probs, fill, depth, AT)  # an earlier look may have stored more
         if AT.top_m > 0:
             tl.debug_barrier()

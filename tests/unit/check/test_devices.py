@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from subprocess import CompletedProcess
+
 import pytest
 import torch
 
-from vllm_ssd.check.device_trial import Heads, Report, Trial, TriedBackend, try_cpu
+from vllm_ssd.check.device_trial import Heads, Report, Trial, TriedBackend, last_words, try_cpu
 from vllm_ssd.check.devices import (
     DraftMemory,
     look_at_backends,
@@ -75,6 +77,23 @@ def test_a_table_out_of_reach(must, state):
 def test_a_table_in_reach():
     found = look_at_reach("target", "GPU 0", report(look_ns=1400), must=False)
     assert found.state == "ok" and "1400 ns" in found.fact
+
+
+def died(said: bytes, errors: bytes) -> CompletedProcess[bytes]:
+    return CompletedProcess([], -6, said, errors)
+
+
+def test_a_trial_that_ends_its_process():
+    """ROCm ends a process whose kernel uses an address that the GPU does not have."""
+    fault = b"Memory access fault by GPU node-2 on address 0x7f10. Reason: Unknown."
+    stack = b'\nFatal Python error: Aborted\n  File "pages.py", line 90 in register\n'
+    said = b"a library\ntrying the speculation table\n"
+    assert (
+        last_words(died(said, fault + stack)) == f"{fault.decode()}, trying the speculation table"
+    )
+    said += b"trying the draft's attention\n"
+    assert last_words(died(said, b"")) == "exit status -6, trying the draft's attention"
+    assert last_words(died(b"", b"a\nRuntimeError: no GPU\n")) == "RuntimeError: no GPU"
 
 
 class Deaf(SDPAAttention):

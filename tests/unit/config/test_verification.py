@@ -28,9 +28,16 @@ def _chosen(*args, **changes):
     return config.speculative_config.enable_adaptive_verification
 
 
-def test_on_where_vllm_can():
+def _attention(name):
+    return SimpleNamespace(backend=SimpleNamespace(name=name))
+
+
+@pytest.mark.parametrize(
+    "backend", ["FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"]
+)
+def test_on_where_vllm_can(backend):
     assert _chosen() is True
-    assert _chosen(attention_config=SimpleNamespace(backend=SimpleNamespace(name="FLASH_ATTN")))
+    assert _chosen(attention_config=_attention(backend)) is True
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,8 @@ def test_on_where_vllm_can():
         {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)},
         {"compilation_config": SimpleNamespace(cudagraph_mode=CUDAGraphMode.NONE)},
         {"compilation_config": SimpleNamespace(cudagraph_mode=CUDAGraphMode.PIECEWISE)},
-        {"attention_config": SimpleNamespace(backend=SimpleNamespace(name="FLASHINFER"))},
+        {"attention_config": _attention("FLASHINFER")},
+        {"attention_config": _attention("ROCM_AITER_FA")},
         {"model_config": SimpleNamespace(is_hybrid=True)},
         {"model_config": SimpleNamespace(is_hybrid=False, return_sampling_mask=True)},
     ],

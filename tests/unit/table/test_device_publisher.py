@@ -7,21 +7,24 @@ from tests.support import interpreter
 pytest.importorskip("triton")
 
 if interpreter.HERE:
-    from dataclasses import replace
-
     import numpy as np
     import torch
 
     from tests.support.attention_cases import Pair, prompts_and_trees
+    from tests.support.publishing_cases import (
+        SIZES,
+        DeviceMemory,
+        publishing_leaves_the_same_bytes,
+    )
     from vllm_ssd.draft.attention import triton as triton_attention
     from vllm_ssd.draft.attention.base import AttentionShape
     from vllm_ssd.draft.attention.kernels import pack_tree_masks
     from vllm_ssd.draft.attention.masks import tree_mask
     from vllm_ssd.draft.attention.self_test import largest_error
     from vllm_ssd.draft.attention.triton import TritonAttention
-    from vllm_ssd.table import SpeculationTable, TableShape
-    from vllm_ssd.table.device_publisher import DevicePublisher
-    from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes, places
+    from vllm_ssd.table import SpeculationTable, pages
+
+    CPU = torch.device("cpu")
 
     @pytest.mark.parametrize(
         "group, contexts, odd",
@@ -34,54 +37,28 @@ if interpreter.HERE:
     )
     def test_tree_attention(group, contexts, odd, monkeypatch):
         monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)  # each takes long here
-        cpu, small = torch.device("cpu"), {"kv_heads": 2, "steps": 4}
+        small = {"kv_heads": 2, "steps": 4}
         prompts_and_trees(
-            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, cpu, **small, **odd)
+            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, CPU, **small, **odd)
         )
 
     def test_what_a_draft_tries_at_its_start(monkeypatch):
         monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)
-        shape = AttentionShape(2, 6, 2, 16, 0.25, torch.float32, torch.device("cpu"))
+        shape = AttentionShape(2, 6, 2, 16, 0.25, torch.float32, CPU)
         assert largest_error(TritonAttention, shape, block_size=16) < 1e-5
 
-    @pytest.mark.parametrize("top_m, branches", [(0, 5), (3, 5), (4, 19)])
+    @pytest.mark.parametrize("top_m, branches", SIZES)
     def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):
-        """In two tables of different length, whose slots are of different size, at once."""
-        wide = TableShape(slots=4, k=3, branches=branches, tail=16, top_m=top_m)
-        shapes = wide, replace(wide, slots=1, tail=5)
-        on_device, on_host = DevicePublisher(wide, None), HostPublisher()
-        published = []
-        for publisher in (on_device, on_host):
-            folder = tmp_path / type(publisher).__name__
-            folder.mkdir()
-            tables = [SpeculationTable.create(folder / str(s.slots), s) for s in shapes]
-            for table in tables:
-                publisher.join(table)
-            published.append((publisher, tables, torch.tensor(_rows(*tables))))
-        for generation in (5, 6):
-            stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation, 9 << 32 | 2])
-            each = 4, branches
-            accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
-            steps = torch.randint(1, 4, (4,))
-            for publisher, _, rows in published:
-                publisher.predict(Outcomes(rows, stamps, steps, accepted, bonus))
-            for step in range(wide.k):
-                at = torch.tensor([step])
-                tokens, fallbacks = torch.randint(0, 100, each), torch.randint(0, 100, (4, 1))
-                probs = torch.randint(0, 2**62, (*each, top_m)) if top_m else None
-                fallback_probs = torch.randint(0, 2**62, (4, 1, top_m)) if top_m else None
-                for publisher, _, rows in published:
-                    publisher.extend(BranchTokens(rows, stamps, tokens, at, probs))
-                    publisher.fallback(BranchTokens(rows, stamps, fallbacks, at, fallback_probs))
-                (_, ours, _), (_, theirs, _) = published
-                for one, other in zip(ours, theirs):
-                    assert one.slots["prediction"]["depth"].any()
-                    assert bytes(one.pages) == bytes(other.pages)
+        publishing_leaves_the_same_bytes(tmp_path, CPU, top_m, branches)
 
-    def _rows(first, second):
-        """Two slots of the first table and the only one of the second; the second row is
-        padding."""
-        return [places(first)[2], 0, places(first)[0], places(second)[0]]
+    def test_a_gpu_may_have_the_tables_at_other_addresses(tmp_path, monkeypatch):
+        """As on ROCm: all that is published is where the GPU has the tables, and nothing else."""
+        memory = DeviceMemory()
+        monkeypatch.setattr(pages, "address_kernel", memory)
+        tables = publishing_leaves_the_same_bytes(tmp_path, CPU, *SIZES[1], memory.read)
+        for table in tables:
+            untouched = SpeculationTable.create(tmp_path / f"new{table.shape.slots}", table.shape)
+            assert bytes(table.pages) == bytes(untouched.pages)
 
     def test_packed_masks():
         linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))

@@ -39,9 +39,20 @@ if interpreter.HERE:
             return "operation not supported"
 
     @triton.jit
-    def lost_swap_kernel(words, found):
+    def lost_swap_kernel(where, found):
         """What a swap is worth on a bus without atomic operations."""
-        tl.store(found, tl.load(words))
+        there = tl.load(tl.load(where).to(tl.pointer_type(tl.int64)))
+        tl.store(found, there)
+        tl.store(found + 1, there)
+
+    class FailingKernel:
+        """As torch reports a kernel that used an address which the GPU does not have."""
+
+        def __getitem__(self, grid):
+            return self._launch
+
+        def _launch(self, *arguments):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access\nCompile with ...")
 
     @pytest.fixture
     def table(tmp_path):
@@ -54,9 +65,10 @@ if interpreter.HERE:
         return driver
 
     def test_a_swap_returns_what_was_there():
-        words, found = torch.tensor([7, 8]), torch.zeros(1, dtype=torch.int64)
-        pages.swap_kernel[(1,)](words, found)
-        assert (words.tolist(), found.tolist()) == ([1, 8], [7])
+        words, found = torch.tensor([7, 8]), torch.zeros(2, dtype=torch.int64)
+        where = torch.tensor([pages.device_address(words, CPU)])
+        pages.swap_kernel[(1,)](where, found)
+        assert (words.tolist(), found.tolist()) == ([1, 8], [7, 7])
 
     def test_only_the_table_stays_registered_and_as_long_as_it_lives(tmp_path, driver):
         table = SpeculationTable.create(tmp_path / "table", TableShape(slots=1, k=2, branches=2))
@@ -85,13 +97,27 @@ if interpreter.HERE:
         assert "does not pass PCIe atomics through" in one_sentence(error)
         assert driver.registered == []
 
-    @pytest.mark.parametrize("driver_refuses", [False, True])
-    def test_what_the_draft_says(table, driver, monkeypatch, driver_refuses):
-        if driver_refuses:
-            driver.error, why = 801, "cudaHostRegister: operation not supported"
-        else:
-            monkeypatch.setattr(pages, "swap_kernel", lost_swap_kernel)
-            why = "PCIe atomics"
+    def refuse(driver, monkeypatch):
+        driver.error = 801
+        return "cudaHostRegister: operation not supported"
+
+    def lose_swaps(driver, monkeypatch):
+        monkeypatch.setattr(pages, "swap_kernel", lost_swap_kernel)
+        return "PCIe atomics"
+
+    def lead_elsewhere(driver, monkeypatch):
+        """The GPU has another address for the page than the host, and other memory there."""
+        elsewhere = torch.zeros(8, dtype=torch.int64)
+        monkeypatch.setattr(pages, "device_address", lambda *_: elsewhere.data_ptr())
+        return "do not find host memory at the address that the driver gives"
+
+    def fail(driver, monkeypatch):
+        monkeypatch.setattr(pages, "swap_kernel", FailingKernel())
+        return "its kernels fail there: CUDA error: an illegal memory access)"
+
+    @pytest.mark.parametrize("fault", [refuse, lose_swaps, lead_elsewhere, fail])
+    def test_what_the_draft_says(table, driver, monkeypatch, fault):
+        why = fault(driver, monkeypatch)
         with pytest.raises(OSError) as error:
             DevicePublisher(table.shape, CPU).join(table)
         said = one_sentence(error)

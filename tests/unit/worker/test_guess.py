@@ -7,9 +7,11 @@ import pytest
 
 from vllm_ssd.worker.guess import LONGEST, REACH, continuation
 
+VOCAB = 100
+
 
 def guess(text, k=4):
-    return continuation(np.array(text, np.int32), k).tolist()
+    return continuation(np.array(text, np.int32), k, VOCAB).tolist()
 
 
 def test_the_longest_match_counts_then_the_latest():
@@ -30,6 +32,15 @@ def test_without_a_match_the_newest_token_is_repeated():
 def test_no_further_back_than_it_reaches():
     assert guess([2, 8, *[9] * (REACH - 2), 2]) == [8, 9, 9, 9]
     assert guess([2, 8, *[9] * (REACH - 1), 2]) == [2] * 4
+
+
+@pytest.mark.parametrize("placeholder", [VOCAB, 2**31 - 1, -1])
+def test_ids_outside_the_vocabulary_are_not_proposed(placeholder):
+    """They are compared, as they are a part of the text."""
+    image = [placeholder] * 3
+    assert guess([5, *image, 6, 7, 5], k=6) == [0, 0, 0, 6, 7, 5]
+    assert guess([1, *image, 6, 2, *image]) == [6, 2, 0, 0]
+    assert guess([VOCAB - 1, placeholder]) == [0] * 4, "no match"
 
 
 def match(text, place):

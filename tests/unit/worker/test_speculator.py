@@ -74,7 +74,7 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(
         speculator,
         "make_draft_lookup",
-        lambda config, device, states: HostLookup(client, states, SLOTS, device),
+        lambda config, device, states: HostLookup(client, states, SLOTS, VOCAB, device),
     )
     at_once = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch, "Event", lambda kind: at_once)
@@ -158,6 +158,19 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
         expected[3, 1, 5] = expected[3, 2, 6] = 1
         found = (rank.draft_logits / temperatures.view(-1, 1, 1)).exp()
         torch.testing.assert_close(found, expected)
+
+
+def test_placeholders_of_a_prompt_are_never_proposed(ranks):
+    """Of a request that the draft was not told of, and of one whose text goes on as it did before
+    an image."""
+    both, states, _, _ = ranks
+    for rank, of_rank in zip(both, states):
+        rank.before_add(SimpleNamespace(scheduled_new_reqs=[]))
+        of_rank.add_request("a", all_token_ids=[6, VOCAB, VOCAB, 9])
+    states[0].write(3, [6, VOCAB, VOCAB, 9, 6])
+    states[0].write(2, [7, VOCAB])
+    for rank in both:
+        assert propose(rank, torch.zeros(SLOTS), a=3, unknown=2).tolist() == [[0, 0, 9], [0, 0, 0]]
 
 
 def test_a_step_before_one_without_drafts_looks_nothing_up(ranks):

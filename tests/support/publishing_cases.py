@@ -1,0 +1,92 @@
+"""The draft's kernels publish as the host does: in Triton's interpreter and on GPUs alike.
+
+Importing this module compiles kernels the way TRITON_INTERPRET says.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table.device_publisher import DevicePublisher
+from vllm_ssd.table.pages import memory_of
+from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
+
+SIZES = [(0, 5), (3, 5), (4, 19)]  # top_m and branches
+
+
+class DeviceMemory:
+    """In place of ``address_kernel``: a GPU that has registered pages at other addresses than the
+    host. What it has there is a copy of the pages, so a kernel that was given the host's address
+    is found out: it leaves the copy as it was, and changes the pages themselves."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, grid):
+        return self._launch
+
+    def _launch(self, pages, found):
+        found[0] = self._copy_of(pages).data_ptr()
+
+    def _copy_of(self, pages):
+        return self._copies.setdefault(pages.data_ptr(), pages.clone())
+
+    def read(self, table: SpeculationTable) -> bytes:
+        """What the GPU has of a table."""
+        return self._copy_of(memory_of(table, np.int64)).numpy().tobytes()
+
+
+def read_pages(table: SpeculationTable) -> bytes:
+    """What the host has of a table."""
+    return bytes(table.pages)
+
+
+def publishing_leaves_the_same_bytes(
+    folder: Path,
+    device: torch.device,
+    top_m: int,
+    branches: int,
+    read: Callable[[SpeculationTable], bytes] = read_pages,
+) -> list[SpeculationTable]:
+    """In two tables of different length, whose slots are of different size, at once. read: what
+    the kernels have left in a table. Returns the tables that they wrote."""
+    wide = TableShape(slots=4, k=3, branches=branches, tail=16, top_m=top_m)
+    shapes = wide, replace(wide, slots=1, tail=5)
+    on_device = DevicePublisher(wide, None if device.type == "cpu" else device)
+    on_host, cpu, published = HostPublisher(), torch.device("cpu"), []
+    for publisher, where in ((on_device, device), (on_host, cpu)):
+        tables = [
+            SpeculationTable.create(folder / f"{type(publisher).__name__}{shape.slots}", shape)
+            for shape in shapes
+        ]
+        first, second = (publisher.join(table) for table in tables)
+        rows = torch.tensor([first[2], 0, first[0], second[0]], device=where)  # one is padding
+        published.append((publisher, tables, rows))
+
+    def give(publish: str, kind: type, *columns: torch.Tensor | None) -> None:
+        for publisher, _, rows in published:
+            there = [each if each is None else each.to(rows.device) for each in columns]
+            getattr(publisher, publish)(kind(rows, *there))
+
+    (_, ours, _), (_, theirs, _) = published
+    for generation in (5, 6):
+        stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation, 9 << 32 | 2])
+        each = 4, branches
+        accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
+        give("predict", Outcomes, stamps, torch.randint(1, 4, (4,)), accepted, bonus)
+        for step in range(wide.k):
+            at = torch.tensor([step])
+            for publish, count in (("extend", branches), ("fallback", 1)):
+                tokens = torch.randint(0, 100, (4, count))
+                probs = torch.randint(0, 2**62, (4, count, top_m)) if top_m else None
+                give(publish, BranchTokens, stamps, tokens, at, probs)
+            if device.type != "cpu":
+                torch.cuda.synchronize(device)
+            for one, other in zip(ours, theirs):
+                assert other.slots["prediction"]["depth"].any()
+                assert read(one) == bytes(other.pages)
+    return ours
