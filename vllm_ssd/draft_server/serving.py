@@ -28,6 +28,7 @@ class LocalDrafts:
         from vllm_ssd.service.shared_launch import SharedDraftLauncher
 
         self._speculations: list[Any] = [config.speculative_config for config in configs]
+        self._max_num_seqs = configs[0].scheduler_config.max_num_seqs
         self._named: DraftName = name_draft(name, self._speculations[0])
         devices = [choose_lone_device(config, current_platform) for config in configs]
         self._launchers: list[SharedDraftLauncher] = [
@@ -50,7 +51,9 @@ class LocalDrafts:
         """At the addresses in it, whose ports are filled in where they are 0. ``ValueError`` with a
         sentence if that fails."""
         for place, run_dir in enumerate(self.run_dirs):
-            self._relays.append(ListeningEnd(run_dir, self._named, key_file, place))
+            self._relays.append(
+                ListeningEnd(run_dir, self._named, key_file, place, self._max_num_seqs)
+            )
 
     def wait_ready(self) -> None:
         """Until all are loaded; ``RuntimeError`` with a sentence if one fails."""

@@ -29,7 +29,11 @@ class Asks:
     ) -> None:
         """Ask the draft of a run directory; ``then`` gets its answer, or None if there is none
         within ``limit_s`` seconds."""
-        socket = self._sockets.context.socket(zmq.DEALER)
+        try:
+            socket = self._sockets.context.socket(zmq.DEALER)
+        except zmq.ZMQError:  # no descriptor is free
+            then(None)
+            return
         socket.connect(endpoint(run_dir))
         socket.send(msgspec.msgpack.encode(message))
         self._open[socket] = time.monotonic() + limit_s, then

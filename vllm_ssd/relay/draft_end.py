@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import zmq
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.relay.apply import read_status
 from vllm_ssd.relay.asks import Asks
 from vllm_ssd.relay.changes import REST_S, pause_s
@@ -49,18 +51,25 @@ from vllm_ssd.service.messages import Wake
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.heartbeat import draft_lives
 
+logger = get_logger(__name__)
+
 PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
 _LOOK_AFTER_S = 0.1  # between two looks at who is gone
+# Requests of an engine that every draft allows, vLLM's largest default of max_num_seqs. Those that
+# the draft has no room for are served without drafts, so an engine may have more than the draft.
+_ALLOWED_SLOTS = 1024
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
     """run_dir: of the draft; named: what its service has published; key_file: with its keys, and
-    the address at which to listen in this place."""
+    the address at which to listen in this place; max_num_seqs: requests that it drafts for at a
+    time."""
 
     run_dir: str
     named: DraftName
     key_file: str
     place: int
+    max_num_seqs: int
 
 
 class _Peer:
@@ -84,6 +93,7 @@ class DraftEnd:
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
         """Raises ``OSError`` and ``ValueError`` with a sentence if it cannot listen."""
         self._named = spec.named
+        self._most_slots = max(spec.max_num_seqs, _ALLOWED_SLOTS)
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
@@ -142,6 +152,10 @@ class DraftEnd:
                 self._handle(sender, frame)
         except Malformed as error:
             self._refuse(sender, str(error))
+        except Exception as error:  # about one target's end: the engines of others go on
+            logger.exception("SSD: the relay refuses a target's node after an error")
+            name = type(error).__name__
+            self._refuse(sender, f"the relay on the draft's node failed ({name}): see its log")
 
     def _refuse(self, sender: bytes, why: str) -> None:
         if sender in self._peers:
@@ -177,6 +191,8 @@ class DraftEnd:
                     peer.engines[frame.session].apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
+        if sender in self._peers:
+            raise Malformed("a second greeting on one connection")
         if hello.name != self._named.name:
             raise Malformed(
                 f"the draft server there is {self._named.name!r} and not {hello.name!r}: correct "
@@ -192,6 +208,8 @@ class DraftEnd:
         return [read_status(self._table, 0, lives), *of_engines]
 
     def _open(self, peer: _Peer, opened: Open) -> None:
+        if opened.session in peer.engines:
+            raise Malformed(f"session {opened.session} is open already")
         refusal = self._misfit(opened)
         if refusal:
             peer.outbox.add(Opened(opened.session, refusal))
@@ -202,14 +220,16 @@ class DraftEnd:
                     other.engines.pop(session).close()
         try:
             engine = MirroredEngine(opened, self._service, self._asks)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, zmq.ZMQError) as error:
             peer.outbox.add(Opened(opened.session, str(error)))
             return
         peer.engines[opened.session] = engine
 
         def answered(refusal: str) -> None:
-            if refusal and peer.engines.pop(opened.session, None) is not None:
-                engine.close()
+            if peer.engines.get(opened.session) is not engine:
+                return  # closed meanwhile
+            if refusal:
+                peer.engines.pop(opened.session).close()
             lives = draft_lives(self._table)
             peer.outbox.add(engine.status(lives), Opened(opened.session, refusal))
 
@@ -218,6 +238,17 @@ class DraftEnd:
     def _misfit(self, opened: Open) -> str:
         """Why a table is none for this draft, before there is one; "" if it may be."""
         ours = self._table.shape
+        if opened.slots > self._most_slots:
+            return (
+                f"the engine is made for {opened.slots} requests at a time, and the draft takes "
+                f"engines with at most {self._most_slots}: start the engine with --max-num-seqs "
+                f"{self._most_slots}, or the draft server with --max-num-seqs {opened.slots}"
+            )
+        if opened.tail != ours.tail:
+            return (
+                f"the engine's table keeps {opened.tail} tokens of a text, the draft's "
+                f"{ours.tail}: install the same vllm-ssd on both nodes"
+            )
         theirs = (opened.k, opened.branches, opened.top_m)
         if theirs == (ours.k, ours.branches, ours.top_m):
             return ""

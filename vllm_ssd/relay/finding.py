@@ -50,7 +50,7 @@ def contacts(where: Where) -> list[Contact]:
             f"{where.key_file} is the key file of the draft server {keys.name!r}, and draft_server "
             f"is {where.name!r}: correct one of them"
         )
-    if not keys.client_secret:
+    if not (keys.client_secret and keys.clients):
         raise ValueError(f"{where.key_file} has no keys for engines: name the one of --key-file")
     return contacts_of(keys)
 

@@ -24,6 +24,7 @@ LARGEST = 16 * 2**20  # bytes of a message; a text of a million tokens has 4 MiB
 
 Session = Annotated[int, msgspec.Meta(ge=1)]
 Stamp = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits, as msgpack has no more
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -145,7 +146,7 @@ class Refused(Frame):
 class Pong(Frame):
     """sent_ns: of the ``Ping``."""
 
-    sent_ns: int
+    sent_ns: Number
 
 
 class Opened(Frame):
@@ -161,7 +162,7 @@ class Status(Frame):
 
     session: Annotated[int, msgspec.Meta(ge=0)]
     age_ns: Annotated[int, msgspec.Meta(ge=-1)]
-    counters: list[int]
+    counters: list[Number]
 
 
 class State(Frame):

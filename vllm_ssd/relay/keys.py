@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import zmq
+
+_Z85 = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
+Key = Annotated[str, msgspec.Meta(pattern=f"^{_Z85}$")]
+KeyOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_Z85})?$")]
 
 
 class KeyFile(msgspec.Struct, frozen=True):
@@ -21,10 +26,10 @@ class KeyFile(msgspec.Struct, frozen=True):
 
     name: str
     addresses: list[str]
-    server_public: str
-    server_secret: str
-    clients: list[str]
-    client_secret: str = ""
+    server_public: Key
+    server_secret: Key
+    clients: list[Key]
+    client_secret: KeyOrNone = ""
 
 
 class Contact(msgspec.Struct, frozen=True):

@@ -11,9 +11,12 @@ from collections.abc import Callable, Collection
 import zmq
 from zmq.utils import z85
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.relay.frames import LARGEST
 from vllm_ssd.relay.keys import Contact, KeyFile, endpoint_of
 from vllm_ssd.relay.sockets import Sockets
+
+logger = get_logger(__name__)
 
 # What is under way in one direction, at most: messages in our queues on each side, and bytes in
 # those of the kernel. Who has filled them waits with what is newer, and sends only what is still
@@ -67,7 +70,8 @@ class TargetLink:
 
 class DraftLink:
     """The draft's end of all connections. ``read`` is called with the sender and each message;
-    ``keys`` returns the keys as they are now: who is let in may change."""
+    ``keys`` returns the keys as they are now, or raises ``ValueError``. Who is let in may change.
+    """
 
     def __init__(
         self,
@@ -79,10 +83,12 @@ class DraftLink:
         """place: of its address in them. Raises ``OSError`` if it cannot listen."""
         own = keys()
         address = own.addresses[place]
+        self._keys, self._clients = keys, own.clients
+        self._unreadable = False
         self._sockets = sockets
         self._door = sockets.context.socket(zmq.REP)
         self._door.bind(_ZAP)
-        sockets.add(self._door, lambda: _let_in(self._door, keys().clients))
+        sockets.add(self._door, lambda: _let_in(self._door, self._clients_now()))
         self._socket = socket = sockets.context.socket(zmq.ROUTER)
         _limit(socket)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -122,6 +128,19 @@ class DraftLink:
     def close(self) -> None:
         self._sockets.remove(self._socket)
         self._sockets.remove(self._door)
+
+    def _clients_now(self) -> Collection[str]:
+        """Public keys that are let in: those of the last time that the keys could be read."""
+        try:
+            self._clients = self._keys().clients
+            self._unreadable = False
+        except ValueError as error:
+            if not self._unreadable:
+                logger.warning(
+                    "SSD: the relay lets engines in by the keys it read before: %s", error
+                )
+            self._unreadable = True
+        return self._clients
 
 
 def _parts(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes]:

@@ -43,11 +43,15 @@ def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
 class ListeningEnd:
     """Of one draft. ``look`` at it now and then, until ``stop``."""
 
-    def __init__(self, run_dir: Path, named: DraftName, key_file: Path, place: int):
+    def __init__(
+        self, run_dir: Path, named: DraftName, key_file: Path, place: int, max_num_seqs: int
+    ):
         """run_dir: of the draft; place: its own among the addresses of the key file, where a port
-        of 0 becomes the right one. ``ValueError`` with a sentence if it cannot listen."""
+        of 0 becomes the right one; max_num_seqs: as of ``DraftEndSpec``. ``ValueError`` with a
+        sentence if it cannot listen."""
         self._folder = run_dir
-        self._spec = DraftEndSpec(str(run_dir), named, str(key_file.absolute()), place)
+        path = str(key_file.absolute())
+        self._spec = DraftEndSpec(str(run_dir), named, path, place, max_num_seqs)
         self._next_start = 0.0
         self._child = self._start()
         keys = read_keys(key_file)
@@ -65,7 +69,7 @@ class ListeningEnd:
         self._child.stop()
         try:
             self._child = self._start()
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             logger.error("SSD: the relay could not be started again: %s", error)
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ from vllm_ssd.relay.frames import (
 )
 from vllm_ssd.service import rundir
 from vllm_ssd.service.joined_draft import PUT_AWAY_S
-from vllm_ssd.service.messages import Add, ControlClient, Join, Leave, Remove, endpoint
+from vllm_ssd.service.messages import NO_ANSWER, Add, ControlClient, Join, Leave, Remove, endpoint
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
@@ -37,27 +37,31 @@ class MirroredEngine:
     """From ``join`` to ``close``. session: of its frames; engine: its name."""
 
     def __init__(self, opened: Open, service: Path, asks: Asks):
-        """``service``: run directory of the draft service. Raises as ``OwnFiles``."""
+        """``service``: run directory of the draft service. Raises as ``OwnFiles`` and, without a
+        free descriptor, ``zmq.ZMQError``."""
         self.session, self.engine = opened.session, opened.engine
         self._service, self._asks = service, asks
         shape = TableShape(opened.slots, opened.k, opened.branches, opened.tail, opened.top_m)
         self._files = OwnFiles(shape, TableOwner(opened.model, opened.index, os.getpid()))
         self._run_dir = self._files.run_dir
-        self._table = SpeculationTable.open(rundir.table_path(self._run_dir))
+        try:
+            self._table = SpeculationTable.open(rundir.table_path(self._run_dir))
+            self._control = ControlClient(endpoint(self._run_dir))
+        except BaseException:
+            self._files.remove()
+            raise
         self._table.target["started_s"] = int(time.time())  # as a target's worker does
-        self._control = ControlClient(endpoint(self._run_dir))
         self._changes = DraftChanges(self._table, self.session)
         self._as_target = AsTarget(self._table)
         self._requests: dict[int, int] = {}  # generations, by slot
 
     def join(self, then: Callable[[str], None]) -> None:
         """Have the draft draft for it; ``then`` gets "" or why it does not, as a sentence."""
-        no_answer = "the draft server gave no answer"
         self._asks.ask(
             self._service,
             Join(str(self._run_dir)),
             ANSWER_S,
-            lambda answer: then(no_answer if answer is None else answer),
+            lambda answer: then(NO_ANSWER if answer is None else answer),
         )
 
     def apply(self, frame: Added | Removed | Happened | Confirmed | Plan) -> None:

@@ -11,6 +11,8 @@ import zmq
 
 from vllm_ssd.service.messages import Request, endpoint
 
+_ROUNDS = 64  # messages of each socket that are read before the ends do their other work
+
 Answer = Callable[[str], None]
 _requests = msgspec.msgpack.Decoder(Request)
 
@@ -22,19 +24,20 @@ class Sockets:
         self.context = zmq.Context()
         self._poller = zmq.Poller()
         self._read: dict[int | zmq.Socket[bytes], Callable[[], None]] = {}
-        self._fds: dict[int | zmq.Socket[bytes], int] = {}
+        self._fds = select.epoll()  # whose own descriptor is a low number, as ``select`` wants it
 
     def add(self, source: int | zmq.Socket[bytes], read: Callable[[], None]) -> None:
         """Call ``read`` whenever there is something to read: one message of a socket, or from a
         file descriptor."""
         self._read[source] = read
-        self._fds[source] = source if isinstance(source, int) else source.fileno()
+        self._fds.register(source, select.EPOLLIN)
         self._poller.register(source, zmq.POLLIN)
 
     def remove(self, source: int | zmq.Socket[bytes], linger_ms: int = 0) -> None:
         """Read it no longer; a socket is closed, and what it has yet to send is dropped after
         ``linger_ms`` milliseconds."""
-        del self._read[source], self._fds[source]
+        del self._read[source]
+        self._fds.unregister(source)
         self._poller.unregister(source)
         if not isinstance(source, int):
             source.close(linger=linger_ms)
@@ -61,9 +64,13 @@ class Sockets:
         return socket
 
     def drain(self) -> bool:
-        """Read all that has come; returns whether there was something."""
+        """Read what has come, up to ``_ROUNDS`` messages of each socket; returns whether there was
+        something."""
         some = False
-        while ready := self._poller.poll(0):
+        for _ in range(_ROUNDS):
+            ready = self._poller.poll(0)
+            if not ready:
+                break
             for source, _ in ready:
                 read = self._read.get(source)
                 if read is not None:  # another one may have removed it
@@ -73,12 +80,13 @@ class Sockets:
 
     def wait(self, seconds: float) -> None:
         """Until there may be something to read, ``seconds`` at most."""
-        # ZeroMQ's own poll knows milliseconds only.
-        select.select(list(self._fds.values()), [], [], seconds)
+        # ZeroMQ's own poll and that of epoll know milliseconds only.
+        select.select([self._fds], [], [], seconds)
 
     def close(self) -> None:
         for source in list(self._read):
             self.remove(source)
+        self._fds.close()
         self.context.term()
 
 

@@ -48,13 +48,16 @@ from vllm_ssd.relay.process import Parent
 from vllm_ssd.relay.relayed_engine import RelayedEngine
 from vllm_ssd.relay.sockets import Answer, Sockets
 from vllm_ssd.service import rundir
-from vllm_ssd.service.messages import NOT_ITS_OWN, Join, Leave, Request, Wake
+from vllm_ssd.service.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
 logger = get_logger(__name__)
 
 SILENT_S = 1.0  # without a message, after which the link counts as dead
+# Until another connection after one that was refused: the first time, and the most, as it doubles
+# each time. A connection that was good for a while makes up for those before it.
+REFUSED_S, _LONGEST_S, _GOOD_S = 1.0, 30.0, 10.0
 PING_S = 0.1  # between two questions how the draft is
 _UNKNOWN_S = 1.0  # between two looks for requests that the draft was not told of
 _LINGER_MS = 200  # for the last words to the other end
@@ -91,6 +94,8 @@ class TargetEnd:
         self._engines: dict[int, RelayedEngine] = {}  # by the numbers of their sessions
         self._awaiting: dict[int, Answer] = {}  # who is told whether the draft drafts for it
         self._session = 0
+        self._refusal = ""  # why the last connection was refused
+        self._pause_s = REFUSED_S
         self._link_us = 0.0
         self._next_ping = self._next_look = 0.0
         self._next_touch = time.monotonic() + rundir.TOUCH_S
@@ -100,9 +105,9 @@ class TargetEnd:
         """One look at everything, and a pause."""
         self._sockets.drain()
         now = time.monotonic()
-        if now - self._heard > SILENT_S:
+        if now >= self._renew_at:
             self._reconnect()
-        if now >= self._next_ping:
+        if now >= self._next_ping and not self._over:
             self._next_ping = now + PING_S
             self._outbox.add(Ping(time.monotonic_ns(), round(self._link_us)))
         if now >= self._next_look:
@@ -125,17 +130,33 @@ class TargetEnd:
         self._link = TargetLink(self._sockets, self._contact, self._read)
         self._outbox = Outbox(self._link.send)
         self._outbox.add(Hello(self._where.name))
-        self._heard = time.monotonic()
+        self._over = False  # nothing more is heard or asked on this connection
+        self._connected = time.monotonic()
+        self._renew_at = self._connected + SILENT_S
 
     def _reconnect(self) -> None:
-        """The link is dead, and all sessions with it."""
-        self._table.draft["heartbeat"] = self._table.draft["away"] = 0
-        for session in list(self._engines):
-            self._part(session)
+        self._end_sessions()
         self._link.close()
         with suppress(ValueError, IndexError):  # the former one may become right again
             self._contact = contacts(self._where)[self._place]
         self._connect()
+
+    def _end_sessions(self) -> None:
+        """The link is dead, and all of them with it."""
+        self._table.draft["heartbeat"] = self._table.draft["away"] = 0
+        for session in list(self._engines):
+            self._part(session)
+
+    def _refused(self, why: str) -> None:
+        """The ends do not understand each other: try it again, less and less often. Each cause is
+        logged once."""
+        self._end_sessions()
+        self._over = True
+        self._renew_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+        if why != self._refusal:
+            self._refusal = why
+            logger.warning("SSD: the relay of %r: %s", self._where.name, why)
 
     def _look_after(self, now: float) -> None:
         for session, engine in list(self._engines.items()):
@@ -155,7 +176,7 @@ class TargetEnd:
             self._outbox.add(Close(session, asleep))
         answer = self._awaiting.pop(session, None)
         if answer is not None:
-            answer("the link to the draft's node is lost")
+            answer(LINK_LOST)
 
     # What the engines ask
 
@@ -192,13 +213,18 @@ class TargetEnd:
     # What the other end says
 
     def _read(self, message: bytes) -> None:
+        if self._over:
+            return
         try:
             for frame in decode_to_target(message):
                 self._take(frame)
-        except Malformed as error:  # as if nothing had come: soon there is another connection
-            logger.warning("SSD: the relay of %r: %s", self._where.name, error)
-        else:
-            self._heard = time.monotonic()
+        except Malformed as error:
+            self._refused(str(error))
+            return
+        now = time.monotonic()
+        self._renew_at = now + SILENT_S
+        if now - self._connected > _GOOD_S:
+            self._refusal, self._pause_s = "", REFUSED_S
 
     def _take(self, frame: ToTarget) -> None:
         match frame:

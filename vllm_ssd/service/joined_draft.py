@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find_all
-from vllm_ssd.service.messages import OTHERS_CAME, Join, Leave, Wake, ask
+from vllm_ssd.service.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
 from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
 from vllm_ssd.service.ray_placement import place_target_by_ray
 from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable
@@ -185,13 +185,13 @@ class JoinedDraft:
 
     def _join(self, service: Service) -> None:
         answer = ask(service.run_dir, Join(str(self._run_dir), service.engines), ANSWER_S)
-        if answer == OTHERS_CAME:
-            self._next_try = 0.0
+        if answer is None or answer in NOT_NOW:
+            if answer == OTHERS_CAME:
+                self._next_try = 0.0
             return
         if answer == "":
             self._service = service
-        if answer is not None:
-            self._say(answer)
+        self._say(answer)
 
     def _services(self) -> list[Service]:
         """All drafts with this name, to be closed; ``ValueError`` with a sentence if there is none,

@@ -76,6 +76,11 @@ NOT_ITS_OWN = (
     "stop the draft server and start it with the other weights"
 )
 OTHERS_CAME = "others have joined meanwhile"
+NOT_LOADED = "the draft is not loaded now"
+NO_ANSWER = "the draft server gave no answer"
+LINK_LOST = "the link to the draft's node is lost"
+# Answers to ``Join`` that are no refusal: the draft may take the engine at the next try.
+NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST})
 
 Request = Union[Add, Remove, Stop, Sleep, Wake, Reload, Join, Leave]
 # Its result is the answer, None = none: "", or a sentence that says what is wrong.

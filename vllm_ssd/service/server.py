@@ -18,6 +18,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.cores import pin_to
 from vllm_ssd.service.messages import (
+    NOT_LOADED,
     OTHERS_CAME,
     Add,
     ControlServer,
@@ -220,7 +221,7 @@ class DraftServer:
         from vllm_ssd.service.served_engine import ServedEngine
 
         if self._draft.engine is None:
-            return "the draft is not loaded now"
+            return NOT_LOADED
         self._part(message.run_dir)
         if message.engines not in (None, len(self._joined)):
             return OTHERS_CAME

@@ -11,13 +11,25 @@ import pytest
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, Reference, Target
+from tests.unit.service.test_joined_draft import said as logged
 from tests.unit.service.test_served_engine import Engine, Running, until
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.finding import Where, described
-from vllm_ssd.relay.frames import Hello, Open, Opened, Refused, Removed, decode_to_target, encode
-from vllm_ssd.relay.keys import contacts_of, make_keys, read_keys, write_keys
+from vllm_ssd.relay.frames import (
+    Hello,
+    Malformed,
+    Open,
+    Opened,
+    Refused,
+    Removed,
+    Welcome,
+    decode_to_target,
+    encode,
+)
+from vllm_ssd.relay.keys import contacts_of, make_keys, new_pair, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
+from vllm_ssd.relay.mirrored_engine import MirroredEngine
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.service import rundir
@@ -31,6 +43,26 @@ from vllm_ssd.worker.wait_policy import WaitPolicy
 
 ANSWER_S = 10.0
 NAMED = DraftName("drafts", {"k": 2, "model": "draft"})
+
+
+class Stranger:
+    """A target's end that says what it is told to."""
+
+    def __init__(self, contact):
+        self._sockets, self._messages = Sockets(), []
+        self._link = TargetLink(self._sockets, contact, self._messages.append)
+
+    def say(self, *frames):
+        self._link.send(encode(frames))
+
+    def heard(self, kind):
+        """The last frame of this type, None if there was none."""
+        self._sockets.drain()
+        found = [frame for message in self._messages for frame in decode_to_target(message)]
+        return next((frame for frame in reversed(found) if isinstance(frame, kind)), None)
+
+    def close(self):
+        self._sockets.close()
 
 
 class Stepping:
@@ -76,9 +108,10 @@ def key_file(tmp_path):
 def relay(server, key_file, monkeypatch):
     """The draft's end, and the target's."""
     monkeypatch.setattr(target_end, "SILENT_S", 1.0)
+    monkeypatch.setattr(target_end, "REFUSED_S", 0.02)
     monkeypatch.setattr(draft_end, "PEER_GONE_S", 2.0)
     with ExitStack() as ends:
-        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file), 0)
+        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file), 0, 4)
         theirs = Stepping(DraftEnd(spec, Sockets()))
         ends.callback(theirs.stop)
         address = f"127.0.0.1:{theirs.end.port}"
@@ -91,6 +124,20 @@ def relay(server, key_file, monkeypatch):
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
         until("draft", lambda: draft_lives(service))
         yield theirs, ours
+
+
+@pytest.fixture
+def connect(relay, key_file):
+    """Makes strangers, who have the keys unless they have others."""
+    contact = contacts_of(read_keys(key_file))[0]
+    with ExitStack() as ends:
+
+        def made(**other):
+            one = Stranger(msgspec.structs.replace(contact, **other))
+            ends.callback(one.close)
+            return one
+
+        yield made
 
 
 @pytest.fixture
@@ -149,10 +196,14 @@ def test_drafts_are_those_of_a_draft_that_is_near(server, engine):
 def test_what_does_not_fit_is_refused(server, relay, engine, tmp_path):
     shape = server.table.shape
     other = Engine(TableShape(3, shape.k + 1, shape.branches))
+    wide = Engine(TableShape(1025, shape.k, shape.branches))
+    long = Engine(TableShape(3, shape.k, shape.branches, 2 * shape.tail))
     gone = Engine(TableShape(3, shape.k, shape.branches))
     gone.die()
     for run_dir, said in (
         (other.run_dir, "made for k=3"),
+        (wide.run_dir, "or the draft server with --max-num-seqs 1025"),
+        (long.run_dir, "keeps 4096 tokens of a text, the draft's 2048"),
         (gone.run_dir, "is gone"),
         (tmp_path, "is not the run directory of an engine"),
     ):
@@ -161,7 +212,8 @@ def test_what_does_not_fit_is_refused(server, relay, engine, tmp_path):
     refused = ask(relay[1].end.run_dir, Sleep(), ANSWER_S)
     assert refused is not None and "is shared by all engines" in refused
     assert server.joined() == 1 and engine.predicted(3) == server.expected
-    other.files.remove()
+    for one in (other, wide, long):
+        one.files.remove()
 
 
 def test_a_silent_link_is_waited_for_by_nobody(server, relay, engine):
@@ -221,27 +273,90 @@ def test_an_engine_that_dies_is_left(server, relay, engine):
     until("end", lambda: server.joined() == 0)
 
 
-def test_what_is_said_wrong_ends_the_session(server, relay, engine, key_file):
-    """By somebody who has the keys: others go on."""
-    sockets, messages = Sockets(), []
-    link = TargetLink(sockets, contacts_of(read_keys(key_file))[0], messages.append)
+def opening(server, session, name):
     shape = server.table.shape
-    opening = Open(1, "stranger", 2, shape.k, shape.branches, 64, 0, "", 0)
-    link.send(encode([Hello("drafts"), opening]))
+    return Open(session, name, 2, shape.k, shape.branches, shape.tail, 0, "", 0)
 
-    def heard(kind):
-        sockets.drain()
-        found = [frame for message in messages for frame in decode_to_target(message)]
-        return next((frame for frame in found if isinstance(frame, kind)), None)
 
-    until("session", lambda: heard(Opened))
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda server: Removed(1, 7, 1), "there is no slot 7"),
+        (lambda server: Hello("drafts"), "a second greeting on one connection"),
+        (lambda server: opening(server, 1, "another"), "session 1 is open already"),
+    ],
+    ids=["slot", "greeting", "session"],
+)
+def test_what_is_said_wrong_ends_the_session(server, engine, connect, wrong, said):
+    """By somebody who has the keys: others go on, and nothing of it is left."""
+    before = set(rundir.living())
+    stranger = connect()
+    stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
+    until("session", lambda: stranger.heard(Opened))
     until("it", lambda: server.joined() == 2)
-    link.send(encode([Removed(1, 7, 1)]))
-    until("refusal", lambda: heard(Refused))
-    assert heard(Refused).why == "there is no slot 7"
+    stranger.say(wrong(server))
+    until("refusal", lambda: stranger.heard(Refused))
+    assert stranger.heard(Refused).why == said
+    until("end of the session", lambda: server.joined() == 1 and set(rundir.living()) == before)
+    assert engine.predicted(3) == server.expected
+
+
+def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, monkeypatch):
+    def fail(*_):
+        raise IndexError("unforeseen")
+
+    stranger = connect()
+    stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
+    until("session", lambda: stranger.heard(Opened))
+    with monkeypatch.context() as patched:
+        patched.setattr(MirroredEngine, "apply", fail)
+        stranger.say(Removed(1, 1, 1))
+        until("refusal", lambda: stranger.heard(Refused))
+    assert "failed (IndexError): see its log" in stranger.heard(Refused).why
     until("end of the session", lambda: server.joined() == 1)
     assert engine.predicted(3) == server.expected
-    sockets.close()
+
+
+def greet(stranger):
+    stranger.say(Hello("drafts"))
+    until("welcome", lambda: stranger.heard(Welcome))
+
+
+def test_a_key_file_that_cannot_be_read(server, engine, connect, key_file, caplog):
+    """Engines with the keys that it had are let in. The log says so once, until it can be read."""
+    keys = read_keys(key_file)
+    public, secret = new_pair()
+    key_file.unlink()
+    for _ in range(2):
+        greet(connect())
+    (line,) = logged(caplog)
+    assert "cannot be read (No such file or directory)" in line
+    write_keys(key_file, msgspec.structs.replace(keys, clients=[*keys.clients, public]))
+    for lines in (1, 2):
+        greet(connect(client_public=public, client_secret=secret))
+        assert len(logged(caplog)) == lines
+        key_file.unlink(missing_ok=True)
+    assert engine.predicted(3) == server.expected
+
+
+def test_ends_that_do_not_understand_each_other(relay, caplog, monkeypatch):
+    """As where one node has another version: a line for each cause, until they do."""
+    service = SpeculationTable.open(rundir.table_path(relay[1].end.run_dir))
+    why, heard = "another version", []
+
+    def refuse(message):
+        heard.append(why)
+        raise Malformed(why)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(draft_end, "decode_to_draft", refuse)
+        until("tries", lambda: len(heard) > 3)
+        until("loss", lambda: not draft_lives(service))
+        assert logged(caplog) == [f"SSD: the relay of 'drafts': {why}"]
+        why = "yet another"
+        until("tries", lambda: heard.count(why) > 1)
+    until("draft", lambda: draft_lives(service))
+    assert len(logged(caplog)) == 2
 
 
 def test_what_all_engines_have_in_common(relay, key_file):

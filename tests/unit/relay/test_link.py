@@ -1,6 +1,8 @@
 """Who may talk to the draft's end of a relay, and what a full or broken link does."""
 
+import fcntl
 import os
+import resource
 import socket
 import time
 
@@ -23,6 +25,7 @@ from vllm_ssd.relay.listening import prepare_keys
 from vllm_ssd.relay.sockets import Sockets
 
 HEARD_S, SILENCE_S = 15.0, 0.3
+FD_SETSIZE = 1024
 
 
 class Place:
@@ -158,6 +161,23 @@ def test_who_is_gone(place, connect):
             time.sleep(0.01)
 
 
+def test_descriptors_may_be_many(place):
+    """Those of many engines have numbers that ``select`` does not know."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most <= FD_SETSIZE:
+        pytest.skip(f"this user may have {most} open files")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, FD_SETSIZE)
+        place.sockets.add(high, lambda: place.heard.append(os.read(high, 1)))
+        ours.send(b"x")
+        place.sockets.wait(HEARD_S)
+        place.sockets.drain()
+        place.sockets.remove(high)
+        os.close(high)
+    assert place.heard == [b"x"]
+
+
 def test_an_address_that_is_taken(place):
     sockets = Sockets()
     with pytest.raises(OSError, match="cannot listen at"):
@@ -194,6 +214,10 @@ def test_each_draft_has_a_port():
         (lambda path: prepare_keys(path, "drafts", "h:65535", 2), "'h:65536' is not HOST:PORT"),
         (lambda path: path.chmod(0o644), "can be read by others (mode 644)"),
         (lambda path: path.write_text("{}"), "is no key file"),
+        (
+            lambda path: path.write_text(path.read_text().replace('c": "', 'c": "x')),
+            "is no key file",
+        ),
         (lambda path: path.unlink(), "cannot be read (No such file or directory)"),
     ],
 )

@@ -12,6 +12,7 @@ from tests.support.gpu_hosts import engine, parallel
 from tests.unit.relay.test_ends import Stepping
 from tests.unit.service.test_joined_draft import SHAPE, FakeService, begin, lives, said, until
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.relay import mirrored_engine
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.process import Child
@@ -19,7 +20,7 @@ from vllm_ssd.relay.remote_draft import RemoteDraft
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.service import joined_draft, rundir
 from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import Join, Leave, Wake, ask
+from vllm_ssd.service.messages import NO_ANSWER, Join, Leave, Wake, ask
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner
 from vllm_ssd.table.heartbeat import draft_lives
@@ -37,7 +38,9 @@ class Far:
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
         self.ends = [
             Stepping(
-                DraftEnd(DraftEndSpec(str(one.files.run_dir), NAMED, str(key_file), at), Sockets())
+                DraftEnd(
+                    DraftEndSpec(str(one.files.run_dir), NAMED, str(key_file), at, 4), Sockets()
+                )
             )
             for at, one in enumerate(self.services)
         ]
@@ -103,6 +106,26 @@ def test_it_joins_and_leaves_nothing_behind(far):
     for run_dir in (own, Path(relay.word)):
         assert not run_dir.exists() and not rundir.table_path(run_dir).exists()
     until(lambda: service.asked == [Join, Leave])
+
+
+def test_a_draft_that_does_not_answer_at_once(make, monkeypatch):
+    """It is busy: the engine asks again, and its start does not fail."""
+    answers = []
+
+    def noted(*arguments):
+        answers.append(ask(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(joined_draft, "ask", noted)
+    monkeypatch.setattr(mirrored_engine, "ANSWER_S", 0.2)
+    far = make(1)
+    far.service.deaf = True
+    far.draft.start()
+    far.draft.workers_started()
+    until(lambda: NO_ANSWER in answers)
+    far.service.deaf = False
+    far.draft.wait_ready()
+    assert lives(far.draft)
 
 
 def test_it_sleeps_and_wakes_the_draft_up(far, caplog):

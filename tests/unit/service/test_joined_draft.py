@@ -16,6 +16,7 @@ from vllm_ssd.service import joined_draft, rundir
 from vllm_ssd.service.draft_names import DraftName, publish
 from vllm_ssd.service.joined_draft import JoinedDraft
 from vllm_ssd.service.messages import (
+    NOT_LOADED,
     OTHERS_CAME,
     ControlServer,
     Join,
@@ -42,13 +43,14 @@ NAMED = DraftName("drafts", {})
 
 class FakeService:
     """``loaded``: its draft lives. refusal: what it answers to engines that want to join. asked:
-    what it was asked, by the types of messages; slept: whether to sleep, each time it was left."""
+    what it was asked, by the types of messages; slept: whether to sleep, each time it was left;
+    deaf: it takes in no messages for now."""
 
     def __init__(self, loaded: bool = True, refusal: str = "", pid: int = 7, named=NAMED):
         self.files = OwnFiles(SHAPE, TableOwner(draft_server=named.name))
         self._draft = SpeculationTable.open(rundir.table_path(self.files.run_dir)).draft[0]
         self._draft["pid"], self._draft["heartbeat"] = pid, loaded and time.monotonic_ns()
-        self.loaded, self.refusal = loaded, refusal
+        self.loaded, self.refusal, self.deaf = loaded, refusal, False
         self.asked: list[type] = []
         self.slept: list[bool] = []
         self._joined: dict[str, SpeculationTable] = {}
@@ -89,7 +91,8 @@ class FakeService:
 
     def _serve(self):
         while not self._ended.wait(0.01):
-            self._control.drain()
+            if not self.deaf:
+                self._control.drain()
             if self.loaded:
                 joined = [table.draft[0] for table in self._joined.values()]
                 self._draft["joined"] = len(joined)
@@ -193,6 +196,17 @@ def test_a_service_that_loads_is_waited_for(service, join):
     draft.workers_started()
     assert not one.asked
     one.loaded = True
+    draft.wait_ready()
+    assert lives(draft)
+
+
+def test_an_answer_that_is_no_refusal_is_no_end(service, join):
+    one = service(refusal=NOT_LOADED)
+    draft = join()
+    draft.start()
+    draft.workers_started()
+    until(lambda: len(one.asked) > 1)
+    one.refusal = ""
     draft.wait_ready()
     assert lives(draft)
 
