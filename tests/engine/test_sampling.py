@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.sampled_texts import METHODS, check, make_pair
+from tests.support.sampled_features import features
+from tests.support.sampled_texts import CUTS, METHODS, check, make_pair
 
 
 @pytest.fixture(scope="module")
@@ -12,6 +13,8 @@ def pair(tmp_path_factory):
     return make_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("method", METHODS.keys())
 def test_texts_have_the_targets_distribution(pair, method):
-    check(pair, method)
+    """With the default method, also whatever else a request asks for."""
+    cases = {**CUTS, **features()} if method == "probabilistic" else CUTS
+    check(pair, METHODS[method], cases)

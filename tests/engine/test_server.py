@@ -14,11 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from openai import OpenAI
 from openai.types import Completion
 
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
+from tests.support.chi_square import chance_of
 from tests.support.harness import ENGINE, SSD, wait_for
 from tests.support.scraping import scrape
 from tests.support.terminal import terminal
@@ -125,6 +127,41 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
         assert [do(server, question) for do, question in work] == [a for a, _ in pairs]
         counted = counters(server.run_dir)
         assert counted["rounds"] > 50 and sum(counted["accepted"][1:]) > 0
+
+
+# What may follow this prompt, and what the draft likes otherwise: many other things, too.
+NUMBER, CHOICE = "A random number: ", ["5.", "5)", "54"]
+
+
+def test_structured_output_keeps_the_targets_distribution(servers, target):
+    """Sampled over HTTP, the second token of each choice after drafts."""
+    server = servers[1]
+    picked = [
+        CHOICE.index(choice.text)
+        for _ in range(4)
+        for choice in server.client.completions.create(
+            model=serve.NAME,
+            prompt=NUMBER,
+            n=128,
+            max_tokens=4,
+            temperature=1.0,
+            extra_body={"structured_outputs": {"choice": CHOICE}},
+        ).choices
+    ]
+    chance = chance_of(torch.tensor([picked]).T, len(CHOICE), probabilities(target))
+    assert chance > 1e-4, picked
+
+
+def probabilities(target: str) -> torch.Tensor:
+    """Of each choice. All begin with the same digit, and every character is a token."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    ends = [tokenizer.encode(choice)[-1] for choice in CHOICE]
+    text = tokenizer.encode(NUMBER + CHOICE[0][0])
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(target).float().eval()
+        return model(torch.tensor([text])).logits[0, -1, ends].softmax(-1)
 
 
 def test_spans_and_responses_say_how_requests_were_served(servers, traces: Collector):

@@ -32,9 +32,10 @@ def vllms_kernels_for_cpus():
     current_platform.register_triton_kernel_overrides()
 
 
-def first_tokens(path, drafts, reported=None, target=TARGET, temperature=1.0):
+def first_tokens(path, drafts, reported=None, target=TARGET, temperature=1.0, kept=None):
     """int64 [SLOTS, 1]: what vLLM's rejection sampler makes of one draft for each slot. drafts:
-    int64 [SLOTS]; reported: probabilities of tokens 0..LISTED-1, None = drafts are certain."""
+    int64 [SLOTS]; reported: probabilities of tokens 0..LISTED-1, None = drafts are certain.
+    kept: bool [SLOTS], which drafts vLLM verifies; None = all."""
     top_m = 0 if reported is None else LISTED
     table = SpeculationTable.create(path, TableShape(SLOTS, 1, 1, tail=16, top_m=top_m))
     writer, reader = PredictionWriter(table), PredictionReader(table, VOCAB)
@@ -56,10 +57,18 @@ def first_tokens(path, drafts, reported=None, target=TARGET, temperature=1.0):
         generators={},
     )
     logits = target.log().repeat(SLOTS, 1)
-    bonus = torch.zeros(SLOTS, 1, dtype=torch.int64)
-    counts = torch.arange(1, SLOTS + 1, dtype=torch.int32)
+    kept = torch.ones(SLOTS, dtype=torch.bool) if kept is None else kept
+    if draft_probs is not None:
+        draft_probs = draft_probs[kept]
     out = rejection_sample(
-        drafts.int(), [1] * SLOTS, 1, counts, draft_probs, logits, bonus, settings
+        drafts[kept].int(),
+        kept.int().tolist(),
+        1,
+        kept.cumsum(0).int(),
+        draft_probs,
+        logits[kept],
+        sampled(target).unsqueeze(1),  # where no draft is left, the target samples
+        settings,
     )
     return out[:, :1].long()
 
@@ -101,3 +110,30 @@ def test_greedy_text_is_the_targets_whatever_is_reported(tmp_path):
     drafts = torch.full((SLOTS,), 3)
     texts = first_tokens(tmp_path / "t", drafts, RARE, temperature=0.0)
     assert (texts == TARGET.argmax()).all()
+
+
+# What a grammar refuses, of which the draft does not know, and what it leaves of the target.
+REFUSED = 2
+RESTRICTED = torch.tensor([0.3, 0.25, 0.0, 0.15, 0.1, 0.0])
+
+
+def test_drafts_dropped_by_their_value_keep_it_if_they_are_certain_only(tmp_path):
+    """Those that are left were not drawn from what is reported, but from that without what is
+    dropped."""
+    exact = RESTRICTED / RESTRICTED.sum()
+    drafts = sampled(DRAFT)
+    kept = drafts != REFUSED
+    texts = first_tokens(tmp_path / "a", drafts, DRAFT, exact, kept=kept)
+    assert chance_of(texts, VOCAB, exact) < 1e-9
+    texts = first_tokens(tmp_path / "b", drafts, None, exact, kept=kept)
+    assert chance_of(texts, VOCAB, exact) > 1e-3
+
+
+def test_drafts_left_out_by_how_likely_they_are_do_not_keep_it(tmp_path):
+    """So what is verified may follow from where a draft comes from, and never from which it is."""
+    drafts = sampled(DRAFT)
+    texts = first_tokens(tmp_path / "a", drafts, DRAFT, kept=DRAFT[drafts] > 0.25)
+    assert chance_of(texts, VOCAB, TARGET) < 1e-9
+    kept = torch.arange(SLOTS) % 3 > 0
+    texts = first_tokens(tmp_path / "b", drafts, DRAFT, kept=kept)
+    assert chance_of(texts, VOCAB, TARGET) > 1e-3

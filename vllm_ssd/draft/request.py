@@ -57,8 +57,8 @@ class DraftRequest:
     nanoseconds when the target's decision on its drafts was seen. left_over: where the target
     verified fewer drafts than it had, and the bonus is the first of the others: these, which are
     its drafts for the next round. phase: changed by ``DraftRequests.enter`` alone.
-    temperature: of the target's sampling, 0 = greedy; rng: random numbers for the draft's own, None
-    if it does not sample.
+    temperature: at which drafts are sampled, 0 = greedy; rng: their random numbers, None if the
+    draft does not sample.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
     branches; predicted: what these are. fallback: the tree grown for an outcome that none of them
     matched. seat: of its rows among ``HiddenStates``, which it has as long as it has KV memory; -1

@@ -19,8 +19,8 @@ Generation = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    """A request takes a slot: ``tokens`` is its whole text so far; ``temperature`` is that of its
-    sampling, 0 = greedy."""
+    """A request takes a slot: ``tokens`` is its whole text so far. Its drafts are sampled at
+    ``temperature``, 0 = greedy."""
 
     slot: Slot
     generation: Generation

@@ -35,7 +35,7 @@ UNSEEN = -1  # published as accepted length if the text also grew in rounds with
 @dataclass(frozen=True)
 class Row:
     """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
-    last ``num_new`` came in this step. temperature: of its sampling, 0 = greedy."""
+    last ``num_new`` came in this step. temperature: of its drafts' sampling, 0 = greedy."""
 
     request_id: str
     tokens: NDArray[np.int32]

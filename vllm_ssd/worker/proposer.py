@@ -17,10 +17,10 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
+from vllm_ssd.worker.draft_sampling import draft_temperature
 from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -76,7 +76,7 @@ class SSDProposer:
                 if not drafts_wanted(params):
                     continue
                 text = token_ids_cpu[index, : num_tokens_no_spec[index]]
-                rows.append(Row(name, text, len(sampled), _temperature(params)))
+                rows.append(Row(name, text, len(sampled), draft_temperature(params)))
                 places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
@@ -103,7 +103,7 @@ class SSDProposer:
         self._has_prompts = _has_prompts(output)
         for new in output.scheduled_new_reqs:
             if new.prompt_token_ids is not None and drafts_wanted(new.sampling_params):
-                temperature = _temperature(new.sampling_params)
+                temperature = draft_temperature(new.sampling_params)
                 self._client.add(new.req_id, new.prompt_token_ids, temperature)
 
     def on_proposed(self, runner: GPUModelRunner) -> None:
@@ -113,10 +113,6 @@ class SSDProposer:
             draft_probs = torch.from_numpy(self._draft_probs)
             runner._draft_probs = dense(draft_probs, self._vocab_size).to(runner.device)
             runner._draft_prob_req_ids = runner.input_batch.req_ids.copy()
-
-
-def _temperature(params: SamplingParams | None) -> float:
-    return params.temperature if params is not None else 0.0
 
 
 def _has_prompts(output: SchedulerOutput) -> bool:

@@ -20,9 +20,9 @@ class SlotState:
     """What the target knows of the request in a slot. key: what stands for its id. length: tokens
     of its text at the last publication. round: of the next outcome. overdue: stamp of an outcome
     whose wait timed out; the draft is not waited for until it has published for this outcome or a
-    later one. last_used: the step in which the request sampled last. temperature: of its sampling,
-    0 = greedy. drafts, draft_probs: all that were there for its last round; handed_over: the number
-    of these that vLLM got."""
+    later one. last_used: the step in which the request sampled last. temperature: of its drafts'
+    sampling, 0 = greedy. drafts, draft_probs: all that were there for its last round; handed_over:
+    the number of these that vLLM got."""
 
     slot: int
     generation: int

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 from vllm_ssd.hooks import runner_v2
 from vllm_ssd.service.messages import Add
@@ -171,6 +172,37 @@ def test_placeholders_of_a_prompt_are_never_proposed(ranks):
     states[0].write(2, [7, VOCAB])
     for rank in both:
         assert propose(rank, torch.zeros(SLOTS), a=3, unknown=2).tolist() == [[0, 0, 9], [0, 0, 0]]
+
+
+def test_drafts_are_certain_where_a_grammar_may_drop_them(ranks):
+    """The draft is told to be greedy, while the target samples: it reads what it gets, and the slot
+    has what the request before it got."""
+    both, states, predictions, sent = ranks
+    temperatures = torch.full((SLOTS,), 0.5)
+    for name in ("before", "JSON"):
+        grammar = StructuredOutputsParams(json_object=True) if name == "JSON" else None
+        params = SamplingParams(temperature=0.5, structured_outputs=grammar)
+        new = [SimpleNamespace(req_id=name, sampling_params=params)]
+        for rank, of_rank in zip(both, states):
+            rank.before_add(SimpleNamespace(scheduled_new_reqs=new))
+            of_rank.add_request(name, all_token_ids=[1])
+        added = sent[-1]
+        assert added.temperature == (0.0 if grammar else 0.5)
+        drafted = torch.tensor([[4, 9]] * K), torch.tensor([[0.0, 1.0]] * K)
+        if not grammar:
+            drafted = drafted[0], torch.tensor([[0.25, 0.75]] * K)
+        predictions.publish_fallback(
+            added.slot,
+            make_stamp(added.generation, 0),
+            [9] * K,
+            draft_probs=pack(*drafted).numpy(),
+        )
+        states[0].write(3, [1, 6])
+        for rank, of_rank in zip(both, states):
+            assert propose(rank, temperatures, **{name: 3}).tolist() == [[9] * K]
+            found = (rank.draft_logits[3] / 0.5).exp()
+            torch.testing.assert_close(found[:, 9], torch.full((K,), 1.0 if grammar else 0.75))
+            of_rank.remove_request(name)
 
 
 def test_a_step_before_one_without_drafts_looks_nothing_up(ranks):

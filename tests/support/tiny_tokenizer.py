@@ -1,0 +1,22 @@
+"""A tokenizer of six tokens, for what vLLM can only do with one: grammars, bad words, reasoning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.features.reasoning_parser import THINK
+
+# Each is a text of its own: no two make up another one. The last one ends a thought.
+TOKENS = ("a", "b", "c", "d", THINK, ".")
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Put it beside a model's weights."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = models.WordLevel({token: index for index, token in enumerate(TOKENS)}, unk_token="a")
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.add_special_tokens([THINK])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
