@@ -8,6 +8,8 @@ the time it needs, and every miss, late branch or rejected draft is an error of 
 
 from __future__ import annotations
 
+from socket import AF_INET
+
 import psutil
 import pytest
 import torch
@@ -23,12 +25,18 @@ PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]
 
 @pytest.fixture(scope="module")
 def llm(tiny_pair):
-    """One engine for all of it: the last test kills it."""
+    """One engine for all of it: the last test kills it. The target's own sockets are at an address
+    that others reach, as on a cluster."""
     wide, small = tiny_pair
+    addresses = {name: {a.family for a in of} for name, of in psutil.net_if_addrs().items()}
+    others = [name for name in addresses if name != "lo" and AF_INET in addresses[name]]
     speculation = {"method": "ssd", "k": K, "f": 1, "model": str(small)}
     options = {"skip_tokenizer_init": True, "max_model_len": 256}
-    with engine(str(wide), speculative_config=speculation, **options) as llm:
-        yield llm
+    with pytest.MonkeyPatch.context() as patched:
+        if others:
+            patched.setenv("GLOO_SOCKET_IFNAME", others[0])
+        with engine(str(wide), speculative_config=speculation, **options) as llm:
+            yield llm
 
 
 def test_every_round_is_a_hit_that_accepts_k(llm, tiny):

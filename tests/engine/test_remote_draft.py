@@ -219,6 +219,8 @@ def test_a_draft_that_ray_places(served, service, node, busy_pair, folder):
         placed.start()
         placed.wait_ready()
         served.wait_hits(load, lost + 1)
+        drafting = psutil.Process(placed.draft.counted()["pid"])
+        assert drafting.nice() <= 0, "Ray gives its actor the niceness 15"
         first, theirs = placed.run_dir, placed.processes()
         actor = SpeculationTable.open(rundir.table_path(first), writable=False).owner.pid
         psutil.Process(actor).kill()

@@ -67,7 +67,8 @@ def main(run_dir: str) -> None:
     try:
         ray.start()
         took = time.monotonic() - began
-        print(f"{package.__version__}, starts in {took:.1f} s, on loopback with a token")
+        where = "at addresses that cannot be seen here" if ray.unseen else "on loopback"
+        print(f"{package.__version__}, starts in {took:.1f} s, {where} with a token")
     finally:
         ray.stop()
 

@@ -9,6 +9,7 @@ the draft is placed again, and the key file has its new address.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import time
 from copy import copy
@@ -27,7 +28,7 @@ from vllm_ssd.service.server_spec import absolute
 logger = get_logger(__name__)
 
 STOP_S = 25.0  # for the draft's end on its node
-SAY_S = 30.0  # between two lines that no node has room
+SAY_S = 30.0  # between two lines that no node has room, or that the draft still loads
 RESTARTS = 3  # in a row of an actor that is lost; --max-restarts is about the draft's process
 _KEYS = "relay.key"  # in the run directory on the draft's node
 
@@ -48,6 +49,7 @@ class DraftOnNode:
     def serve(self, args: argparse.Namespace, keys: KeyFile) -> list[str]:
         """Returns once the drafts are loaded: where they listen. ``ValueError`` or ``RuntimeError``
         with a sentence if that fails."""
+        _take_niceness_of_others()
         self._drafts = LocalDrafts(make_configs(args), args.name)
         try:
             self._drafts.launch()
@@ -167,7 +169,8 @@ class PlacedDraft:
             args = copy(self._args)
             args.model = absolute(args.model)
             logger.info("SSD: Ray has placed the draft on %s", node)
-            addresses = self._ray.get(self._actor.serve.remote(args, keys))
+            serving = self._actor.serve.remote(args, keys)
+            addresses = self._wait_for(serving, "the draft on %s, which is loaded there", node)
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
         self._keys = msgspec.structs.replace(keys, addresses=addresses)
@@ -177,14 +180,17 @@ class PlacedDraft:
     def _node(self) -> str:
         """The actor's, once a node has room for it."""
         labels = "" if not self._labels else f" with the labels {self._args.ray_labels}"
-        address = self._actor.address.remote()
-        while not self._ray.wait([address], timeout=SAY_S)[0]:
-            logger.warning(
-                "SSD: waiting for a node of the Ray cluster%s that has a GPU free for the draft, "
-                "or on CPUs a CPU ('ray status' shows them)",
-                labels,
-            )
-        return str(self._ray.get(address))
+        what = (
+            "a node of the Ray cluster%s that has a GPU free for the draft, or on CPUs a CPU ('ray "
+            "status' shows them)"
+        )
+        return str(self._wait_for(self._actor.address.remote(), what, labels))
+
+    def _wait_for(self, task: Any, what: str, *words: str) -> Any:
+        """The result of a task; what is waited for is said now and then."""
+        while not self._ray.wait([task], timeout=SAY_S)[0]:
+            logger.warning(f"SSD: waiting for {what}", *words)
+        return self._ray.get(task)
 
     def _drop(self) -> None:
         """Ray ends the actor, if it has not ended."""
@@ -192,6 +198,23 @@ class PlacedDraft:
             self._ray.kill(self._actor)
         self._actor = None
         self._serving = False
+
+
+def _take_niceness_of_others() -> None:
+    """Give what this thread starts the niceness 0, where this user may. Beside busy processes a
+    draft with the niceness of Ray's workers would hardly be loaded."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    if niceness <= 0:
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        logger.warning(
+            "SSD: the draft has niceness %d, as Ray's workers have, and this user may not lower "
+            "it: if other programs keep all cores of its node busy, start that node with "
+            "RAY_worker_niceness=0",
+            niceness,
+        )
 
 
 def labels(text: str | None) -> dict[str, str]:

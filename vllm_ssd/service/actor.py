@@ -16,7 +16,7 @@ import psutil
 
 from vllm_ssd.service import rundir
 from vllm_ssd.service.messages import ControlClient, Stop, endpoint
-from vllm_ssd.service.own_ray import OwnRay, has_ended, token_path
+from vllm_ssd.service.own_ray import OwnRay, Reachable, has_ended, token_path
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import FOR_GOOD, SpeculationTable
@@ -67,11 +67,14 @@ class DraftActor:
 
     def start(self, again: bool = False) -> None:
         """Begin to load the draft in a new server, and in a new Ray if there is none; ``RayLost``
-        if that cannot be started. again: the server before was lost."""
+        if that cannot be started, ``DraftLost`` if others could reach it. again: the server before
+        was lost."""
         self._status["restarts"] += again
         if not self._own_ray.lives():
             try:
                 self._own_ray.start()
+            except Reachable as error:
+                raise DraftLost(str(error)) from error
             except Exception as error:  # Ray's are of many kinds
                 raise RayLost(f"Ray could not be started: {sentence(error)}") from error
         actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
@@ -80,7 +83,12 @@ class DraftActor:
         self._task = self._actor.load.remote()
 
     def serve(self) -> None:
-        """Have the loaded draft serve."""
+        """Have the loaded draft serve; ``DraftLost`` if others can reach what has been started
+        beside it."""
+        try:
+            self._own_ray.check_listeners()
+        except Reachable as error:
+            raise DraftLost(str(error)) from error
         self._task = self._actor.serve.remote()
         self._serving = True
         self._looks = 0

@@ -8,34 +8,53 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
-from vllm_ssd.service.own_ray import token_path
+from vllm_ssd.service.own_ray import OwnRay, token_path
 
-# Ends with its input. Ray kills workers where the host's memory is used to the threshold, which is
-# reached at once here.
+# Beside its first Ray a port is open; in the second one a worker opens one. Ends with its input.
+# Ray kills workers where the host's memory is used to the threshold, which is reached at once here.
 START = """
-import json, os, sys, time
+import json, os, socket, sys, time
 from pathlib import Path
 from vllm_ssd.service import own_ray
 
 run_dir = Path(sys.argv[1])
 own_ray.set_environment(run_dir)
 own = own_ray.OwnRay(run_dir)
-own.start()
+with socket.create_server(("0.0.0.0", 0)) as opened:
+    try:
+        own.start()
+    except own_ray.Reachable as error:
+        port = opened.getsockname()[1]
+        said = {"open": str(error), "port": port, "stopped": not own.lives()}
 own_ray.token_path(run_dir).unlink()
-own.stop()
-assert not own.lives()
 own.start()
 import ray
 
-@ray.remote(max_retries=0)
-def work():
-    time.sleep(3)
-    return os.nice(0)
+@ray.remote
+class Worker:
+    def work(self):
+        time.sleep(3)
+        return os.nice(0)
 
-said = {"niceness": ray.get(work.remote()) - os.nice(0), "lives": own.lives()}
-print(json.dumps(said | {"address": ray.get_runtime_context().gcs_address}), flush=True)
+    def listen(self):
+        self.socket = socket.create_server(("0.0.0.0", 0))
+        return self.socket.getsockname()[1]
+
+worker = Worker.remote()
+said |= {"niceness": ray.get(worker.work.remote()) - os.nice(0), "lives": own.lives()}
+own.check_listeners()
+said |= {"unseen": own.unseen, "address": ray.get_runtime_context().gcs_address}
+print(json.dumps(said), flush=True)
+sys.stdin.readline()
+port = ray.get(worker.listen.remote())
+own_ray.token_path(run_dir).unlink()
+try:
+    own.check_listeners()
+except own_ray.Reachable as error:
+    print(json.dumps({"open": str(error), "port": port, "stopped": not own.lives()}), flush=True)
 sys.stdin.read()
 """
 ASK = """
@@ -47,7 +66,8 @@ print("keys:", GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, 10))
 
 @pytest.fixture(scope="module")
 def ray():
-    """What was seen of one that was started, then started again after a cleaner had been there."""
+    """What was seen of one that was refused, and of the next one, after a cleaner had been there.
+    process: in which it runs."""
     environment = os.environ | {
         "HOME": "/proc/nowhere",
         "RAY_AUTH_MODE": "disabled",
@@ -63,8 +83,10 @@ def ray():
         )
         with process:
             assert process.stdin is not None and process.stdout is not None
-            yield {"folder": Path(folder), **json.loads(process.stdout.readline())}
+            said = json.loads(process.stdout.readline())
+            yield {"folder": Path(folder), "process": process, **said}
             process.stdin.close()
+        assert process.returncode == 0
 
 
 def test_it_needs_no_home_and_spares_the_draft_when_memory_is_short(ray):
@@ -87,3 +109,36 @@ def test_only_its_owner_can_talk_to_it(ray, by_owner):
         text=True,
     )
     assert ("keys:" in done.stdout) == by_owner, done.stderr
+
+
+def test_one_that_others_could_reach_is_refused(ray):
+    assert ray["stopped"] and "other machines could reach the draft's Ray" in ray["open"]
+    assert f"at 0.0.0.0 port {ray['port']} listens: install ray==" in ray["open"]
+
+
+def test_where_all_of_it_listens_can_be_seen(ray):
+    assert not ray["unseen"]
+
+
+def test_what_opens_a_port_later_is_found(ray):
+    """The last test: that Ray is stopped, with its token removed."""
+    ray["process"].stdin.write("open\n")
+    ray["process"].stdin.flush()
+    said = json.loads(ray["process"].stdout.readline())
+    assert said["stopped"] and f"at 0.0.0.0 port {said['port']} listens" in said["open"]
+
+
+def denied(process, kind):
+    raise psutil.AccessDenied(process.pid)
+
+
+@pytest.mark.parametrize("look", [denied, lambda *_: []], ids=["denied", "nothing"])
+def test_what_cannot_be_looked_at_is_said_and_does_not_end_the_start(
+    tmp_path, monkeypatch, caplog, look
+):
+    monkeypatch.setattr(psutil.Process, "net_connections", look)
+    own = OwnRay(tmp_path)
+    for _ in range(2):
+        own.check_listeners()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert own.unseen and "it is not known whether other machines can reach" in line
