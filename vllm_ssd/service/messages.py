@@ -157,10 +157,17 @@ class ControlClient:
     """A target's or a tool's end; sends never block (a dead draft's messages are dropped)."""
 
     def __init__(self, address: str):
+        self._address = address
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
+
+    def reconnect(self) -> None:
+        """Send to the draft that listens at the address now; what an earlier one, which may hang,
+        has not taken in yet is dropped."""
+        self._socket.disconnect(self._address)
+        self._socket.connect(self._address)
 
     def send(self, message: Request) -> bool:
         """Queue a message; False if the queue is full, which means that nobody reads it."""

@@ -139,7 +139,7 @@ class DraftServer:
                 logger.info("SSD: the engine in %s is gone", run_dir)
                 self._part(run_dir)
                 rundir.remove(Path(run_dir))
-            elif not joined.is_ours:
+            elif not joined.served.is_ours:
                 self._part(run_dir)
         for served in engine.tables:
             served.ask_for_unknown()
@@ -251,4 +251,4 @@ class DraftServer:
     def _tell_number(self) -> None:
         assert self._draft.engine is not None
         for served in self._draft.engine.tables:
-            served.counters["joined"] = len(self._joined)
+            served.tell("joined", len(self._joined))

@@ -78,6 +78,47 @@ if interpreter.HERE:
                     assert one.slots["prediction"]["depth"].any()
                     assert bytes(one.pages) == bytes(other.pages)
 
+    @pytest.mark.parametrize("kind", ["device", "host"])
+    def test_what_a_draft_that_hung_publishes_late_changes_nothing(tmp_path, kind):
+        """Another draft has predicted outcomes of later generations; or has withdrawn them."""
+        shape = TableShape(slots=3, k=3, branches=2, tail=16, top_m=2)
+        table = SpeculationTable.create(tmp_path / "t", shape)
+        publisher = DevicePublisher(shape, None) if kind == "device" else HostPublisher()
+        publisher.join(table)
+        rows = torch.tensor([*places(table)[:2], 0])
+        probs = torch.randint(0, 2**62, (3, 2, 2))
+
+        def extend(generation, *steps):
+            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
+            for step in steps:
+                at = torch.tensor([step])
+                tokens = torch.randint(0, 100, (3, 2))
+                publisher.extend(BranchTokens(rows, stamps, tokens, at, probs))
+                one = tokens[:, :1], at, probs[:, :1]
+                publisher.fallback(BranchTokens(rows, stamps, *one))
+
+        def predict(generation):
+            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
+            outcomes = torch.randint(0, 4, (3, 2)), torch.randint(0, 100, (3, 2))
+            publisher.predict(Outcomes(rows, stamps, torch.tensor([3, 3, 3]), *outcomes))
+
+        predict(7)
+        extend(7, 0)
+        predict(8)
+        extend(8, 0)
+        before = bytes(table.pages)
+        extend(7, 1)
+        predict(7)
+        extend(7, 0)
+        assert bytes(table.pages) == before
+        extend(8, 1)
+        assert table.slots["prediction"]["depth"].max() == 2
+        for record in ("prediction", "fallback"):
+            table.slots[record]["stamp"] = 0
+        before = bytes(table.pages)
+        extend(7, 1)
+        assert bytes(table.pages) == before
+
     def _rows(first, second):
         """Two slots of the first table and the only one of the second; the second row is
         padding."""
