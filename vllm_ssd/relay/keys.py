@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from vllm_ssd.table.own_file import open_own
+
 
 class KeyFile(msgspec.Struct, frozen=True):
     """name: of the service; addresses: HOST:PORT where each of its drafts listens; clients: public
@@ -52,15 +54,17 @@ def make_keys(name: str, addresses: list[str], shared: bool) -> KeyFile:
 
 
 def read_keys(path: Path) -> KeyFile:
-    """``ValueError`` with a sentence if there are none, or if others can read them."""
+    """``ValueError`` with a sentence if there are none, or if they are another user's or others can
+    read them. The path may be a link, as those of Kubernetes' secrets are."""
     try:
-        mode = path.stat().st_mode
-        if mode & 0o077:
-            raise ValueError(
-                f"the key file {path} can be read by others (mode {mode & 0o777:o}): make it the "
-                f"owner's, as with 'chmod 600 {path}'"
-            )
-        return msgspec.json.decode(path.read_bytes(), type=KeyFile)
+        with open(open_own(path, follow_links=True), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & 0o077:
+                raise ValueError(
+                    f"the key file {path} can be read by others (mode {mode & 0o777:o}): make it "
+                    f"the owner's, as with 'chmod 600 {path}'"
+                )
+            return msgspec.json.decode(file.read(), type=KeyFile)
     except OSError as error:
         raise ValueError(
             f"the key file {path} cannot be read ({error.strerror}): copy it from the draft's "
