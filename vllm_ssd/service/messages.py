@@ -7,6 +7,7 @@ each engine that it drafts for, its clients are DEALERs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args
@@ -76,6 +77,8 @@ NOT_ITS_OWN = (
     "stop the draft server and start it with the other weights"
 )
 OTHERS_CAME = "others have joined meanwhile"
+DIED = "the draft has died meanwhile, and the log says when it is back"
+_LOOK_S = 0.2  # between two looks at whether there will be no answer
 
 Request = Union[Add, Remove, Stop, Sleep, Wake, Reload, Join, Leave]
 # Its result is the answer, None = none: "", or a sentence that says what is wrong.
@@ -183,16 +186,33 @@ class ControlClient:
 
 
 def ask(
-    run_dir: Path, message: Sleep | Wake | Reload | Join | Leave, timeout_s: float
+    run_dir: Path,
+    message: Sleep | Wake | Reload | Join | Leave,
+    timeout_s: float,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Send a message to the draft of a run directory; its answer, None if there is none within
-    ``timeout_s`` seconds. A message that the draft has not taken in by then is withdrawn."""
+    """Send a message to the draft of a run directory; its answer. ``DIED`` if the process that has
+    the message ends, which ends the connection; None if there is no answer within ``timeout_s``
+    seconds, or as soon as ``given_up()`` says that there will be none. A draft that is not there
+    yet gets the message when it is. What no draft has taken in by the end is withdrawn."""
+    deadline = time.monotonic() + timeout_s
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
+    ends = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(ends, zmq.POLLIN)
     try:
         socket.connect(endpoint(run_dir))
         socket.send(_encoder.encode(message))
-        return socket.recv().decode() if socket.poll(int(timeout_s * 1000)) else None
+        ready: list[Any] = []
+        while not ready and not given_up() and (left_s := deadline - time.monotonic()) > 0:
+            ready = poller.poll(int(min(left_s, _LOOK_S) * 1000) + 1)
+        if socket.poll(0):
+            return socket.recv().decode()
+        return DIED if ready else None
     finally:
+        socket.disable_monitor()
+        ends.close()
         socket.close(linger=0)
         context.term()
