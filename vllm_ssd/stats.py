@@ -79,8 +79,8 @@ class Look:
             try:
                 table = SpeculationTable.open(path, writable=False)
                 look.reports.append(EngineReport.read(path, table))
-            except FileNotFoundError:
-                continue  # stopping right now
+            except (FileNotFoundError, PermissionError):
+                continue  # stopping right now, and another user has taken the name
             except ValueError as error:  # of another version of this package
                 look.problems.append(str(error))
         return look

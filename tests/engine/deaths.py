@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import psutil
 
 from benchmarks.common.running import alive, processes_of
 from tests.engine.load import Load
-from tests.support.harness import meanwhile
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.service import rundir
+from vllm_ssd.service.messages import Add, ControlClient, endpoint
 from vllm_ssd.table import SpeculationTable
 
 
@@ -50,10 +50,6 @@ class Draft:
         """Whether it was lost and none has followed yet."""
         return bool(self.counted()["heartbeat"] == 0)
 
-    def withdraw(self) -> None:
-        """Take back what it has published, so that it cannot go on with it."""
-        self._table.slots["prediction"]["stamp"] = 0
-
 
 def killed(draft: Draft, load: Load) -> None:
     """As by the kernel when the machine has no memory left."""
@@ -78,8 +74,9 @@ def without_keeper(draft: Draft, load: Load) -> None:
 
 
 def raising(draft: Draft, load: Load) -> None:
-    """An exception in a round."""
-    with meanwhile(draft.withdraw):
+    """An exception: a message names a slot that its table does not have."""
+    with closing(ControlClient(endpoint(draft.run_dir))) as control:
+        control.send(Add(2**20, 1, [5]))
         load.until("exception in a round", draft.silent)
 
 

@@ -220,7 +220,7 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
 
 def test_another_service_under_the_same_name(engines, service, busy_pair, folder):
     """Whoever stops the one serves without drafts until there is the other. That has two drafts, of
-    which one is for the other's engines, too, if that dies."""
+    which one is for the other's engines, too, if that dies, or hangs for a while."""
     _, second = engines
     own = processes_of(service.run_dir)
     with second.under_load():
@@ -244,6 +244,14 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
             second.load.until("move", lambda: spare.counted()["joined"] == 1)
             assert counters(second.run_dir)["pid"] == spare.server().pid
             assert sum(second.rounds()["accepted"][1:]) > 0
+            second.load.until("return", lambda: not used.silent())
+            hung = spare.server()
+            hung.suspend()
+            second.load.until("other draft", lambda: used.counted()["joined"] == 1)
+            hung.resume()
+            second.load.until("parting", lambda: spare.counted()["joined"] == 0)
+            assert sum(second.rounds()["accepted"][1:]) > 0
+            assert counters(second.run_dir)["pid"] == used.server().pid
     finally:
         another.end()
     for draft in another.drafts:

@@ -12,3 +12,6 @@ class Sent(list):
         if not self.full:
             self.append(message)
         return not self.full
+
+    def reconnect(self) -> None:
+        """Nobody is at the other end of the next one either."""

@@ -86,7 +86,8 @@ class DraftEngine:
 
     def leave(self, served: ServedTable) -> None:
         """Serve a table no longer and forget its requests. Nothing writes to it any more when this
-        returns; raises as ``InFlight.finish``."""
+        returns; what another draft that has it by now has published stays. Raises as
+        ``InFlight.finish``."""
         self.tables.remove(served)
         self._in_flight.finish()
         self.requests.drop_all(served)
@@ -177,8 +178,8 @@ class DraftEngine:
             self.requests.await_outcome(request)
         planned = Counter(glue.request.served for glue in glues if glue.prediction is not None)
         for served, count in planned.items():
-            served.counters["planned"] += count
-            served.counters["branches"] += count * sum(shape.fan_out)
+            served.count("planned", count)
+            served.count("branches", count * sum(shape.fan_out))
         self._ahead.append(self._executor.glue(glues, feeds, shape))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
@@ -232,8 +233,8 @@ class DraftEngine:
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         for served in self.tables:
-            served.counters[work] += amount
-            served.counters[f"{work}_us"] += microseconds
+            served.count(work, amount)
+            served.count(f"{work}_us", microseconds)
 
 
 def _words(shape: TableShape) -> str:

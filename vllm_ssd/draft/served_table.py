@@ -2,10 +2,16 @@
 
 A draft serves one table or several, which come and go (``DraftEngine.join``). A request is known by
 its served table and its slot there.
+
+A draft that hung may find that another one has the table by now. The owner's process is in the
+table. Counters, and requests that are told to this draft, are left alone if that is another one.
+Predictions and states need no owner: their writers refuse to replace later stamps, so that what is
+written by a program that was stopped in the middle of its work does no harm either.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -34,19 +40,41 @@ class ServedTable:
         self.draft_states = DraftStates(table)
         self.places = places
         self.counters = table.draft[0]
+        self._owner = 0  # this process, once it has claimed the table
         self.window = Window()
         self._plan = table.plan[0]
         self.idle = False
         self._unknown = self._find_unknown()
 
+    def claim(self) -> None:
+        """Make this process the owner of the table, which another draft may have had."""
+        self._owner = self.counters["pid"] = os.getpid()
+        self.beat()
+        self.take_over()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether no other draft has claimed the table since this one did."""
+        return not self._owner or int(self.counters["pid"]) == self._owner
+
+    def tell(self, counter: str, value: int) -> None:
+        """Set a counter of the draft's, unless the table is another draft's."""
+        if self.is_ours:
+            self.counters[counter] = value
+
+    def count(self, counter: str, amount: int) -> None:
+        """Add to a counter of the draft's, unless the table is another draft's."""
+        if self.is_ours:
+            self.counters[counter] += amount
+
     def look(self, free_blocks: int) -> None:
         """Once a step: see whether the target does without drafts, and tell it what KV is free."""
         self.idle = bool(self._plan["undrafted"])
-        self.counters["free_blocks"] = free_blocks
+        self.tell("free_blocks", free_blocks)
 
     def beat(self) -> None:
         """Show the target that the draft lives."""
-        self.counters["heartbeat"] = time.monotonic_ns()
+        self.tell("heartbeat", time.monotonic_ns())
 
     def take_over(self) -> None:
         """Withdraw all that was published and have the target add all its requests again: a former
@@ -54,7 +82,7 @@ class ServedTable:
         published = self.outcomes.newest_stamps() >> np.uint64(32)
         latest = np.maximum(published, self.draft_states.generations())
         for slot in np.flatnonzero(latest):
-            self.predictions.clear(slot)
+            self.predictions.clear(slot, int(latest[slot]))
             self.draft_states.set(slot, int(latest[slot]), LOST)
 
     def ask_for_unknown(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from vllm_ssd.metrics.figures import rates, snapshot, subtract
-from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner
+from vllm_ssd.table import ASLEEP, FOR_GOOD, RELOADING, SpeculationTable, TableOwner
 from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
 
 # Kinds of the draft's work, and what is counted of each.
@@ -21,7 +21,7 @@ _WORK = {
     "branch": "branch step",
     "fallback": "fallback step",
 }
-_AWAY = {ASLEEP: "asleep, or taking other weights", FOR_GOOD: "lost for good"}
+_AWAY = {ASLEEP: "asleep", FOR_GOOD: "lost for good", RELOADING: "taking other weights"}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from typing import Annotated
 import msgspec
 import zmq
 
+from vllm_ssd.table.own_file import open_own
+
 _Z85 = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
 Key = Annotated[str, msgspec.Meta(pattern=f"^{_Z85}$")]
 KeyOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_Z85})?$")]
@@ -57,15 +59,17 @@ def make_keys(name: str, addresses: list[str], shared: bool) -> KeyFile:
 
 
 def read_keys(path: Path) -> KeyFile:
-    """``ValueError`` with a sentence if there are none, or if others can read them."""
+    """``ValueError`` with a sentence if there are none, or if they are another user's or others can
+    read them. The path may be a link, as those of Kubernetes' secrets are."""
     try:
-        mode = path.stat().st_mode
-        if mode & 0o077:
-            raise ValueError(
-                f"the key file {path} can be read by others (mode {mode & 0o777:o}): make it the "
-                f"owner's, as with 'chmod 600 {path}'"
-            )
-        return msgspec.json.decode(path.read_bytes(), type=KeyFile)
+        with open(open_own(path, follow_links=True), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & 0o077:
+                raise ValueError(
+                    f"the key file {path} can be read by others (mode {mode & 0o777:o}): make it "
+                    f"the owner's, as with 'chmod 600 {path}'"
+                )
+            return msgspec.json.decode(file.read(), type=KeyFile)
     except OSError as error:
         raise ValueError(
             f"the key file {path} cannot be read ({error.strerror}): copy it from the draft's "

@@ -19,7 +19,7 @@ from vllm_ssd.service.messages import ControlClient, Stop, endpoint
 from vllm_ssd.service.own_ray import OwnRay, Reachable, has_ended, token_path
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
-from vllm_ssd.table import FOR_GOOD, SpeculationTable
+from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable
 
 STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
@@ -38,11 +38,13 @@ class RayLost(DraftLost):
 class DraftActor:
     """One draft server at a time: ``start``, ``serve``, ``kill`` when it is lost, then again."""
 
-    def __init__(self, spec: ServerSpec):
+    def __init__(self, spec: ServerSpec, start_timeout_s: float):
+        """start_timeout_s: seconds for loading the draft again in a server that serves."""
         import ray  # which takes a second: not in processes that only import this module
 
         self._ray: Any = ray
         self._spec = spec
+        self._start_timeout_s = start_timeout_s
         self._run_dir = Path(spec.run_dir)
         self._own_ray = OwnRay(self._run_dir)
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
@@ -109,10 +111,17 @@ class DraftActor:
             raise DraftLost("its process has ended") from error
         # Counts looks and not seconds, as the clock goes on while the whole container is frozen.
         before, self._beat = self._beat, int(self._status["heartbeat"])
-        # A draft that sleeps or loads its weights again has set its heartbeat to 0.
-        self._looks = self._looks + 1 if self._beat and self._beat == before else 0
-        if self._serving and self._looks * POLL_S > HANG_S:
-            raise DraftLost(f"no sign of life for {HANG_S:g} s")
+        # A draft that sleeps, or loads its weights again, has set its heartbeat to 0.
+        asleep = not self._beat and int(self._status["away"]) == ASLEEP
+        self._looks = 0 if asleep or self._beat != before else self._looks + 1
+        if self._serving and self._looks * POLL_S > (
+            HANG_S if self._beat else self._start_timeout_s
+        ):
+            raise DraftLost(
+                f"no sign of life for {HANG_S:g} s"
+                if self._beat
+                else f"it was not loaded again within {self._start_timeout_s:g} s (start_timeout_s)"
+            )
         return None
 
     def kill(self) -> None:

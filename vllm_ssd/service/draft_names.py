@@ -70,8 +70,8 @@ def _published() -> list[tuple[Path, DraftName]]:
     found = []
     for run_dir in rundir.living():
         try:
-            text = (run_dir / _FILE).read_bytes()
-        except OSError:
-            continue  # an engine's, or one that is stopping right now
-        found.append((run_dir, msgspec.json.decode(text, type=DraftName)))
+            about = msgspec.json.decode((run_dir / _FILE).read_bytes(), type=DraftName)
+        except (OSError, msgspec.DecodeError):
+            continue  # an engine's, stopping right now, or of another version of this package
+        found.append((run_dir, about))
     return found

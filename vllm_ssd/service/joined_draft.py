@@ -7,11 +7,13 @@ clears the heartbeat in the engine's table, so that nobody waits, and sees that 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from vllm_ssd.service.draft_names import find_all
 from vllm_ssd.service.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
 from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
 from vllm_ssd.service.ray_placement import place_target_by_ray
-from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable
+from vllm_ssd.table import ASLEEP, FOR_GOOD, RELOADING, SpeculationTable
 from vllm_ssd.table.heartbeat import draft_lives
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class JoinedDraft:
         self._ended = threading.Event()
         self._asleep = False
         self._next_try = 0.0
+        self._due = math.inf  # when a draft that is away on purpose is to be back
+        self._failure = ""  # what the thread has said of an exception, since it last joined
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # what came of the first try
         self._tried = self._started = self._lost = False
 
@@ -102,7 +106,7 @@ class JoinedDraft:
         """Have the service draft for others only. One that has no others gives its memory back;
         returns when it has."""
         with self._turn:
-            self._asleep = True
+            self._asleep, self._due = True, math.inf
             self._leave(asleep=True)
 
     def wake(self) -> None:
@@ -110,6 +114,7 @@ class JoinedDraft:
         with self._turn:
             self._asleep = False
             self._next_try = 0.0
+            self._due = time.monotonic() + self._config.start_timeout_s
 
     def begin_stop(self) -> None:
         """As ``stop``: vLLM kills who waits for long until the target has stopped. Its workers have
@@ -131,17 +136,43 @@ class JoinedDraft:
         next_touch = time.monotonic() + rundir.TOUCH_S
         next_spread = time.monotonic() + SPREAD_S
         while not self._ended.wait(LOOK_S):
-            with self._turn:
+            with self._turn, self._surviving():
                 if self._service is not None:
                     self._look(self._service)
                 elif not self._asleep and time.monotonic() >= self._next_try:
                     self._try_to_join()
+                    if self._service is None and time.monotonic() >= self._due:
+                        self._lose(f"not back within {self._config.start_timeout_s:g} s")
                 if time.monotonic() >= next_spread:
                     next_spread = time.monotonic() + SPREAD_S
                     self._spread()
-            if time.monotonic() >= next_touch:
-                next_touch = time.monotonic() + rundir.TOUCH_S
-                rundir.touch(self._run_dir)
+                if time.monotonic() >= next_touch:
+                    next_touch = time.monotonic() + rundir.TOUCH_S
+                    rundir.touch(self._run_dir)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """An exception in here does not end the thread: it is said once, until there are drafts
+        again, and the thread goes on after ``JOIN_S`` seconds."""
+        try:
+            yield
+        except Exception as error:  # too many open files, for example
+            self._next_try = time.monotonic() + JOIN_S
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self._failure:
+                self._failure = failure
+                what = "cannot be looked after, and that is tried again"
+                logger.error("SSD: the draft server %r %s (%s)", self._name, what, failure)
+
+    def _lose(self, why: str) -> None:
+        self._due = math.inf
+        self._lost = True
+        logger.error(
+            "SSD: the draft server %r is lost (%s); serving goes on without drafts until it is "
+            "back",
+            self._name,
+            why,
+        )
 
     def _look(self, service: Service) -> None:
         """Whether the service still drafts for this engine."""
@@ -152,18 +183,13 @@ class JoinedDraft:
             why = "it does not draft for this engine any more"
         if not why:
             return
-        by_itself = service.away == ASLEEP  # for a moment, as its weights are changed
+        by_itself = service.away in (ASLEEP, RELOADING)  # for a moment
         self._abandon()
         self._next_try = 0.0  # there may be another draft with this name
         if by_itself:
-            return
-        self._lost = True
-        logger.error(
-            "SSD: the draft server %r is lost (%s); serving goes on without drafts until it is "
-            "back",
-            self._name,
-            why,
-        )
+            self._due = time.monotonic() + self._config.start_timeout_s
+        else:
+            self._lose(why)
 
     def _try_to_join(self) -> None:
         self._next_try = time.monotonic() + JOIN_S
@@ -189,8 +215,9 @@ class JoinedDraft:
             if answer == OTHERS_CAME:
                 self._next_try = 0.0
             return
-        if answer == "":
+        if not answer:
             self._service = service
+            self._due, self._failure = math.inf, ""
         self._say(answer)
 
     def _services(self) -> list[Service]:
@@ -261,6 +288,8 @@ class Service:
         self.run_dir = run_dir
         self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
         self._watched = rundir.watch(run_dir)
+        # Also where an exception forgets it: else each try would leave an open file.
+        self.close = weakref.finalize(self, os.close, self._watched)
 
     @property
     def pid(self) -> int:
@@ -288,6 +317,3 @@ class Service:
         if not self._table.draft["heartbeat"][0]:
             return "its draft is gone"
         return "" if draft_lives(self._table) else "its draft gives no sign of life"
-
-    def close(self) -> None:
-        os.close(self._watched)

@@ -60,7 +60,7 @@ class Keeper:
             spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
             self._group = spec.group
             self._shared = bool(spec.group)
-            with contextlib.closing(DraftActor(spec.server)) as actor:
+            with contextlib.closing(DraftActor(spec.server, spec.start_timeout_s)) as actor:
                 self._keep(actor, spec)
         except OwnerGone:
             pass

@@ -156,9 +156,11 @@ class DraftLauncher:
         if self._given_up:
             return
         timeout_s = self._config.start_timeout_s  # a draft that is being loaded answers afterwards
-        if ask(self._run_dir, message, timeout_s) is None:
-            what = type(message).__name__.lower()
-            logger.error("SSD: the draft did not %s within %g s (start_timeout_s)", what, timeout_s)
+        problem = ask(self._run_dir, message, timeout_s, lambda: self._given_up)
+        if problem is None:
+            problem = f"it gave no answer within {timeout_s:g} s (start_timeout_s)"
+        if problem and not self._given_up:
+            logger.error("SSD: the draft did not %s: %s", type(message).__name__.lower(), problem)
 
     def begin_stop(self) -> None:
         """Have the draft taken down, and do not wait for it."""
@@ -206,7 +208,10 @@ class DraftLauncher:
         time.sleep(pause)
         with self._ending:
             if not self._stopping:
-                self._start_keeper("again")
+                try:
+                    self._start_keeper("again")
+                except OSError as error:  # too many open files, no memory
+                    logger.error("SSD: the draft's keeper could not be started again: %s", error)
         return not self._stopping
 
     def _pass_on(self) -> None:
@@ -214,6 +219,8 @@ class DraftLauncher:
         assert self._channel is not None
         with self._channel.makefile("rb") as words:
             for line in words:
+                if not line.endswith(b"\n"):
+                    break  # it was killed in the middle of a word
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "awaited":
                     self._awaited = text

@@ -7,6 +7,7 @@ each engine that it drafts for, its clients are DEALERs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args
@@ -81,8 +82,10 @@ OTHERS_CAME = "others have joined meanwhile"
 NOT_LOADED = "the draft is not loaded now"
 NO_ANSWER = "the draft server gave no answer"
 LINK_LOST = "the link to the draft's node is lost"
+DIED = "the draft has died meanwhile, and the log says when it is back"
 # Answers to ``Join`` that are no refusal: the draft may take the engine at the next try.
-NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST})
+NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST, DIED})
+_LOOK_S = 0.2  # between two looks at whether there will be no answer
 
 Request = Union[Add, Remove, Stop, Sleep, Wake, Reload, Join, Leave]
 # Its result is the answer, None = none: "", or a sentence that says what is wrong.
@@ -164,10 +167,17 @@ class ControlClient:
     """A target's or a tool's end; sends never block (a dead draft's messages are dropped)."""
 
     def __init__(self, address: str):
+        self._address = address
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
+
+    def reconnect(self) -> None:
+        """Send to the draft that listens at the address now; what an earlier one, which may hang,
+        has not taken in yet is dropped."""
+        self._socket.disconnect(self._address)
+        self._socket.connect(self._address)
 
     def send(self, message: Request) -> bool:
         """Queue a message; False if the queue is full, which means that nobody reads it."""
@@ -183,16 +193,33 @@ class ControlClient:
 
 
 def ask(
-    run_dir: Path, message: Sleep | Wake | Reload | Join | Leave, timeout_s: float
+    run_dir: Path,
+    message: Sleep | Wake | Reload | Join | Leave,
+    timeout_s: float,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Send a message to the draft of a run directory; its answer, None if there is none within
-    ``timeout_s`` seconds. A message that the draft has not taken in by then is withdrawn."""
+    """Send a message to the draft of a run directory; its answer. ``DIED`` if the process that has
+    the message ends, which ends the connection; None if there is no answer within ``timeout_s``
+    seconds, or as soon as ``given_up()`` says that there will be none. A draft that is not there
+    yet gets the message when it is. What no draft has taken in by the end is withdrawn."""
+    deadline = time.monotonic() + timeout_s
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
+    ends = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(ends, zmq.POLLIN)
     try:
         socket.connect(endpoint(run_dir))
         socket.send(_encoder.encode(message))
-        return socket.recv().decode() if socket.poll(int(timeout_s * 1000)) else None
+        ready: list[Any] = []
+        while not ready and not given_up() and (left_s := deadline - time.monotonic()) > 0:
+            ready = poller.poll(int(min(left_s, _LOOK_S) * 1000) + 1)
+        if socket.poll(0):
+            return socket.recv().decode()
+        return DIED if ready else None
     finally:
+        socket.disable_monitor()
+        ends.close()
         socket.close(linger=0)
         context.term()

@@ -42,7 +42,7 @@ def engines_of(draft_server: str) -> list[TableOwner]:
     for path in rundir.tables():
         try:
             owner = SpeculationTable.open(path, writable=False).owner
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, PermissionError, ValueError):
             continue  # stopping right now, or of another version of this package
         if owner.draft_server == draft_server and owner.model:
             found.append(owner)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.table.own_file import open_own
 
 logger = get_logger(__name__)
 
@@ -27,7 +28,6 @@ _SHARED_MEMORY = Path("/dev/shm")
 # Characters: the path of a unix socket has 107 at most. Ray's longest takes 68 of them below the
 # run directory, whose name ends with 8 that mkdtemp chooses.
 _SOCKET_PATH, _OF_RAY, _RANDOM = 107, 68, 8
-_TO_WATCH = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or days old
 # Seconds: a younger table may have been made just now and not be locked yet.
 _SETTLED_S = 60.0
@@ -54,7 +54,7 @@ def create() -> tuple[Path, list[int]]:
     """A new run directory and the file descriptors that hold its lock; raises ``OSError``."""
     made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
     locks = [
-        os.open(made, _TO_WATCH),
+        os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC),
         os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600),
     ]
     for lock in locks:
@@ -65,14 +65,14 @@ def create() -> tuple[Path, list[int]]:
 
 def hold_table(run_dir: Path) -> int:
     """Lock a run directory's table and return the descriptor that holds it; raises ``OSError``."""
-    lock = os.open(table_path(run_dir), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    lock = open_own(table_path(run_dir), os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)  # who looks whether it is locked has it for microseconds
     return lock
 
 
 def watch(run_dir: Path) -> int:
     """A file descriptor for ``is_held``; raises ``OSError``."""
-    return os.open(run_dir, _TO_WATCH)
+    return open_own(run_dir, folder=True)
 
 
 def is_held(watched: int) -> bool:
@@ -87,13 +87,15 @@ def is_held(watched: int) -> bool:
 
 def is_alive(run_dir: Path) -> bool:
     """Whether some process of the engine still holds the lock."""
-    return _is_locked(run_dir) or _is_locked(run_dir / "lock")
+    return _is_locked(run_dir, folder=True) or _is_locked(run_dir / "lock")
 
 
-def _is_locked(path: Path) -> bool:
+def _is_locked(path: Path, folder: bool = False) -> bool:
+    """Whether this is a file of ours that some process holds. Raises ``OSError`` where that cannot
+    be found out, as with too many open files: it may be held."""
     try:
-        fd = os.open(path, _TO_WATCH)
-    except FileNotFoundError:
+        fd = open_own(path, folder=folder)
+    except (FileNotFoundError, PermissionError):
         return False
     try:
         return is_held(fd)

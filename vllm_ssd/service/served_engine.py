@@ -45,26 +45,20 @@ class ServedEngine:
             control.listen(endpoint(run_dir), handlers)
             begun.callback(control.hang_up, endpoint(run_dir))
             self._begun = begun.pop_all()
-        self.served.counters["pid"] = os.getpid()
-        self.served.beat()
-        self.served.take_over()
+        self.served.claim()
 
     def lives(self) -> bool:
         """Whether the engine is still there."""
         return rundir.is_held(self._watched)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether no other draft drafts for it by now, as where this one hung for a while."""
-        return int(self.served.counters["pid"]) == os.getpid()
-
     def leave(self) -> None:
         """Draft for it no longer, and have it wait for nothing; raises as ``DraftEngine.leave``."""
-        if self.is_ours:
-            self.served.counters["heartbeat"] = 0
+        self.served.tell("heartbeat", 0)
         self._begun.close()
 
     def _add(self, message: Add) -> None:
+        if not self.served.is_ours:
+            return  # it was told to this draft as the engine did not know the other one yet
         if message.slot >= self.served.table.shape.slots:
             raise msgspec.ValidationError(f"an engine has no slot {message.slot}")
         self._requests.add(

@@ -34,7 +34,7 @@ from vllm_ssd.service.messages import (
 )
 from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
-from vllm_ssd.table import ASLEEP
+from vllm_ssd.table import ASLEEP, RELOADING
 
 if TYPE_CHECKING:  # torch is imported once the process is pinned
     from vllm_ssd.draft.engine import DraftEngine
@@ -140,7 +140,7 @@ class DraftServer:
                 logger.info("SSD: the engine in %s is gone", run_dir)
                 self._part(run_dir)
                 rundir.remove(Path(run_dir))
-            elif not joined.is_ours:
+            elif not joined.served.is_ours:
                 self._part(run_dir)
         for served in engine.tables:
             served.ask_for_unknown()
@@ -184,11 +184,11 @@ class DraftServer:
     def _stop(self, message: Stop) -> None:
         self._stopped = True
 
-    # Without a heartbeat nobody waits for drafts; the keeper does not miss one that is 0.
+    # Without a heartbeat nobody waits for drafts; the keeper misses it only in a draft that loads.
 
     def _sleep(self, message: Sleep) -> str:
         self._asleep = True
-        self._go_away()
+        self._go_away(ASLEEP)
         self._draft.put_away()
         return ""
 
@@ -197,16 +197,16 @@ class DraftServer:
         self._status["away"] = 0
         return ""
 
-    def _go_away(self) -> None:
+    def _go_away(self, why: int) -> None:
         """Draft for nobody, of the draft's own will."""
-        self._status["away"] = ASLEEP
+        self._status["away"] = why
         self._status["heartbeat"] = 0
         self._part_with_all()
 
     def _reload(self, message: Reload) -> str:
         if self._asleep:
             return "the draft sleeps: wake the engine up before the draft's weights are changed"
-        self._go_away()
+        self._go_away(RELOADING)
         problem = ""
         try:
             self._draft.take_weights(message.path)
@@ -253,4 +253,4 @@ class DraftServer:
     def _tell_number(self) -> None:
         assert self._draft.engine is not None
         for served in self._draft.engine.tables:
-            served.counters["joined"] = len(self._joined)
+            served.tell("joined", len(self._joined))

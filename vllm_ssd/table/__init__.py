@@ -19,6 +19,7 @@ from vllm_ssd.table.schema import (
     GIVEN_UP,
     LOST,
     PREPARING,
+    RELOADING,
     TableOwner,
     TableShape,
     make_stamp,

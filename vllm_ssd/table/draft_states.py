@@ -16,8 +16,10 @@ class DraftStates:
         self._state = table.slots["state"]
 
     def set(self, slot: int, generation: int, state: int) -> None:
-        """Publish the state of the request that has this slot."""
-        self._state[slot] = generation << 32 | state
+        """Publish the state of the request that has this slot. Nothing follows LOST but a later
+        generation: a draft that hung cannot take back what its successor has said."""
+        if self._state.item(slot) < generation << 32 | LOST:
+            self._state[slot] = generation << 32 | state
 
     def get(self, slot: int, generation: int) -> int:
         """The state of this request; PREPARING as long as the draft has published none."""

@@ -35,6 +35,19 @@ def _memory_at(place):
 
 
 @triton.jit
+def _own_place(where, stamp_of, row, begins, first, size):
+    """Where a row publishes, 0 = nowhere. As for ``PredictionWriter``, a record is begun only where
+    the stamp there is no later one, and continued only where it is this row's: what a draft that
+    hung launches late does its successor no harm. first, size: of the slot's two records."""
+    place = tl.load(where + row)
+    stamp = tl.load(stamp_of + row)
+    _, stamps = _memory_at(place)
+    there = read_where(stamps + (first + (stamp & 1) * size) // 2, place != 0)
+    earlier = there.to(tl.uint64, bitcast=True) < stamp.to(tl.uint64, bitcast=True)
+    return tl.where((there == stamp) | (begins & earlier), place, 0)
+
+
+@triton.jit
 def predict_kernel(
     where,
     stamp_of,
@@ -48,7 +61,7 @@ def predict_kernel(
     returns, 0 publishes nothing; stamp_of, steps_of: int64 [rows]; accepted, bonus: int64 [rows,
     BRANCHES]."""
     row = tl.program_id(0)
-    place = tl.load(where + row)
+    place = _own_place(where, stamp_of, row, True, 0, AT.prediction_size)
     if place != 0:
         words, stamps = _memory_at(place)
         stamp = tl.load(stamp_of + row)
@@ -82,7 +95,7 @@ def extend_kernel(
     """``PredictionWriter.extend``. tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows,
     BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
     row = tl.program_id(0)
-    place = tl.load(where + row)
+    place = _own_place(where, stamp_of, row, False, 0, AT.prediction_size)
     step = tl.load(step_at).to(tl.int32)
     if (place != 0) & (step < AT.k):
         words, stamps = _memory_at(place)
@@ -110,12 +123,13 @@ def extend_kernel(
 def fallback_kernel(where, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
     """``PredictionWriter.publish_fallback``. tokens: int64 [rows]; the others as above."""
     row = tl.program_id(0)
-    place = tl.load(where + row)
     step = tl.load(step_at).to(tl.int32)
+    first = AT.fallback - AT.prediction
+    place = _own_place(where, stamp_of, row, step == 0, first, AT.fallback_size)
     if (place != 0) & (step < AT.k):
         words, stamps = _memory_at(place)
         stamp = tl.load(stamp_of + row)
-        record = AT.fallback - AT.prediction + (stamp & 1) * AT.fallback_size
+        record = first + (stamp & 1) * AT.fallback_size
         if step == 0:
             tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         tl.store(words + record + AT.fallback_tokens + step, tl.load(tokens + row).to(tl.int32))

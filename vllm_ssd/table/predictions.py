@@ -13,7 +13,9 @@ from vllm_ssd.table.speculation_table import SpeculationTable
 
 
 class PredictionWriter:
-    """The draft's end."""
+    """The draft's end. A record is begun only where the stamp there is no later one, and continued
+    only where the stamp there is its own. So a draft that hung, and has lost the table to another
+    draft meanwhile, leaves that one's records as they are: their generations are later."""
 
     def __init__(self, table: SpeculationTable):
         self._prediction = prediction = table.slots["prediction"]
@@ -35,7 +37,10 @@ class PredictionWriter:
     ) -> None:
         """Predict outcomes of round ``stamp``, each an accepted length and a bonus; their branches
         have no tokens yet. steps: tokens that they will have, k if None."""
-        record = self._prediction[slot, int(stamp) & 1]
+        at = slot, int(stamp) & 1
+        if self._stamps.item(at) > stamp:
+            return
+        record = self._prediction[at]
         record["stamp"] = 0
         record["depth"] = 0
         record["steps"] = record["tokens"].shape[1] if steps is None else steps
@@ -53,8 +58,10 @@ class PredictionWriter:
     ) -> None:
         """Add one token to every branch of the prediction, in the order of its outcomes, unless
         they have all k. draft_probs: int64 [branches, top_m], what they were sampled from."""
-        record = self._prediction[slot, int(stamp) & 1]
-        assert record["stamp"] == stamp, "a prediction is extended by its publisher alone"
+        at = slot, int(stamp) & 1
+        if self._stamps.item(at) != stamp:
+            return
+        record = self._prediction[at]
         depth = int(record["depth"])
         if depth == record["tokens"].shape[1]:
             return  # the draft has only shown its model the last tokens
@@ -62,6 +69,10 @@ class PredictionWriter:
         if draft_probs is not None:
             record["draft_probs"][: len(tokens), depth] = draft_probs
         record["depth"] = depth + 1
+        if self._stamps.item(at) != stamp:
+            # This process was stopped in here, and another draft has begun the record anew: it is
+            # damaged, so nobody may use it.
+            record["stamp"] = 0
 
     def publish_fallback(
         self,
@@ -73,7 +84,11 @@ class PredictionWriter:
     ) -> None:
         """Add drafts for the outcome ``stamp``, which was not predicted, after the ``known`` that
         are published. draft_probs: int64 [len(tokens), top_m], what they were sampled from."""
-        record = self._fallback[slot, int(stamp) & 1]
+        at = slot, int(stamp) & 1
+        there = self._fallback_stamps.item(at)
+        if there != stamp and (known or there > stamp):
+            return
+        record = self._fallback[at]
         if not known:
             record["stamp"] = 0
         depth = known + len(tokens)
@@ -110,10 +125,10 @@ class PredictionWriter:
         tokens: list[int] = self._fallback_tokens[at][:depth].tolist()
         return tokens
 
-    def clear(self, slot: int) -> None:
-        """Withdraw everything the draft published for a slot."""
-        self._prediction[slot]["stamp"] = 0
-        self._fallback[slot]["stamp"] = 0
+    def clear(self, slot: int, generation: int) -> None:
+        """Withdraw what was published in a slot for this generation and for earlier ones."""
+        for stamps in (self._stamps[slot], self._fallback_stamps[slot]):
+            stamps[stamps >> np.uint64(32) <= generation] = 0
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ VERSION = 15
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 
 # Why a draft has no heartbeat, where that is known: it has put itself away and is loaded again when
-# an engine asks for it; it was lost too often, or could not be started, and there will be none.
-ASLEEP, FOR_GOOD = 1, 2
+# an engine asks for it; it was lost too often, or could not be started, and there will be none; it
+# takes other weights and is back by itself.
+ASLEEP, FOR_GOOD, RELOADING = 1, 2, 3
 
 # Steps of the target that waited are counted by the microseconds that they did: up to this number
 # in the first counter, twice as long in each after it, and all longer waits in the last one.
@@ -116,9 +117,10 @@ class TableShape:
         others) and the microseconds it took. planned: rounds of requests that it drafts ahead for;
         branches: of all these rounds. restarts: counted by the keeper, or by who has joined a
         service, which also clears the heartbeat of a draft that is gone; joined: engines that the
-        service drafts for; away: why there is no heartbeat, ``ASLEEP`` or ``FOR_GOOD``, 0 = neither
-        (the draft is there, is gone or loads); link_us: microseconds from the target's node to the
-        draft's and back, written by the relay between them, 0 = there is none."""
+        service drafts for; away: why there is no heartbeat, ``ASLEEP``, ``FOR_GOOD`` or
+        ``RELOADING``, 0 = none of these (the draft is there, is gone or loads); link_us:
+        microseconds from the target's node to the draft's and back, written by the relay between
+        them, 0 = there is none."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
         names += ["planned", "branches", "restarts", "joined", "away", "link_us"]

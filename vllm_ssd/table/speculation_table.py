@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.table.own_file import open_own
 from vllm_ssd.table.schema import MAGIC, VERSION, TableOwner, TableShape
 
 
@@ -97,9 +98,8 @@ class SpeculationTable:
 
     @classmethod
     def open(cls, path: Path, writable: bool = True) -> SpeculationTable:
-        """Open a table; ``OSError`` if that fails, ``ValueError`` if it is not of this version."""
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags)
+        """Open a table; raises as ``open_own``, and ``ValueError`` if it is not of this version."""
+        fd = open_own(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             pages = mmap.mmap(fd, 0, access=access)

@@ -55,6 +55,7 @@ class SlotMap:
         self._table = connection.table
         self._engine = connection.engine
         self._generation = 0
+        self._draft = 0  # the process of the one that messages go to, 0 = not known yet
         # By slot: messages that the queue had no room for. A request that the draft is not told
         # the end of would keep its KV memory; of later ones in the slot it has not heard.
         self._unsent: dict[int, Remove] = {}
@@ -87,7 +88,11 @@ class SlotMap:
         return state
 
     def _send(self, message: Add | Remove) -> bool:
-        """Send it after what was not sent before; False if the queue has no room for all."""
+        """Send it after what was not sent before; False if the queue has no room for all. A draft
+        that another one has replaced may hang, and would keep the connection for as long."""
+        before, self._draft = self._draft, int(self._table.draft["pid"][0])
+        if before not in (0, self._draft):
+            self._control.reconnect()
         for slot, remove in list(self._unsent.items()):
             if not self._control.send(remove):
                 return False

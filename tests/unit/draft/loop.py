@@ -94,6 +94,9 @@ class Loop:
             requests.remove(self.served, message.slot, message.generation)
         return True
 
+    def reconnect(self):
+        """What is sent goes to the engine that there is."""
+
     def slot_of(self, name):
         """What the client knows of a request."""
         return self.client.slots.states[name]

@@ -1,10 +1,12 @@
 """One draft engine that serves several tables, each of another target."""
 
+import os
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.sentences import one_sentence
 from tests.unit.draft import test_seen_drafts
@@ -197,6 +199,41 @@ def test_a_table_leaves_while_its_branches_grow(reference, pair, engine, steps):
         engine.leave(loop.served)
     assert not engine.tables and not len(engine.requests)
     assert free(engine) == (engine.requests.pool.num_blocks, SLOTS)
+
+
+@pytest.mark.parametrize("steps", range(2 + K))
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_draft_that_hung_leaves_its_successors_work_alone(
+    tmp_path, draft_model, reference, rounds, steps
+):
+    """It hung in the middle of a round, goes on with it, hears of another request and leaves, all
+    while the other draft is at work."""
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    target = begin(loop, PROMPT, reference)
+    hung, of_hung = loop.engine, loop.served
+    of_hung.claim()
+    loop.work()
+    target.round(loop.client)
+    loop.work(steps)
+    loop.restart()
+    loop.table.draft["pid"] = os.getpid() + 1
+    loop.served.take_over()
+    for _ in range(rounds):
+        target.round(loop.client)
+        loop.work(4)
+    generation = loop.slot_of("a").generation
+    assert generation > 1 and loop.draft_state(0, generation) == DRAFTING
+    published, counted = predictions(loop), loop.table.draft.copy()
+    with torch.inference_mode():
+        while hung.step():
+            pass
+    of_hung.beat()
+    hung.leave(of_hung)
+    assert predictions(loop) == published and loop.table.draft == counted
+    loop.work()
+    stamp = make_stamp(generation, rounds)
+    record = loop.table.slots["prediction"][0, rounds % 2]
+    assert (record["stamp"], record["depth"]) == (stamp, K), "the other one goes on"
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
     nodes.predictions.publish(0, stamp(1), [0], [7])
     nodes.predictions.publish_fallback(0, stamp(1), [1])
     nodes.to_target()
-    nodes.served.predictions.clear(0)
+    nodes.served.predictions.clear(0, GENERATION)
     nodes.predictions.extend(0, stamp(1), [1])
     nodes.predictions.publish_fallback(0, stamp(1), [2], known=1)
     assert kinds(nodes.to_target()) == [Fallback, Grown]

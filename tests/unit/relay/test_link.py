@@ -197,6 +197,18 @@ def test_the_key_file(tmp_path):
     assert not read_keys(path).clients and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_key_file_of_another_user(tmp_path, monkeypatch):
+    """A link to one's own will do."""
+    path, link = tmp_path / "drafts.key", tmp_path / "link"
+    prepare_keys(path, "drafts", "10.0.0.5:7400", 1)
+    link.symlink_to(path)
+    assert read_keys(link) == read_keys(path)
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    with pytest.raises(ValueError, match="cannot be read \\(it is not a file of this user's\\)"):
+        read_keys(path)
+
+
 def test_each_draft_has_a_port():
     assert addresses_of("[fd00::5]:7400", 2) == ["[fd00::5]:7400", "[fd00::5]:7401"]
     assert addresses_of("10.0.0.5:0", 2) == ["10.0.0.5:0"] * 2, "any free ones"
@@ -219,6 +231,8 @@ def test_each_draft_has_a_port():
             "is no key file",
         ),
         (lambda path: path.unlink(), "cannot be read (No such file or directory)"),
+        (lambda path: (path.unlink(), path.mkdir()), "cannot be read (it is not a file of this"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "cannot be read (it is not a file of this"),
     ],
 )
 def test_key_files_that_will_not_do(tmp_path, prepare, said):

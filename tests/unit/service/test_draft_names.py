@@ -66,6 +66,13 @@ def test_several_drafts_of_one_service(start):
     assert find_all("one") == [(second, named)] and find("one")[0] == second
 
 
+def test_a_service_of_another_version_is_none(start):
+    run_dir, _ = start()
+    (run_dir / "draft-server.json").write_text('{"name": 5}')
+    publish(start()[0], DraftName("one", {}))
+    assert len(find_all("one")) == 1
+
+
 def test_those_that_are_there_are_listed(start):
     for name in ("two", "dp:1", "one"):
         publish(start()[0], DraftName(name, {}))

@@ -26,7 +26,7 @@ from vllm_ssd.service.messages import (
     endpoint,
 )
 from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner, TableShape
+from vllm_ssd.table import ASLEEP, FOR_GOOD, RELOADING, SpeculationTable, TableOwner, TableShape
 
 SHAPE = TableShape(1, 2, 3)
 
@@ -291,6 +291,49 @@ def test_one_that_sleeps_is_woken_up(service, join, caplog):
     draft.wake()
     until(lambda: lives(draft))
     assert said(caplog) == []
+
+
+@pytest.mark.parametrize("by_itself", [False, True], ids=["asleep", "other weights"])
+def test_one_that_does_not_come_back_is_missed(service, join, caplog, by_itself):
+    """It dies or hangs as it loads. Before that it was away, on purpose."""
+    one = service()
+    draft = join(start_timeout_s=1.0)
+    begin(draft)
+    if not by_itself:
+        draft.sleep()
+    one.die(away=RELOADING if by_itself else 0)
+    if not by_itself:
+        time.sleep(1.5)
+        assert said(caplog) == [], "it sleeps"
+        draft.wake()
+    until(lambda: said(caplog))
+    (line,) = said(caplog)
+    assert "the draft server 'drafts' is lost (not back within 1 s)" in line
+    one.loaded = True
+    until(lambda: lives(draft))
+    assert "is back" in said(caplog)[-1]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("odd")])
+def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch, error):
+    one = service()
+    draft = join()
+    begin(draft)
+    looks = []
+
+    def fail(*_):
+        looks.append(1)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(joined_draft, "find_all", fail)
+        one.die()
+        until(lambda: len(looks) >= 4)
+    one.loaded = True
+    until(lambda: lives(draft))
+    until(lambda: "is back" in said(caplog)[-1])
+    (line,) = [line for line in said(caplog) if "cannot be looked after" in line]
+    assert f"({type(error).__name__}: {error})" in line
 
 
 def test_one_that_is_lost_for_good_is_not_waited_for(service, join):

@@ -75,7 +75,9 @@ def keep(tmp_path, monkeypatch):
         (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
         made_for: list[ServerSpec] = []
-        monkeypatch.setattr(keeper, "DraftActor", lambda server: made_for.append(server) or actor)
+        monkeypatch.setattr(
+            keeper, "DraftActor", lambda server, _: made_for.append(server) or actor
+        )
         with ours, theirs:
             Keeper(run_dir, theirs, again=False).run()
             theirs.close()

@@ -4,8 +4,10 @@ import gc
 import logging
 import os
 import select
+import threading
 import time
 import weakref
+from typing import get_args
 
 import pytest
 
@@ -14,6 +16,7 @@ from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import draft_device, launch, rundir
 from vllm_ssd.service.draft_device import DraftDevice
 from vllm_ssd.service.launch import DraftLauncher
+from vllm_ssd.service.messages import DIED, ControlServer, Request, endpoint
 from vllm_ssd.service.server_spec import KeeperSpec, ServerSpec
 
 
@@ -180,6 +183,56 @@ def test_a_keeper_that_put_everything_away_is_not(talk, caplog):
     end(talk.keepers[0])
     until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
     assert len(talk.commands) == 1
+
+
+def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
+    """It was killed in the middle of a word, and the next one cannot be started at first."""
+    made = talk(b'{"ready": "r"}\n{"lo', max_restarts=3)
+    (made._run_dir / launch.SPEC_FILE).touch()
+    made.wait_ready()
+    start, failures = launch.subprocess.run, [OSError(24, "Too many open files")]
+
+    def run(command, **how):
+        if failures:
+            raise failures.pop()
+        start(command, **how)
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    end(talk.keepers[0])
+    until(lambda: len(talk.commands) == 2)
+    assert "could not be started again: [Errno 24] Too many open files" in caplog.text
+    until(lambda: "back" in caplog.text)
+
+
+def asleep(made):
+    """The thread in which a draft is put to sleep."""
+    thread = threading.Thread(target=made.sleep, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_draft_that_dies_as_it_goes_to_sleep(talk, caplog):
+    made = talk(b'{"ready": "r"}\n')
+    made.wait_ready()
+    seen = []
+    draft = ControlServer()
+    draft.listen(endpoint(made._run_dir), dict.fromkeys(get_args(Request), seen.append))
+    thread = asleep(made)
+    while not seen:
+        draft.drain(wait_s=5)
+    draft.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert f"SSD: the draft did not sleep: {DIED}" in caplog.text
+
+
+def test_a_draft_that_is_lost_for_good_is_not_put_to_sleep(talk):
+    made = talk(b'{"ready": "r"}\n')
+    made.wait_ready()
+    thread = asleep(made)
+    os.write(talk.keepers[0], b'{"given_up": "dead"}\n')
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_a_gpu_that_ray_gave_is_given_back(talk, monkeypatch):

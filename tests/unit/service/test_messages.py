@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from vllm_ssd.service.messages import (
+    DIED,
     Add,
     ControlClient,
     ControlServer,
@@ -138,6 +139,45 @@ def test_whoever_asks_gets_the_answer(tmp_path):
     assert answers == ["", "no folder"]
     client.close()
     server.close()
+
+
+def asking(folder, *given_up):
+    """A thread that asks for a long time, and the list that its answer comes to."""
+    answers: list[str | None] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(ask(folder, Sleep(), 300, *given_up)), daemon=True
+    )
+    thread.start()
+    return thread, answers
+
+
+def test_a_draft_that_died_with_the_question_is_not_waited_for(tmp_path):
+    seen: list[object] = []
+    server = listening(tmp_path, collecting(seen))
+    thread, answers = asking(tmp_path)
+    while not seen:
+        server.drain(wait_s=5)
+    server.close()
+    thread.join(30)
+    assert answers == [DIED]
+
+
+def test_a_draft_that_is_started_meanwhile_gets_the_question(tmp_path):
+    thread, answers = asking(tmp_path)
+    server = listening(tmp_path, {**collecting([]), Sleep: lambda _: "done"})
+    while thread.is_alive():
+        server.drain(wait_s=0.1)
+    assert answers == ["done"]
+    server.close()
+
+
+def test_a_draft_that_will_not_come_is_not_waited_for(tmp_path):
+    gone: list[bool] = []
+    thread, answers = asking(tmp_path, lambda: bool(gone))
+    assert thread.is_alive() and not answers
+    gone.append(True)
+    thread.join(30)
+    assert answers == [None]
 
 
 def test_what_was_asked_too_long_ago_is_withdrawn(tmp_path):

@@ -2,16 +2,22 @@
 
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from vllm_ssd.service import rundir
+from vllm_ssd.service.own_table import OwnFiles, engines_of
+from vllm_ssd.stats import Look
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
+from vllm_ssd.table.own_file import open_own
 
 HOLD = """
 import sys, time
@@ -120,6 +126,81 @@ def test_foreign_links_are_not_followed(tmp_path):
     finally:
         link.unlink()
         rundir.remove(path)
+
+
+def in_time(function):
+    """What a function returns, which must not wait for anybody."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(function()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert answers, "it waits, or has raised"
+    return answers[0]
+
+
+def test_what_others_put_beside_the_tables_is_left_alone(monkeypatch, tmp_path):
+    """It is not waited for, not followed and not removed."""
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target", draft_server="one"))
+    (table,) = tmp_path.iterdir()
+    fifo, link, bound, folder = (tmp_path / f"{mine.run_dir.name}{end}.table" for end in "@+=,")
+    os.mkfifo(fifo)
+    link.symlink_to(table)
+    folder.mkdir()
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            monkeypatch.chdir(tmp_path)  # the paths of sockets are short
+            server.bind(bound.name)
+            assert in_time(rundir.tables) == [table]
+            assert [owner.model for owner in in_time(lambda: engines_of("one"))] == ["target"]
+            assert [report.path for report in in_time(Look.now).reports] == [table]
+            in_time(lambda: rundir.sweep() or True)
+        assert set(tmp_path.iterdir()) == {table, fifo, link, bound, folder}
+        for path in (fifo, link, bound, folder):
+            with pytest.raises(PermissionError, match="not a file of this user's"):
+                open_own(path)
+    finally:
+        mine.remove()
+
+
+def test_files_of_another_user(monkeypatch, tmp_path):
+    """As if all those that are there were one's."""
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    (table,) = tmp_path.iterdir()
+    user = os.getuid()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: user + 1)
+        theirs = table.rename(tmp_path / f"vllm-ssd-{user + 1}-x.table")
+        assert rundir.tables() == []
+        with pytest.raises(PermissionError, match="not a file of this user's"):
+            SpeculationTable.open(theirs)
+        with pytest.raises(PermissionError):
+            rundir.watch(mine.run_dir)
+    theirs.rename(table)
+    assert rundir.tables() == [table]
+    mine.remove()
+
+
+def test_a_table_that_cannot_be_looked_at_is_not_taken_for_abandoned(monkeypatch, tmp_path):
+    """As with too many open files."""
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    (table,) = tmp_path.iterdir()
+    os.utime(table, (0, 0))
+    hidden = mine.run_dir.rename(mine.run_dir.with_name(f"hidden-{mine.run_dir.name}"))
+
+    def too_many(path, *_, **__):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rundir, "open_own", too_many)
+        for look in (rundir.sweep, rundir.tables):
+            with pytest.raises(OSError, match="Too many"):
+                look()
+    assert table.exists()
+    hidden.rename(mine.run_dir)
+    mine.remove()
 
 
 def test_an_engine_outlives_a_cleaner_of_its_files(owner):

@@ -177,7 +177,9 @@ def test_an_engine_that_another_draft_has_taken_over_is_left_as_it_is(server, en
     one, two = engine(), engine()
     assert join(server, one) == join(server, two) == ""
     one.table.draft["pid"] = os.getpid() + 1
+    one.control.send(Add(1, 5, TEXT))  # on the connection to this one, before it is closed
     until("end", lambda: server.joined() == 1)
+    assert not one.table.slots["state"][1], "the other one would take it for known"
     assert one.alive() and one.run_dir.exists(), "the other one drafts for it"
     assert two.predicted(1) == server.expected
 

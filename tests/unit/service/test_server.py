@@ -9,9 +9,10 @@ import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import rundir, server
-from vllm_ssd.service.messages import ControlServer, Request, endpoint
+from vllm_ssd.service.messages import ControlServer, Reload, Request, endpoint
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
+from vllm_ssd.table import RELOADING
 
 
 class Left(Exception):
@@ -62,3 +63,16 @@ def test_it_leaves_when_the_engine_is_gone_not_when_a_file_is(make):
     with pytest.raises(Left):
         leaves._loop()
     assert not run_dir.exists()
+
+
+def test_one_that_takes_other_weights_says_so(make):
+    """It is not asleep: the keeper and its engines miss it if it does not come back."""
+    run_dir, locks = rundir.create()
+    one = make(run_dir)
+    seen = []
+    one._draft.take_weights = lambda path: seen.append((path, dict(one._status)))
+    assert one._reload(Reload("folder")) == ""
+    assert seen == [("folder", {"away": RELOADING, "heartbeat": 0})]
+    for lock in locks:
+        os.close(lock)
+    rundir.remove(run_dir)

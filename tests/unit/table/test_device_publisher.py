@@ -22,7 +22,9 @@ if interpreter.HERE:
     from vllm_ssd.draft.attention.masks import tree_mask
     from vllm_ssd.draft.attention.self_test import largest_error
     from vllm_ssd.draft.attention.triton import TritonAttention
-    from vllm_ssd.table import SpeculationTable, pages
+    from vllm_ssd.table import SpeculationTable, TableShape, pages
+    from vllm_ssd.table.device_publisher import DevicePublisher
+    from vllm_ssd.table.publisher import BranchTokens, HostPublisher, Outcomes
 
     CPU = torch.device("cpu")
 
@@ -59,6 +61,46 @@ if interpreter.HERE:
         for table in tables:
             untouched = SpeculationTable.create(tmp_path / f"new{table.shape.slots}", table.shape)
             assert bytes(table.pages) == bytes(untouched.pages)
+
+    @pytest.mark.parametrize("kind", ["device", "host"])
+    def test_what_a_draft_that_hung_publishes_late_changes_nothing(tmp_path, kind):
+        """Another draft has predicted outcomes of later generations; or has withdrawn them."""
+        shape = TableShape(slots=3, k=3, branches=2, tail=16, top_m=2)
+        table = SpeculationTable.create(tmp_path / "t", shape)
+        publisher = DevicePublisher(shape, None) if kind == "device" else HostPublisher()
+        rows = torch.tensor([*publisher.join(table)[:2], 0])
+        probs = torch.randint(0, 2**62, (3, 2, 2))
+
+        def extend(generation, *steps):
+            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
+            for step in steps:
+                at = torch.tensor([step])
+                tokens = torch.randint(0, 100, (3, 2))
+                publisher.extend(BranchTokens(rows, stamps, tokens, at, probs))
+                one = tokens[:, :1], at, probs[:, :1]
+                publisher.fallback(BranchTokens(rows, stamps, *one))
+
+        def predict(generation):
+            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
+            outcomes = torch.randint(0, 4, (3, 2)), torch.randint(0, 100, (3, 2))
+            publisher.predict(Outcomes(rows, stamps, torch.tensor([3, 3, 3]), *outcomes))
+
+        predict(7)
+        extend(7, 0)
+        predict(8)
+        extend(8, 0)
+        before = bytes(table.pages)
+        extend(7, 1)
+        predict(7)
+        extend(7, 0)
+        assert bytes(table.pages) == before
+        extend(8, 1)
+        assert table.slots["prediction"]["depth"].max() == 2
+        for record in ("prediction", "fallback"):
+            table.slots[record]["stamp"] = 0
+        before = bytes(table.pages)
+        extend(7, 1)
+        assert bytes(table.pages) == before
 
     def test_packed_masks():
         linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_ssd.table import DRAFTING, SpeculationTable, TableShape, make_stamp, split_stamp
+from vllm_ssd.table import (
+    DRAFTING,
+    LOST,
+    PREPARING,
+    SpeculationTable,
+    TableShape,
+    make_stamp,
+    split_stamp,
+)
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
@@ -143,6 +151,55 @@ def test_rounds_of_one_parity_do_not_mix(sides):
         assert target.predictions.find(0, make_stamp(1, round_ + 1), 0, 9).tokens == []
         if round_ >= 2:
             assert target.predictions.find(0, make_stamp(1, round_ - 2), 0, 9).tokens == []
+
+
+def test_a_draft_that_lost_the_table_changes_nothing_of_its_successors(tmp_path):
+    """It hung, and goes on with a request that has another generation by now."""
+    path = tmp_path / "t"
+    _, hung = make_sides(path)
+    table = SpeculationTable.open(path)
+    successor, states = PredictionWriter(table), DraftStates(table)
+    early, late = make_stamp(1, 3), make_stamp(2, 1)  # same parity
+    for writer, stamp in ((hung.predictions, early), (successor, late)):
+        writer.publish(0, stamp, [2], [7])
+        writer.extend(0, stamp, [10])
+        writer.publish_fallback(0, stamp, [10])
+    states.set(0, 1, LOST)
+    before = bytes(table.pages)
+    hung.predictions.extend(0, early, [20])
+    hung.predictions.publish_fallback(0, early, [20], known=1)
+    hung.predictions.publish(0, early, [1], [8])
+    hung.predictions.publish_fallback(0, early, [21])
+    hung.predictions.clear(0, 1)
+    hung.states.set(0, 1, PREPARING)
+    assert bytes(table.pages) == before
+    states.set(0, 2, DRAFTING)
+    hung.states.set(0, 1, LOST)
+    assert states.get(0, 2) == DRAFTING
+    successor.clear(0, 2)
+    hung.predictions.extend(0, early, [20])
+    hung.predictions.publish_fallback(0, early, [20], known=1)
+    assert not table.slots["prediction"]["stamp"].any()
+    assert not table.slots["fallback"]["stamp"].any()
+
+
+def test_a_draft_that_was_stopped_while_it_wrote_damages_nothing_that_is_used(tmp_path):
+    target, hung = make_sides(tmp_path / "t")
+    successor = PredictionWriter(SpeculationTable.open(tmp_path / "t"))
+    early, late = make_stamp(1, 3), make_stamp(2, 1)
+
+    class Stopped(list):
+        """Tokens of which a writer first asks how many they are."""
+
+        def __len__(self):
+            successor.publish(0, late, [2], [7])
+            successor.extend(0, late, [11])
+            return super().__len__()
+
+    hung.predictions.publish(0, early, [2], [7])
+    hung.predictions.extend(0, early, Stopped([20]))
+    assert target.predictions.find(0, late, 2, 7).tokens in ([], [11])
+    assert target.predictions.find(0, early, 2, 7).tokens == []
 
 
 def test_the_fallback_counts_only_where_it_reaches_further(sides):

@@ -1,12 +1,20 @@
 """The target's client: waits are bounded, a dead draft is not waited for, slots are shared out."""
 
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from tests.support.control_socket import Sent
-from vllm_ssd.service.messages import Add, Remove
+from vllm_ssd.service.messages import (
+    Add,
+    ControlClient,
+    ControlServer,
+    Remove,
+    Request,
+    endpoint,
+)
 from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.table import heartbeat as heartbeat_module
 from vllm_ssd.table.draft_states import DraftStates
@@ -287,3 +295,23 @@ def test_the_end_of_a_request_is_sent_once_there_is_room(table, clock):
     client.add("c", [2] * 5)
     client.remove("c")
     assert sent == [Add(0, 1, [0] * 5), Remove(0, 1), Add(0, 3, [2] * 5), Remove(0, 3)]
+
+
+def test_a_draft_that_takes_over_hears_of_the_next_request(table, tmp_path, clock):
+    """The one before hangs, and its connection lives on."""
+    address = endpoint(tmp_path)
+    heard = {7: [], 8: []}
+    drafts = {pid: ControlServer() for pid in heard}
+    control = ControlClient(address)
+    policy = WaitPolicy("wait", 0.5)
+    client = SpeculationClient(Connection(table, control, policy, VOCAB, MAX_LEN))
+    for number, (pid, draft) in enumerate(drafts.items()):
+        draft.listen(address, dict.fromkeys(get_args(Request), heard[pid].append))
+        table.draft["pid"] = pid
+        beat(table, clock)
+        client.add(str(number), [number])
+        draft.drain(wait_s=5)
+    assert [[add.tokens for add in each] for each in heard.values()] == [[[0]], [[1]]]
+    control.close()
+    for draft in drafts.values():
+        draft.close()
