@@ -239,19 +239,18 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
         own += [one for draft in another.drafts for one in processes_of(draft.run_dir)]
         with second.under_load():
             assert sum(second.rounds()["accepted"][1:]) > 0
-            used.server().kill()
-            second.load.until("other draft", lambda: second.said(BACK) == 3)
+            hung = used.server()
+            hung.suspend()
             second.load.until("move", lambda: spare.counted()["joined"] == 1)
+            hung.resume()
+            second.load.until("parting", lambda: used.counted()["joined"] == 0)
             assert counters(second.run_dir)["pid"] == spare.server().pid
             assert sum(second.rounds()["accepted"][1:]) > 0
-            second.load.until("return", lambda: not used.silent())
-            hung = spare.server()
-            hung.suspend()
-            second.load.until("other draft", lambda: used.counted()["joined"] == 1)
-            hung.resume()
-            second.load.until("parting", lambda: spare.counted()["joined"] == 0)
-            assert sum(second.rounds()["accepted"][1:]) > 0
+            spare.server().kill()
+            second.load.until("return to the other", lambda: second.said(BACK) == 4)
+            second.load.until("move", lambda: used.counted()["joined"] == 1)
             assert counters(second.run_dir)["pid"] == used.server().pid
+            assert sum(second.rounds()["accepted"][1:]) > 0
     finally:
         another.end()
     for draft in another.drafts:
