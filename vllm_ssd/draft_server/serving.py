@@ -27,8 +27,8 @@ class LocalDrafts:
         from vllm_ssd.service.draft_device import choose_lone_device
         from vllm_ssd.service.shared_launch import SharedDraftLauncher
 
+        self._configs = configs
         self._speculations: list[Any] = [config.speculative_config for config in configs]
-        self._max_num_seqs = configs[0].scheduler_config.max_num_seqs
         self._named: DraftName = name_draft(name, self._speculations[0])
         devices = [choose_lone_device(config, current_platform) for config in configs]
         self._launchers: list[SharedDraftLauncher] = [
@@ -50,10 +50,9 @@ class LocalDrafts:
     def listen(self, key_file: Path) -> None:
         """At the addresses in it, whose ports are filled in where they are 0. ``ValueError`` with a
         sentence if that fails."""
+        max_num_seqs = self._configs[0].scheduler_config.max_num_seqs
         for place, run_dir in enumerate(self.run_dirs):
-            self._relays.append(
-                ListeningEnd(run_dir, self._named, key_file, place, self._max_num_seqs)
-            )
+            self._relays.append(ListeningEnd(run_dir, self._named, key_file, place, max_num_seqs))
 
     def wait_ready(self) -> None:
         """Until all are loaded; ``RuntimeError`` with a sentence if one fails."""
