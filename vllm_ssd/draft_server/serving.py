@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from vllm_ssd.service.shared_launch import SharedDraftLauncher
 
 
+END_S = 15.0  # for the drafts' end; their keepers' own steps take less
+
+
 class LocalDrafts:
     """``launch``, ``listen`` if engines on other nodes are to have drafts, ``wait_ready``; then
     ``look`` now and then, until ``stop``, which may be called at any time."""
@@ -72,4 +75,4 @@ class LocalDrafts:
         for launcher in self._launchers:
             launcher.begin_stop()
         for launcher in self._launchers:
-            launcher.stop()
+            launcher.stop(END_S)

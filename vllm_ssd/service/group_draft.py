@@ -34,6 +34,7 @@ class GroupDraft(JoinedDraft):
         super().__init__(vllm_config)
         self._launcher: SharedDraftLauncher | None = None  # of the engine that starts the service
         self._environment = TargetEnvironment()
+        self._stop_begun = 0.0
 
     def start(self) -> None:
         """Start the service, if this is the first engine, and join it as soon as it is ready."""
@@ -68,6 +69,7 @@ class GroupDraft(JoinedDraft):
         super().wait_ready()
 
     def begin_stop(self) -> None:
+        self._stop_begun = self._stop_begun or time.monotonic()
         super().stop()
         if self._launcher is not None:
             self._launcher.begin_stop()
@@ -109,7 +111,7 @@ class GroupDraft(JoinedDraft):
 
     def _await_end(self) -> None:
         """Until the service's keeper has put it away, as one that this engine had for itself."""
-        deadline = time.monotonic() + STOP_S
+        deadline = self._stop_begun + STOP_S
         with contextlib.suppress(ValueError):  # there is none any more
             while find_all(self._name) and time.monotonic() < deadline:
                 time.sleep(joined_draft.LOOK_S)

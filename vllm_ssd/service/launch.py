@@ -37,7 +37,9 @@ _LOSSES = {
     "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
     "on without drafts: see above what it dies of, and start the engine anew to have drafts",
 }
-STOP_S = 15.0  # the keeper's own steps take less
+# Seconds from ``begin_stop`` in which the keeper is waited for. vLLM kills an engine core that has
+# not ended after 5 s, of which its own exit takes a part.
+STOP_S = 3.0
 # Variables that may name folders as seen from the working directory.
 _OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
 
@@ -56,6 +58,7 @@ class DraftLauncher:
         self._keepers = Restarts(self._config.max_restarts)  # keepers that were killed
         self._ending = threading.Lock()  # while a keeper is started again, or told to end
         self._stopping = False
+        self._stop_begun = 0.0
         self._awaited = "the keeper"  # what the draft's start is about
         self._started = False
         self._given_up = False  # there is no draft, and will be none
@@ -168,19 +171,27 @@ class DraftLauncher:
             return  # forked, it ends while the engine goes on
         with self._ending:
             self._stopping = True
+            self._stop_begun = self._stop_begun or time.monotonic()
             if self._channel is not None:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
                     self._channel.shutdown(socket.SHUT_WR)
 
-    def stop(self) -> None:
-        """Take the draft down and leave nothing behind."""
+    def stop(self, within_s: float | None = None) -> None:
+        """Take the draft down. Returns when the keeper has ended, at the latest ``within_s``
+        seconds after ``begin_stop``, by default ``STOP_S``. A keeper that is still at work then
+        removes the files when it ends."""
         if os.getpid() != self._process:
             return
         self.begin_stop()
+        keeper_at_work = False
         if self._listener is not None:
-            self._listener.join(STOP_S)
+            limit_s = STOP_S if within_s is None else within_s
+            self._listener.join(max(0.0, self._stop_begun + limit_s - time.monotonic()))
+            keeper_at_work = self._listener.is_alive()
         self._channel = self._listener = None
-        if self._files is not None:
+        if self._files is not None and keeper_at_work:
+            self._files.let_go()
+        elif self._files is not None:
             self._files.remove()
         self._device = DraftDevice()  # a GPU that was reserved is free now
         self._environment.restore()

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -61,17 +62,19 @@ def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, kv_
 @pytest.fixture
 def talk(monkeypatch):
     """Makes and starts a launcher whose keeper says this and then nothing. ``keepers``: their ends
-    of the channels; ``commands``: how they were started."""
+    of the channels; ``locks``: of files that they hold; ``commands``: how they were started."""
     from vllm import platforms
 
     made: list[DraftLauncher] = []
     held: list[int] = []
+    locks: list[int] = []
     commands: list[list[str]] = []
 
     def start(said: bytes, target=None, **options) -> DraftLauncher:
-        def say(command, **_):
+        def say(command, pass_fds, **_):
             commands.append(command)
             held.append(os.dup(int(command[4])))
+            locks.extend(map(os.dup, pass_fds[1:]))
             os.write(held[-1], said)
 
         monkeypatch.setattr(launch.subprocess, "run", say)
@@ -81,11 +84,11 @@ def talk(monkeypatch):
 
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
     monkeypatch.setattr(launch, "STOP_S", 0.1)
-    start.keepers, start.commands = held, commands
+    start.keepers, start.locks, start.commands = held, locks, commands
     yield start
     for one in made:
         one.begin_stop()  # or it would start another keeper when one has ended
-    for end in held:
+    for end in held + locks:
         os.close(end)
     for one in made:
         one.stop()
@@ -233,6 +236,35 @@ def test_a_draft_that_is_lost_for_good_is_not_put_to_sleep(talk):
     os.write(talk.keepers[0], b'{"given_up": "dead"}\n')
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):
+    """vLLM kills an engine core that waits for long."""
+    made = talk(b'{"ready": "here"}\n')
+    made.wait_ready()
+    run_dir = made._run_dir
+    made.begin_stop()
+    made.stop()
+    assert rundir.is_alive(run_dir) and rundir.table_path(run_dir).exists(), "it works with them"
+    while talk.locks:
+        os.close(talk.locks.pop())
+    assert not rundir.is_alive(run_dir), "it alone has held them"
+    rundir.remove(run_dir)
+
+
+def test_the_end_of_the_target_is_time_for_the_keeper(talk, monkeypatch):
+    """Both are told to stop at the same time: the keeper is waited for no longer than ``STOP_S``
+    from then on."""
+    waits = []
+    made = talk(b'{"ready": "here"}\n')
+    made.wait_ready()
+    clock = iter((100.0, 100.0 + 0.75 * launch.STOP_S))  # the target stops in between
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    made.begin_stop()
+    monkeypatch.setattr(made._listener, "join", waits.append)
+    made.stop()
+    assert waits == [pytest.approx(0.25 * launch.STOP_S)]
+    rundir.remove(made._run_dir)
 
 
 def test_a_gpu_that_ray_gave_is_given_back(talk, monkeypatch):

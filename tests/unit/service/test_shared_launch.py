@@ -2,7 +2,6 @@
 
 import os
 import select
-import time
 
 import pytest
 
@@ -57,7 +56,8 @@ def test_what_it_stops_is_gone(held):
     made = SharedDraftLauncher(engine(parallel(1)), DraftName("dp:1", {}), DraftDevice())
     made.start()
     run_dir, _ = find("dp:1")
-    begun = time.monotonic()
+    made.begin_stop()
+    while held:
+        os.close(held.pop())  # as the keeper ends
     made.stop()
     assert not run_dir.exists() and not rundir.table_path(run_dir).exists()
-    assert time.monotonic() - begun < 60
