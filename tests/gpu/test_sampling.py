@@ -22,4 +22,7 @@ def pair(tmp_path_factory):
 def test_texts_have_the_targets_distribution(pair, method):
     """With the default method, also whatever else a request asks for."""
     cases = {**CUTS, **features()} if method == "probabilistic" else CUTS
-    check(pair, {**SSD, **METHODS[method]}, cases, **OPTIONS)
+    # What adaptive verification leaves out follows from what was accepted lately.
+    seeds = method == "Saguaro"
+    fixed = {"enable_adaptive_verification": False} if seeds else {}
+    check(pair, {**SSD, **METHODS[method], **fixed}, cases, seeds, **OPTIONS)

@@ -102,10 +102,15 @@ def _next_token(case: Case, texts: list[list[int]], rows: torch.Tensor) -> torch
 
 
 def check(
-    pair: tuple[Path, Path], method: dict[str, Any], cases: dict[str, Case] = CUTS, **options: Any
+    pair: tuple[Path, Path],
+    method: dict[str, Any],
+    cases: dict[str, Case] = CUTS,
+    seeds: bool = True,
+    **options: Any,
 ) -> None:
     """One engine, with a method of drafting: enough texts of each case to see a wrong distribution.
-    Texts of all cases are sampled beside each other."""
+    Texts of all cases are sampled beside each other. seeds: whether a seed fixes the text, too, of
+    a request by itself; not where drafts are left out by what was accepted lately."""
     target, draft = pair
     speculation = {"method": "ssd", "k": K, "f": 1, "model": str(draft), "on_miss": "wait"}
     options = {**options, "max_model_len": 64, "max_num_seqs": 64}
@@ -113,7 +118,8 @@ def check(
         "reasoning_parser": "one-sentence",
         "reasoning_parser_plugin": reasoning_parser.__file__,
     }
-    speculation |= {"max_wait_ms": 200, **method}
+    # All k drafts are always there, however busy the machine is.
+    speculation |= {"max_wait_ms": 20000, **method}
     with engine(str(target), speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         chances = {
@@ -121,9 +127,23 @@ def check(
             for name, texts in _sample(llm, cases).items()
         }
         counted = counters(run_dir)
+        by_seed = [_seeded(llm, seed) for seed in (1, 2, 1, 2)]
+    assert not seeds or by_seed[:2] == by_seed[2:], "a seed has two texts"
+    assert by_seed[0] != by_seed[1]
     assert all(chance > 1e-4 for chance in chances.values()), chances
     assert sum(counted["accepted"][1:]) > TEXTS / 4, "few drafts were accepted"
     assert counted["accepted"][0] > TEXTS / 4, "few drafts were rejected"
+
+
+def _seeded(llm: Any, seed: int) -> list[int]:
+    """A text of a request with this seed."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=TEMPERATURE, max_tokens=40, ignore_eos=True, detokenize=False, seed=seed
+    )
+    (output,) = llm.generate([{"prompt_token_ids": PROMPT}], sampling, use_tqdm=False)
+    return list(output.outputs[0].token_ids)
 
 
 def _sample(llm: Any, cases: dict[str, Case]) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ PAGES = (
         for name in ("deployment", "installation", "options", "operations", "tuning")
     ),
 )
-PAGES = (*PAGES, "docs/troubleshooting.md")
+PAGES = (*PAGES, "docs/exactness.md", "docs/troubleshooting.md")
 _MARK = re.compile(r"<!-- (as it is: tests/\S+::\w+|needs: [^>]+) -->")
 _TEST = re.compile(r"(tests/\S+\.py)::(\w+)")
 # Options whose default depends on the machine or the models: how the page begins to say it.

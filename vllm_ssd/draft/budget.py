@@ -144,9 +144,10 @@ class BranchBudget:
         limit_us = window.us(requests) / batches
         sizes = self.sizes(requests)
         steps = {size: self._steps(requests, size, limit_us - feed_us) for size in sizes}
-        fitting = [self._shape(size, count) for size, count in steps.items() if count]
+        least = self._policy.k if self._policy.whole else 1
+        fitting = [self._shape(size, count) for size, count in steps.items() if count >= least]
         if not fitting:
-            return self._shape(sizes[-1], 1)[0]
+            return self._shape(sizes[-1], least)[0]
         accepted = np.cumprod(self.acceptance).cumsum()  # by steps of a branch that came true
         best, _ = max(fitting, key=lambda choice: choice[1] * accepted[choice[0].steps - 1])
         return best

@@ -57,8 +57,8 @@ class Executor:
             program.load([glue.prediction for glue in glues])
             program.run()
         slots = [
-            glue.request.publish_slot(glue.request.next_stamp, program.branches, self._policy.k)
-            if glue.prediction
+            glue.request.publish_slot(glue.request.next_stamp, glue.tree, self._policy.k)
+            if glue.tree
             else NOWHERE
             for glue in glues
         ]
@@ -76,10 +76,11 @@ class Executor:
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
         """Plant a one-branch tree at the bonus of each request, whose outcome was not predicted."""
         k = self._policy.k
-        slots = [request.publish_slot(request.stamp, 1, k) for request in requests]
+        trees = [request.plant([len(request.fed)], self._policy.tree_steps) for request in requests]
+        slots = [r.publish_slot(r.stamp, tree, k) for r, tree in zip(requests, trees)]
         batch = TreeBatch(
             self._programs.fallbacks(len(requests), is_sampled(slots)),
-            [request.plant([len(request.fed)], self._policy.tree_steps) for request in requests],
+            [*trees],
             slots,
             torch.tensor([request.tokens[-1] for request in requests]),
             k,

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from typing import NamedTuple
 
-import numpy as np
-
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.programs import Prediction, PublishSlot
+from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 
@@ -57,8 +56,7 @@ class DraftRequest:
     nanoseconds when the target's decision on its drafts was seen. left_over: where the target
     verified fewer drafts than it had, and the bonus is the first of the others: these, which are
     its drafts for the next round. phase: changed by ``DraftRequests.enter`` alone.
-    temperature: at which drafts are sampled, 0 = greedy; rng: their random numbers, None if the
-    draft does not sample.
+    temperature: at which drafts are sampled, 0 = they are not; seed: of their random numbers.
     ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
     branches; predicted: what these are. fallback: the tree grown for an outcome that none of them
     matched. seat: of its rows among ``HiddenStates``, which it has as long as it has KV memory; -1
@@ -71,7 +69,7 @@ class DraftRequest:
     tokens: list[int]
     table: BlockTable
     temperature: float = 0.0
-    rng: np.random.Generator | None = None
+    seed: int = 0
     round: int = -1
     accepted: int = 0
     branch: int | None = None
@@ -181,15 +179,14 @@ class DraftRequest:
         each branch continues."""
         return Tree(self.table.blocks, len(self.fed), parents, num_steps)
 
-    def publish_slot(self, stamp: int, branches: int, steps: int) -> PublishSlot:
-        """Where branches for the outcome ``stamp`` are published, with new random numbers if their
-        drafts are sampled."""
-        uniforms = None
-        if self.rng is not None and self.temperature:
-            # 32 bits, so that in float64 a product with a sum of probabilities is below the sum
-            numbers = self.rng.integers(2**32, size=(branches, steps))
-            uniforms = numbers.astype(np.float64) * 2.0**-32
-        return PublishSlot(self.where, self.seat, stamp, self.temperature, uniforms)
+    def publish_slot(self, stamp: int, tree: Tree, k: int) -> PublishSlot:
+        """Where the branches of a tree for the outcome ``stamp`` are published, with the random
+        numbers of their drafts, ``k`` at most, if these are sampled."""
+        numbers = None
+        if self.temperature:
+            # The bonus has the place before.
+            numbers = uniforms(self.seed, [parent + 1 for parent in tree.parent_lens], k)
+        return PublishSlot(self.where, self.seat, stamp, self.temperature, numbers)
 
     def publish_state(self, state: int) -> None:
         """Tell the target how it stands with this request, as ``schema.py`` explains it."""

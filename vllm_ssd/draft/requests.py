@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-import numpy as np
-
 from vllm_ssd.draft.kv_blocks import BlockPool
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.request import DraftRequest, Phase
@@ -73,16 +71,16 @@ class DraftRequests:
         slot: int,
         generation: int,
         tokens: Sequence[int],
-        temperature: float,
+        temperature: float = 0.0,
+        seed: int = 0,
     ) -> None:
         """A request has a slot from now on; the one that had it before is dropped."""
         former = self.get(served, slot)
         if former is not None:
             self.drop(former)
         table = self.pool.table()
-        request = DraftRequest(served, slot, generation, list(tokens), table, temperature)
-        if self._policy.top_m:
-            request.rng = np.random.default_rng((self._policy.seed, generation))
+        temperature = temperature if self._policy.top_m else 0.0
+        request = DraftRequest(served, slot, generation, list(tokens), table, temperature, seed)
         self._by_slot[served, slot] = request
         self._by_phase[request.phase][request] = None
         served.counters["live"] += 1

@@ -35,7 +35,7 @@ class DraftPolicy:
     requests the fan-out shrinks. adaptive: fan_out says how many branches there are, not at which
     accepted lengths. top_m: drafts are sampled from this number of the likeliest tokens, 0 = they
     are the likeliest. saguaro: factor on the probabilities of tokens that will be predicted as
-    bonus. seed: of the draft's random numbers, from 0."""
+    bonus. whole: every branch has all k tokens, even where the draft has too little time."""
 
     k: int
     fan_out: tuple[int, ...]
@@ -45,7 +45,7 @@ class DraftPolicy:
     adaptive: bool = False
     top_m: int = 0
     saguaro: float = 1.0
-    seed: int = 0
+    whole: bool = False
 
     @property
     def branches(self) -> int:

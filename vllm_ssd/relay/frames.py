@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.service.messages import Generation, Slot
+from vllm_ssd.service.messages import Generation, Seed, Slot
 from vllm_ssd.table.schema import VERSION as TABLE_VERSION
 
-VERSION = 2
+VERSION = 3
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of a million tokens has 4 MiB
 
@@ -87,6 +87,7 @@ class Added(Frame):
     generation: Generation
     tokens: bytes
     temperature: float
+    seed: Seed
 
 
 class Removed(Frame):

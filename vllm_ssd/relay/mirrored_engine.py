@@ -68,7 +68,9 @@ class MirroredEngine:
                 tokens = int32s(frame.tokens, LONGEST_TEXT).tolist()
                 self._requests[frame.slot] = frame.generation
                 # What a full queue loses the draft asks for by itself.
-                self._control.send(Add(frame.slot, frame.generation, tokens, frame.temperature))
+                self._control.send(
+                    Add(frame.slot, frame.generation, tokens, frame.temperature, frame.seed)
+                )
             case Removed():
                 self._check_slot(frame.slot)
                 if self._requests.get(frame.slot) == frame.generation:

@@ -105,9 +105,8 @@ class RelayedEngine:
                     return
                 slot, generation = message.slot, message.generation
                 tokens = np.array(message.tokens, "<i4").tobytes()
-                self._told.append(
-                    Added(self.session, slot, generation, tokens, message.temperature)
-                )
+                sampling = message.temperature, message.seed
+                self._told.append(Added(self.session, slot, generation, tokens, *sampling))
                 self._changes.added(slot, generation, len(message.tokens))
             case Remove():
                 self._told.append(Removed(self.session, message.slot, message.generation))

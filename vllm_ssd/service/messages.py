@@ -16,16 +16,18 @@ import zmq
 
 Slot = Annotated[int, msgspec.Meta(ge=0)]
 Generation = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+Seed = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits, as msgpack has no more
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
     """A request takes a slot: ``tokens`` is its whole text so far. Its drafts are sampled at
-    ``temperature``, 0 = greedy."""
+    ``temperature``, 0 = greedy, with random numbers that follow from ``seed``."""
 
     slot: Slot
     generation: Generation
     tokens: list[int]
     temperature: float = 0.0
+    seed: Seed = 0
 
 
 class Remove(msgspec.Struct, tag=True, frozen=True):

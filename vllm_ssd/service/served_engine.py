@@ -68,7 +68,12 @@ class ServedEngine:
         if message.slot >= self.served.table.shape.slots:
             raise msgspec.ValidationError(f"an engine has no slot {message.slot}")
         self._requests.add(
-            self.served, message.slot, message.generation, message.tokens, message.temperature
+            self.served,
+            message.slot,
+            message.generation,
+            message.tokens,
+            message.temperature,
+            message.seed,
         )
 
     def _remove(self, message: Remove) -> None:

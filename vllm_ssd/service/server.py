@@ -173,6 +173,7 @@ class DraftServer:
                 message.generation,
                 message.tokens,
                 message.temperature,
+                message.seed,
             )
 
     def _remove(self, message: Remove) -> None:

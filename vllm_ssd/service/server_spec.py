@@ -66,7 +66,7 @@ def _policy(vllm_config: VllmConfig, platform: Any) -> DraftPolicy:
         adaptive=isinstance(config.f, int) and config.f > 0,
         top_m=config.top_m,
         saguaro=config.saguaro,
-        seed=vllm_config.model_config.seed % 2**32,
+        whole=config.on_miss == "wait",
     )
 
 

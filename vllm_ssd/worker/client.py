@@ -24,6 +24,7 @@ from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.predictions import LookupResult, PredictionReader
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.slots import SlotMap, SlotState
 from vllm_ssd.worker.wait_policy import WaitPlanner
 from vllm_ssd.worker.wait_tuner import MOST_DRAFTS, Limits, WaitPlan
@@ -35,12 +36,12 @@ UNSEEN = -1  # published as accepted length if the text also grew in rounds with
 @dataclass(frozen=True)
 class Row:
     """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
-    last ``num_new`` came in this step. temperature: of its drafts' sampling, 0 = greedy."""
+    last ``num_new`` came in this step. sampling: of its drafts."""
 
     request_id: str
     tokens: NDArray[np.int32]
     num_new: int
-    temperature: float = 0.0
+    sampling: DraftSampling = CERTAIN
 
 
 @dataclass(eq=False)
@@ -88,18 +89,20 @@ class SpeculationClient:
         self.counters = TargetCounters(table)
         self._of_requests = RequestCounters(table)
 
-    def add(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0) -> None:
+    def add(
+        self, request_id: str, tokens: Sequence[int], sampling: DraftSampling = CERTAIN
+    ) -> None:
         """Let the draft read a new request's text while the target does. As long as the target
         does without drafts, so does a new request."""
         self.remove(request_id)
         if self._plan is None or self._plan.drafts:
-            self._add(request_id, tokens, temperature)
+            self._add(request_id, tokens, sampling)
 
-    def _add(self, request_id: str, tokens: Sequence[int], temperature: float) -> None:
+    def _add(self, request_id: str, tokens: Sequence[int], sampling: DraftSampling) -> None:
         states = self.slots.states
         if not self._free:
             self.remove(min(states, key=lambda name: states[name].last_used))
-        state = self.slots.assign(request_id, self._free.pop(), tokens, temperature)
+        state = self.slots.assign(request_id, self._free.pop(), tokens, sampling)
         state.last_used = self._step
 
     def remove(self, request_id: str) -> None:
@@ -188,7 +191,7 @@ class SpeculationClient:
                 return state
         known = row.tokens[: len(row.tokens) - row.num_new].tolist()
         self.remove(row.request_id)
-        self._add(row.request_id, known, row.temperature)
+        self._add(row.request_id, known, row.sampling)
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Connection:
     """What both kinds of client work with. vocab_size: the target's; max_len: tokens of its longest
-    text."""
+    text; engine: as of ``engine_of``."""
 
     table: SpeculationTable
     control: ControlClient
     policy: WaitPolicy
     vocab_size: int
     max_len: int
+    engine: str = ""
 
 
 def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
@@ -36,4 +37,16 @@ def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
         WaitPolicy(config.on_miss, config.max_wait_ms / 1000),
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,
+        engine_of(vllm_config),
     )
+
+
+def engine_of(vllm_config: VllmConfig) -> str:
+    """What tells this engine from the others that its draft may serve, so that drafts of different
+    engines are drawn with different random numbers. An engine that starts again has the same one,
+    as it has the same random numbers in vLLM, unless it joins a draft server: the others there may
+    have its seed and index."""
+    config: Any = vllm_config.speculative_config
+    index = vllm_config.parallel_config.data_parallel_index
+    own = Path(config.run_dir).name if config.draft_server else ""
+    return f"{vllm_config.model_config.seed} {index} {own}"

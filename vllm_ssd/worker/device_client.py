@@ -24,6 +24,7 @@ from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
@@ -100,11 +101,15 @@ class DeviceClient:
         self._undrafted = self._known_undrafted = 0
 
     def add(
-        self, request_id: str, slot: int, tokens: Sequence[int], temperature: float = 0.0
+        self,
+        request_id: str,
+        slot: int,
+        tokens: Sequence[int],
+        sampling: DraftSampling = CERTAIN,
     ) -> None:
         """A request takes a slot: let the draft read its text while the target does."""
         self.remove(request_id)
-        state = self.slots.assign(request_id, slot, tokens, temperature)
+        state = self.slots.assign(request_id, slot, tokens, sampling)
         overdue = 0 if state.overdue is None else int(state.overdue)
         self._staged[slot] = (
             *(state.generation, state.round, state.length, overdue),
@@ -263,4 +268,4 @@ class DeviceClient:
             length = self._outcomes.published_length(slot, state.generation)
             if length:
                 text = self._texts()[slot, :length].tolist()
-                self.add(request_id, slot, text, state.temperature)
+                self.add(request_id, slot, text, state.sampling)

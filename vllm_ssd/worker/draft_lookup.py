@@ -18,6 +18,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
+from vllm_ssd.worker.draft_sampling import DraftSampling
 from vllm_ssd.worker.guess import continuation
 
 if TYPE_CHECKING:
@@ -50,14 +51,16 @@ class HostLookup:
         self._pinned = device.type != "cpu"
         self._counts_host = torch.zeros(2, rows, dtype=torch.int32, pin_memory=self._pinned)
         self._arrived = torch.Event(device.type)
-        self._temperatures: dict[str, float] = {}  # of the requests that are drafted for
+        self._samplings: dict[str, DraftSampling] = {}  # of the requests that are drafted for
 
-    def add(self, request_id: str, slot: int, tokens: Sequence[int], temperature: float) -> None:
-        self._temperatures[request_id] = temperature
-        self._client.add(request_id, tokens, temperature)
+    def add(
+        self, request_id: str, slot: int, tokens: Sequence[int], sampling: DraftSampling
+    ) -> None:
+        self._samplings[request_id] = sampling
+        self._client.add(request_id, tokens, sampling)
 
     def remove(self, request_id: str) -> None:
-        self._temperatures.pop(request_id, None)
+        self._samplings.pop(request_id, None)
         self._client.remove(request_id)
 
     def look_up(
@@ -86,9 +89,9 @@ class HostLookup:
         for place, (request_id, slot) in enumerate(zip(batch.req_ids, batch.idx_mapping_np)):
             text = texts[slot, : lengths[place]]
             found[place] = int(text[-1])
-            if sampled[place] and request_id in self._temperatures:
-                temperature = self._temperatures[request_id]
-                rows.append(Row(request_id, text, int(sampled[place]), temperature))
+            if sampled[place] and request_id in self._samplings:
+                sampling = self._samplings[request_id]
+                rows.append(Row(request_id, text, int(sampled[place]), sampling))
                 places.append(place)
         of_rows: list[NDArray[np.int64]] = []
         if draft_probs is not None:
@@ -114,7 +117,7 @@ class HostLookup:
         """In place of ``look_up`` in a step that verified no drafts, before one that vLLM has
         scheduled without."""
         rows = sum(
-            got_token and request_id in self._temperatures
+            got_token and request_id in self._samplings
             for request_id, got_token in zip(batch.req_ids, _got_token(batch))
         )
         self._client.go_without(rows, batch.num_reqs, batch.has_prefill)

@@ -17,7 +17,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
-from vllm_ssd.worker.draft_sampling import draft_temperature
+from vllm_ssd.worker.draft_sampling import draft_sampling
 from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SSDProposer:
                 if not drafts_wanted(params):
                     continue
                 text = token_ids_cpu[index, : num_tokens_no_spec[index]]
-                rows.append(Row(name, text, len(sampled), draft_temperature(params)))
+                rows.append(Row(name, text, len(sampled), draft_sampling(params)))
                 places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
@@ -87,7 +87,7 @@ class SSDProposer:
         for index, of_row in zip(places, found):
             drafts[index] = of_row
         self._draft_probs = (
-            draft_probs if self._top_m and any(row.temperature for row in rows) else None
+            draft_probs if self._top_m and any(row.sampling.temperature for row in rows) else None
         )
         if self._tp_group.world_size > 1:
             self._tp_group.broadcast_object((drafts, self._draft_probs), src=0)
@@ -103,8 +103,8 @@ class SSDProposer:
         self._has_prompts = _has_prompts(output)
         for new in output.scheduled_new_reqs:
             if new.prompt_token_ids is not None and drafts_wanted(new.sampling_params):
-                temperature = draft_temperature(new.sampling_params)
-                self._client.add(new.req_id, new.prompt_token_ids, temperature)
+                sampling = draft_sampling(new.sampling_params)
+                self._client.add(new.req_id, new.prompt_token_ids, sampling)
 
     def on_proposed(self, runner: GPUModelRunner) -> None:
         """vLLM has taken the drafts: tell it what they were sampled from. Without this it assumes

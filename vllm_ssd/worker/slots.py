@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from vllm_ssd.metrics.requests import request_key
@@ -13,6 +14,7 @@ from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import make_stamp
 from vllm_ssd.table.heartbeat import draft_has_gone
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, seed_of
 
 
 @dataclass(eq=False)
@@ -20,9 +22,9 @@ class SlotState:
     """What the target knows of the request in a slot. key: what stands for its id. length: tokens
     of its text at the last publication. round: of the next outcome. overdue: stamp of an outcome
     whose wait timed out; the draft is not waited for until it has published for this outcome or a
-    later one. last_used: the step in which the request sampled last. temperature: of its drafts'
-    sampling, 0 = greedy. drafts, draft_probs: all that were there for its last round; handed_over:
-    the number of these that vLLM got."""
+    later one. last_used: the step in which the request sampled last. sampling: of its drafts.
+    drafts, draft_probs: all that were there for its last round; handed_over: the number of these
+    that vLLM got."""
 
     slot: int
     generation: int
@@ -31,7 +33,7 @@ class SlotState:
     round: int = 0
     overdue: np.uint64 | None = None
     last_used: int = 0
-    temperature: float = 0.0
+    sampling: DraftSampling = CERTAIN
     drafts: Sequence[int] = ()
     draft_probs: NDArray[np.int64] | None = None
     handed_over: int = 0
@@ -51,6 +53,7 @@ class SlotMap:
     def __init__(self, connection: Connection):
         self._control = connection.control
         self._table = connection.table
+        self._engine = connection.engine
         self._generation = 0
         # By slot: messages that the queue had no room for. A request that the draft is not told
         # the end of would keep its KV memory; of later ones in the slot it has not heard.
@@ -58,15 +61,18 @@ class SlotMap:
         self.states: dict[str, SlotState] = {}
 
     def assign(
-        self, request_id: str, slot: int, tokens: Sequence[int], temperature: float
+        self, request_id: str, slot: int, tokens: Sequence[int], sampling: DraftSampling
     ) -> SlotState:
         """Give a free slot to a request that has none; ``tokens`` is its text so far. A draft that
         has gone is not sent texts, which would pile up: the next one asks for what it lacks."""
         self._generation += 1
         key = request_key(request_id)
-        state = SlotState(slot, self._generation, key, len(tokens), temperature=temperature)
+        state = SlotState(slot, self._generation, key, len(tokens), sampling=sampling)
         self.states[request_id] = state
-        add = Add(slot, state.generation, list(tokens), temperature)
+        add = Add(slot, state.generation, list(tokens))
+        if sampling.temperature:
+            seed = seed_of(sampling, self._engine, state.generation)
+            add = replace(add, temperature=sampling.temperature, seed=seed)
         if draft_has_gone(self._table) or not self._send(add):
             state.overdue = make_stamp(state.generation, 0)
         return state

@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from vllm_ssd.worker.dense_probs import DraftLogits
 from vllm_ssd.worker.draft_lookup import WARM_UP, DeviceLookup, HostLookup, make_draft_lookup
-from vllm_ssd.worker.draft_sampling import draft_temperature
+from vllm_ssd.worker.draft_sampling import draft_sampling
 from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class SSDSpeculator(BaseSpeculator):
         self._sampled[slot] = params is not None and params.temperature > 0
         told = drafts_wanted(params) and not request_id.startswith(WARM_UP)
         if self._lookup is not None and told:
-            self._lookup.add(request_id, slot, tokens, draft_temperature(params))
+            self._lookup.add(request_id, slot, tokens, draft_sampling(params))
 
     def on_removed(self, request_id: str) -> None:
         """A request leaves its slot."""

@@ -53,12 +53,12 @@ def make_engine(draft_model, policy, seats):
 class Loop:
     """Draft engine and target client over one table, in one thread. loses_messages: control
     messages reach nobody, and the client does not hear of it. engine: one that serves other tables,
-    too; None = one of its own."""
+    too; None = one of its own. name: tells the target from those of other tables."""
 
     loses_messages = False
 
     def __init__(
-        self, draft_model, path, policy, on_miss="skip", engine=None, slots=SLOTS, tail=64
+        self, draft_model, path, policy, on_miss="skip", engine=None, slots=SLOTS, tail=64, name=""
     ):
         shape = replace(policy.table_shape(slots), tail=tail)
         self.table = SpeculationTable.create(path, shape)
@@ -70,7 +70,7 @@ class Loop:
         self.predictions = PredictionReader(self.table, VOCAB)
         self._draft_states = DraftStates(self.table)
         self.client = SpeculationClient(
-            Connection(self.table, self, WaitPolicy(on_miss, 5.0), VOCAB, MAX_LEN)
+            Connection(self.table, self, WaitPolicy(on_miss, 5.0), VOCAB, MAX_LEN, name)
         )
 
     def restart(self):
@@ -88,7 +88,7 @@ class Loop:
         if self.loses_messages:
             return True
         if isinstance(message, Add):
-            text = message.tokens, message.temperature
+            text = message.tokens, message.temperature, message.seed
             requests.add(self.served, message.slot, message.generation, *text)
         elif isinstance(message, Remove):
             requests.remove(self.served, message.slot, message.generation)

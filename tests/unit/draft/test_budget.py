@@ -104,6 +104,18 @@ def test_what_the_model_has_to_be_shown_takes_of_the_time(monkeypatch, window):
     assert [budget.shape(window, 1, feed_us).steps for feed_us in (0, 100, 500)] == [3, 3, 1]
 
 
+def test_whole_branches_become_fewer_not_shorter(monkeypatch):
+    """Even one branch for each length may take longer than there is time."""
+    shapes = []
+    for window_us in (2000, 1100, 300):
+        budget = BranchBudget(policy(adaptive=True, fan_out=(3,) * 4, whole=True))
+        budget.cost_us = {(1, size): RoundCost(0.0, 50.0 * size) for size in budget.sizes(1)}
+        window = Window()
+        has_verified_in(monkeypatch, budget, window, window_us)
+        shapes.append(budget.shape(window, 1))
+    assert [(sum(shape.fan_out), shape.steps) for shape in shapes] == [(12, K), (4, K), (4, K)]
+
+
 def test_batches_that_take_turns_share_the_time(monkeypatch, window):
     budget = BranchBudget(policy(adaptive=True))
     budget.cost_us = {(1, size): RoundCost(100.0, 300.0) for size in budget.sizes(1)}

@@ -33,7 +33,7 @@ TO_DRAFT = [
     Hello("drafts"),
     Ping(2**62, 90),
     Open(1, "engine", 256, 7, 24, 2048, 32, "target", 0),
-    Added(1, 3, 2**32 - 1, np.arange(5, dtype="<i4").tobytes(), 0.7),
+    Added(1, 3, 2**32 - 1, np.arange(5, dtype="<i4").tobytes(), 0.7, 2**64 - 1),
     Happened(1, 3, STAMP, 100, -1, b"1234"),
 ]
 TO_TARGET = [
@@ -75,8 +75,9 @@ def test_cut_messages_are_refused(data):
         [Open(1, "e", 2**15, 7, 24, 2048, 32, "", 0)],
         [Open(1, "e", 1, 7, 24, 2048, 2**9, "", 0)],
         [Open(1, "e" * 300, 1, 7, 24, 2048, 0, "", 0)],
-        [Added(1, -1, 1, b"", 0.0)],
-        [Added(1, 0, 2**32, b"", 0.0)],
+        [Added(1, -1, 1, b"", 0.0, 0)],
+        [Added(1, 0, 2**32, b"", 0.0, 0)],
+        [Added(1, 0, 1, b"", 0.0, -1)],
         [Happened(0, 0, 1, 1, 0, b"")],
         [Happened(1, 0, 1, 2**32, 0, b"")],
         [["Unknown", 1]],
@@ -90,9 +91,9 @@ def test_what_is_none_of_them_is_refused(wrong):
 
 def test_a_message_that_is_too_large(monkeypatch):
     monkeypatch.setattr(frames, "LARGEST", 100)
-    decode_to_draft(encode([Added(1, 0, 1, bytes(20), 0.0)]))
+    decode_to_draft(encode([Added(1, 0, 1, bytes(20), 0.0, 0)]))
     with pytest.raises(Malformed, match="and the most are 100"):
-        decode_to_draft(encode([Added(1, 0, 1, bytes(100), 0.0)]))
+        decode_to_draft(encode([Added(1, 0, 1, bytes(100), 0.0, 0)]))
 
 
 def test_numbers_are_whole_and_no_more_than_fit():

@@ -1,0 +1,58 @@
+"""What the draft is told of how to sample."""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from vllm_ssd.worker.connection import engine_of
+from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, draft_sampling, seed_of
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"choice": ["a", "b"]}, {"json_object": True}, {"regex": "a"}, {"json": {}}]
+)
+def test_drafts_are_certain_under_a_grammar(wanted):
+    params = SamplingParams(
+        temperature=0.7, seed=3, structured_outputs=StructuredOutputsParams(**wanted)
+    )
+    assert draft_sampling(params) == CERTAIN
+
+
+def test_otherwise_they_are_drawn_as_the_target_draws():
+    assert draft_sampling(None) == draft_sampling(SamplingParams(temperature=0)) == CERTAIN
+    assert draft_sampling(SamplingParams(temperature=0.7)) == DraftSampling(0.7)
+    assert draft_sampling(SamplingParams(temperature=0.7, seed=-5)) == DraftSampling(0.7, -5)
+
+
+def test_a_requests_seed_counts_and_nothing_else():
+    seeds = [-(2**63), -5, 0, 5, 2**63 - 1]
+    found = [seed_of(DraftSampling(1.0, seed), "a", 1) for seed in seeds]
+    assert len(set(found)) == len(seeds) and all(0 <= seed < 2**64 for seed in found)
+    assert found == [seed_of(DraftSampling(1.0, seed), "b", 2) for seed in seeds]
+
+
+def engine(seed=0, index=0, draft_server=None, run_dir="/tmp/vllm-ssd-1-a"):
+    return engine_of(
+        SimpleNamespace(
+            model_config=SimpleNamespace(seed=seed),
+            parallel_config=SimpleNamespace(data_parallel_index=index),
+            speculative_config=SimpleNamespace(draft_server=draft_server, run_dir=run_dir),
+        )
+    )
+
+
+def test_without_a_seed_no_two_requests_of_a_draft_have_the_same():
+    """Engines of a group differ by their index; those of a draft server may have all options alike,
+    and generations of every engine begin with 1."""
+    engines = [engine(), engine(seed=1), engine(index=1), engine(draft_server="d")]
+    engines += [engine(draft_server="d", run_dir="/tmp/vllm-ssd-1-b")]
+    seeds = {
+        seed_of(DraftSampling(1.0), each, generation) for each in engines for generation in (1, 2)
+    }
+    assert len(seeds) == 2 * len(engines)
+
+
+def test_an_engine_with_a_draft_of_its_own_draws_the_same_after_a_restart():
+    assert engine() == engine(run_dir="/tmp/vllm-ssd-1-b")
