@@ -7,21 +7,23 @@ from collections.abc import Collection
 
 import torch
 
-from tests.support.sampled_texts import TEXTS, VOCAB, Case, Change
+from tests.support.sampled_texts import PROMPT, TEXTS, VOCAB, Case, Change
 from tests.support.tiny_tokenizer import TOKENS
 
-END = len(TOKENS) - 1  # "."
+A, B, C, D, _, END = range(len(TOKENS))
 THINKING = (4, 1, 2, 2)  # a prompt that asks for thoughts, which end with ".", before the rest
+SOME = TEXTS // 4
+
+
+def without(refused: Collection[int], logits: torch.Tensor) -> torch.Tensor:
+    """Logits of a token that is none of these."""
+    return logits.index_fill(0, torch.tensor(list(refused), dtype=torch.int64), float("-inf"))
 
 
 def only(allowed: Collection[int]) -> Change:
     """No other tokens."""
-
-    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
-        refused = torch.tensor([token not in allowed for token in range(VOCAB)])
-        return logits.masked_fill(refused, float("-inf"))
-
-    return change
+    refused = set(range(VOCAB)) - set(allowed)
+    return lambda text, logits: without(refused, logits)
 
 
 def grammar(regex: str, thinks: bool = False) -> Case:
@@ -32,7 +34,7 @@ def grammar(regex: str, thinks: bool = False) -> Case:
     restricted = only([TOKENS.index(character) for character in regex[1 : regex.index("]")]])
     settings = {"structured_outputs": StructuredOutputsParams(regex=regex)}
     if not thinks:
-        return Case(settings, restricted, texts=TEXTS // 4)
+        return Case(settings, restricted, texts=SOME)
 
     def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
         return restricted(text, logits) if END in text else logits
@@ -40,8 +42,54 @@ def grammar(regex: str, thinks: bool = False) -> Case:
     return Case(settings, change, THINKING)
 
 
+def bad_words() -> Case:
+    """One that is a token, and one that is two."""
+
+    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return without([C, B] if text[-1:] == [A] else [C], logits)
+
+    return Case({"bad_words": ["ab", "c"]}, change, texts=SOME)
+
+
+def least_tokens() -> Case:
+    """A stop token, which a draft may be, at the second place earliest."""
+
+    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return without([D] if not text else [], logits)
+
+    return Case({"stop_token_ids": [D], "min_tokens": 1}, change, texts=SOME, stop=D)
+
+
+def penalties() -> Case:
+    settings = {"repetition_penalty": 1.4, "frequency_penalty": 0.4, "presence_penalty": 0.6}
+
+    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=VOCAB)
+        seen = (counts > 0).index_fill(0, torch.tensor(PROMPT), True)
+        repeated = torch.where(logits > 0, logits / 1.4, logits * 1.4)
+        return torch.where(seen, repeated, logits) - 0.4 * counts - 0.6 * (counts > 0)
+
+    return Case(settings, change, texts=SOME)
+
+
+def thinking_budget() -> Case:
+    """At the third place at the latest thoughts have ended: the prompt has three tokens of them."""
+
+    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
+        ends = END not in text and len(text) == 2
+        return only([END])(text, logits) if ends else logits
+
+    return Case({"thinking_token_budget": 5}, change, THINKING, SOME)
+
+
 def features() -> dict[str, Case]:
     return {
         "grammar": grammar("[ad.]{9}"),
         "grammar after thoughts": grammar("[ad.]{9}", thinks=True),
+        "allowed tokens": Case({"allowed_token_ids": [A, B, D, 4]}, only([A, B, D, 4]), texts=SOME),
+        "bad words": bad_words(),
+        "stop token, least tokens": least_tokens(),
+        "penalties": penalties(),
+        "thinking budget": thinking_budget(),
+        "logprobs": Case({"logprobs": 2}, texts=SOME),
     }

@@ -21,22 +21,23 @@ DRAFTS = [11, 12, 13, 14]
 BONUS = 3
 
 
-def _with_a_hit(folder, device, shape=SHAPE):
-    """A target whose request in slot 0 has got ``DRAFTS`` for its first round."""
+def _with_a_hit(folder, device, shape=SHAPE, drafts=DRAFTS, shares=(0.5, 0.25, 0.25)):
+    """A target whose request in slot 0 has got ``drafts`` for its first round."""
     target = Target(folder / "t", device, on_miss="skip", shape=shape)
     target.add("a", 0, [1, 2])
     predictions = PredictionWriter(target.table)
     predictions.publish(0, make_stamp(1, 0), [0], [BONUS])
-    for draft in DRAFTS:
-        predictions.extend(0, make_stamp(1, 0), [draft], _probs(draft) if shape.top_m else None)
+    for draft in drafts:
+        probs = _probs(draft, shares) if shape.top_m else None
+        predictions.extend(0, make_stamp(1, 0), [draft], probs)
     target.write(0, [BONUS])
     return target
 
 
-def _probs(draft):
+def _probs(draft, shares=(0.5, 0.25, 0.25)):
     """int64 [1, top_m]: a distribution of which ``draft`` is the first token."""
     tokens = torch.tensor([[draft, draft + 1, draft + 2]])
-    return pack(tokens, torch.tensor([[0.5, 0.25, 0.25]])).numpy()
+    return pack(tokens, torch.tensor([shares])).numpy()
 
 
 def drafts_that_were_not_verified_are_there_next(folder, device):
@@ -165,6 +166,21 @@ def confidence_is_what_drafts_of_the_kind_were_worth(folder, device):
     assert target.counted("verified") == [1, 1, 1, 0], "guesses are not the draft's"
 
 
+def what_drafts_are_worth_does_not_follow_from_which_they_are(folder, device):
+    """vLLM verifies those worth most. Were likely tokens worth more than others that the same
+    distribution may yield, texts would get another distribution."""
+    worth = []
+    for name, drafts, shares in (
+        ("likely", DRAFTS, (0.98, 0.01, 0.01)),
+        ("unlikely", [21, 31, 41, 51], (0.01, 0.98, 0.01)),
+    ):
+        (folder / name).mkdir()
+        target = _with_a_hit(folder / name, device, SAMPLED, drafts, shares)
+        assert target.sampled_step([(0, 1)])[0] == [drafts]
+        worth.append(target.client.confidence.both[:, 0].tolist())
+    assert worth[0] == worth[1] and min(worth[0][0]) > 0
+
+
 def few_rows_are_expected_to_have_drafts_next(folder, device):
     target = _with_a_hit(folder, device)
     target.write(0, [99])  # not what was predicted
@@ -258,6 +274,7 @@ TRIMMED_CASES = [
     steps_scheduled_without_drafts_are_not_looked_up,
     the_scheduler_is_told_when_the_plan_is_to_do_without,
     confidence_is_what_drafts_of_the_kind_were_worth,
+    what_drafts_are_worth_does_not_follow_from_which_they_are,
     few_rows_are_expected_to_have_drafts_next,
     what_is_left_over_says_nothing_of_the_next_supply,
     the_likeliest_siblings_drafts_are_used_while_they_are_worth_it,
