@@ -20,7 +20,7 @@ CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
 @pytest.fixture
 def make(tmp_path):
     """The spec for these options, made for this device and sent through a file."""
-    target = ModelConfig(write_model(tmp_path / "target", layers=2), dtype="float32", seed=-3)
+    target = ModelConfig(write_model(tmp_path / "target", layers=2), dtype="float32")
     draft = write_model(tmp_path / "draft", vocab_size=60)
 
     def make(device: DraftDevice, platform: Any, name: str = draft, **options: Any) -> KeeperSpec:
@@ -60,7 +60,7 @@ def test_what_a_server_is_told(make):
     policy = server.policy
     assert (policy.k, policy.fan_out, policy.adaptive) == (2, (2, 1, 4), False)
     assert (policy.fallbacks, policy.chunk, policy.top_m) == (True, 64, 32)
-    assert policy.seed == 2**32 - 3
+    assert not policy.whole and make(device, CPU, on_miss="wait").server.policy.whole
     model = server.model
     assert (model.tree_backends, model.vocab_size, model.max_requests) == (("sdpa",), 64, 5)
     assert model.scratch == policy.scratch
