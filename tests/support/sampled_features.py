@@ -73,13 +73,15 @@ def penalties() -> Case:
 
 
 def thinking_budget() -> Case:
-    """At the third place at the latest thoughts have ended: the prompt has three tokens of them."""
+    """At the third place at the latest thoughts have ended: the prompt has three tokens of them.
+    Thoughts do not begin again, after which Model Runner V2 counts anew, and V1 does not."""
+    settings = {"thinking_token_budget": 5, "allowed_token_ids": [A, B, C, D, END]}
 
     def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
         ends = END not in text and len(text) == 2
-        return only([END])(text, logits) if ends else logits
+        return only([END] if ends else [A, B, C, D, END])(text, logits)
 
-    return Case({"thinking_token_budget": 5}, change, THINKING, SOME)
+    return Case(settings, change, THINKING, SOME)
 
 
 def features() -> dict[str, Case]:
