@@ -80,7 +80,7 @@ def test_drafts_end_together(monkeypatch, tmp_path):
             assert (named.name, device.cores) == ("drafts", [int(self.id)])
 
         def __getattr__(self, event):
-            return lambda: events.append(f"{event} {self.id}")
+            return lambda *given: events.append(f"{event} {self.id}")
 
     launchers: list[Launcher] = []
     monkeypatch.setattr(shared_launch, "SharedDraftLauncher", Launcher)
