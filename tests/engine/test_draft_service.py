@@ -30,7 +30,7 @@ from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find_all
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
-START_S, END_S = 300.0, 20.0
+START_S, END_S = 420.0, 20.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
 NAME = f"tests-{os.getpid()}"
 SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}

@@ -31,7 +31,7 @@ from vllm_ssd.service.draft_names import find
 from vllm_ssd.table import SpeculationTable
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests, tokens of each, rounds looked at
-START_S, END_S, CUT_S = 180.0, 20.0, 10.0
+START_S, END_S, CUT_S = 420.0, 20.0, 10.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
 NAME = f"tests-{os.getpid()}"
 # The draft has a core, and the target the other.
