@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from benchmarks.common.running import counters
 from benchmarks.standin.tiny import tiny_llama
@@ -17,6 +19,10 @@ from vllm_ssd.service.actor import HANG_S
 
 PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + n)]} for n in range(4)]
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "skip_tokenizer_init": True}
+TRANSFER: dict[str, Any] = {
+    "weight_transfer_config": {"backend": "files"},
+    "worker_extension_cls": "tests.support.file_transfer.Registered",
+}
 
 
 def generate(llm: Any) -> list[tuple[list[int], str | None]]:
@@ -27,8 +33,9 @@ def generate(llm: Any) -> list[tuple[list[int], str | None]]:
 class Watched:
     """An engine whose draft is the target's function at a small cost."""
 
-    def __init__(self, llm: Any):
+    def __init__(self, llm: Any, target: Path):
         self.llm = llm
+        self.target = target
         self.run_dir = own_run_dir()
 
     def counters(self) -> dict[str, Any]:
@@ -47,8 +54,8 @@ class Watched:
 def watched(busy_pair) -> Iterator[Watched]:
     target, draft = map(str, busy_pair)
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
-    with engine(target, speculative_config=speculation, **OPTIONS) as llm:
-        yield Watched(llm)
+    with engine(target, speculative_config=speculation, **OPTIONS, **TRANSFER) as llm:
+        yield Watched(llm, busy_pair[0])
 
 
 @pytest.fixture(scope="module")
@@ -76,36 +83,82 @@ def test_sleep_and_wake(watched, plain):
     at_work(watched, plain)
 
 
-def test_other_weights(watched, plain, tiny, tmp_path):
+def name_checkpoint(llm: Any, path: Path) -> None:
+    llm.collective_rpc("reload_draft", args=(str(path),))
+
+
+def send(llm: Any, begin: str, path: Path, every: int = 1) -> None:
+    """As a trainer does, through vLLM's weight transfer, in two chunks. every: 2 leaves out every
+    other tensor."""
+    with safe_open(path / "model.safetensors", "pt") as tensors:
+        names = sorted(tensors.keys())[::every]
+    llm.collective_rpc(begin)
+    for chunk in (names[:3], names[3:]):
+        llm.collective_rpc("update_weights", args=({"path": str(path), "names": chunk},))
+    llm.collective_rpc("finish_weight_update")
+
+
+def send_to_draft(llm: Any, path: Path, every: int = 1) -> None:
+    send(llm, "start_draft_weight_update", path, every)
+
+
+@pytest.mark.parametrize("give", [name_checkpoint, send_to_draft])
+def test_other_weights(watched, plain, tiny, tmp_path, give):
     other = tmp_path / "other"
     tiny_llama(2, 400, tie_word_embeddings=True).save_pretrained(other)
-    watched.llm.collective_rpc("reload_draft", args=(str(other),))
+    give(watched.llm, other)
     wait_for("draft", watched.serves)
     found, counted = watched.news()
     assert found == plain
     assert rates(counted)["tokens_per_round"] < 1.5, "another function's drafts were accepted"
-    watched.llm.collective_rpc("reload_draft", args=(str(tiny),))
+    give(watched.llm, tiny)
     wait_for("draft", watched.serves)
     at_work(watched, plain)
 
 
-def test_weights_that_will_not_do(watched, plain, tmp_path):
+def test_weights_that_will_not_do(watched, plain, tiny, tmp_path):
     wide = tmp_path / "wide"
     tiny_llama(2, 400, tie_word_embeddings=True, hidden_size=128).save_pretrained(wide)
     for folder, said in ((tmp_path, "no config.json"), (wide, "is of another model")):
         with pytest.raises(Exception, match=said):
-            watched.llm.collective_rpc("reload_draft", args=(str(folder),))
+            name_checkpoint(watched.llm, folder)
+    with pytest.raises(Exception, match="new weights cannot be loaded"):
+        send_to_draft(watched.llm, tiny, every=2)
     wait_for("draft", watched.serves)
     at_work(watched, plain)
 
 
-def test_a_long_sleep(watched, plain, tiny):
-    """The keeper does not take it for a draft that hangs. Its weights stay."""
+def test_a_long_sleep(watched, plain):
+    """The keeper does not take it for a draft that hangs."""
     watched.llm.sleep(level=1)
     time.sleep(HANG_S + 1)
-    with pytest.raises(Exception, match="the draft sleeps"):
-        watched.llm.collective_rpc("reload_draft", args=(str(tiny),))
     watched.llm.wake_up()
     wait_for("draft", watched.serves)
     at_work(watched, plain)
     assert watched.counters()["restarts"] == 0
+
+
+def test_new_weights_during_a_sleep(watched, plain, tiny, tmp_path):
+    """As a trainer gives them: it sends the target's and the draft's while the engine wakes up in
+    parts. The draft's stay through the next sleep. (On CPUs vLLM itself keeps the target's weights,
+    and does not take others for an output layer that is tied to the embedding.)"""
+    other = tmp_path / "other"
+    tiny_llama(2, 400, tie_word_embeddings=True).save_pretrained(other)
+
+    def sleep(of_draft: Path | None = None) -> None:
+        watched.llm.sleep(level=2)
+        watched.llm.wake_up(["weights"])
+        send(watched.llm, "start_weight_update", watched.target)
+        if of_draft is not None:
+            send_to_draft(watched.llm, of_draft)
+        watched.llm.wake_up(["kv_cache"])
+        wait_for("draft", watched.serves)
+
+    sleep(other)
+    found, counted = watched.news()
+    assert found == plain
+    assert rates(counted)["tokens_per_round"] < 1.5, "another function's drafts were accepted"
+    sleep(tiny)
+    at_work(watched, plain)
+    sleep()
+    at_work(watched, plain)

@@ -1,59 +1,126 @@
 """The draft's weights are changed through the target's workers.
 
-They are what a trainer reaches from outside: with ``collective_rpc``, by the name of a method.
+They are what a trainer reaches from outside, with ``collective_rpc`` by the name of a method: with
+``reload_draft`` it names a checkpoint, and with vLLM's own ``start_draft_weight_update``,
+``update_weights`` and ``finish_weight_update`` it sends tensors.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from vllm_ssd.hooks.engine_args import uses_ssd
 
 if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import WorkerBase
 
+# The attribute of a worker that holds the ``ReceivedWeights`` of an update that has begun.
+_RECEIVED = "_ssd_received_weights"
+
 
 def with_draft_reload(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: WorkerBase, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if uses_ssd(self.vllm_config):
             self.reload_draft = partial(reload_draft, self)
+            self.start_draft_weight_update = partial(start_draft_weight_update, self)
+            self.finish_weight_update = partial(finish_weight_update, self)
 
     return __init__
 
 
 def reload_draft(worker: WorkerBase, path: str) -> None:
     """Have the draft go on with the weights of a checkpoint of its own model; ``ValueError`` with a
-    sentence if that fails. Returns when the weights are read: ``path`` is not needed any longer."""
-    from vllm.distributed.parallel_state import get_tp_group
-
-    from vllm_ssd.service import rundir
-    from vllm_ssd.service.draft_names import find
-    from vllm_ssd.service.messages import NOT_ITS_OWN, Reload, ask
-    from vllm_ssd.service.placement import engine_index
-    from vllm_ssd.table import SpeculationTable
-
-    config: Any = worker.vllm_config.speculative_config
-    if config.draft_server is not None:
-        raise ValueError(NOT_ITS_OWN)
+    sentence if that fails. Returns when the weights are read. They are read again when the draft
+    wakes up from a later sleep."""
     checkpoint = Path(path).absolute()
     if not (checkpoint / "config.json").is_file():
         raise ValueError(
             f"there is no config.json in {checkpoint}: name the folder of a checkpoint of the draft"
         )
+    run_dir = _run_dir_of_draft(worker)
+    if _speaks_for_all(worker):
+        _reload(worker, run_dir, checkpoint)
+
+
+def start_draft_weight_update(worker: Any) -> None:
+    """Have vLLM's weight transfer bring weights for the draft until ``finish_weight_update``.
+    Raises as ``reload_draft``, and what vLLM's method raises."""
+    from vllm_ssd.hooks.received_weights import ReceivedWeights
+
+    _run_dir_of_draft(worker)  # before a trainer sends anything
+    received = ReceivedWeights(keep=_speaks_for_all(worker))
+    # What vLLM's method asks for a draft model in the worker, which there is none of.
+    worker._set_draft_weight_update_target = lambda: (
+        worker.weight_transfer_engine.set_weight_update_target(
+            received, worker.vllm_config.speculative_config.draft_model_config
+        )
+    )
+    type(worker).start_draft_weight_update(worker)
+    setattr(worker, _RECEIVED, received)
+
+
+def finish_weight_update(worker: Any) -> None:
+    """End an update of the target as vLLM does, or one of the draft, which then has the weights.
+    Raises as ``reload_draft``, and what vLLM's method raises."""
+    from vllm_ssd.hooks.received_weights import keep_only
+
+    received = worker.__dict__.pop(_RECEIVED, None)
+    engine = worker.weight_transfer_engine
+    of_draft = received is not None and engine is not None and engine.model is received
+    type(worker).finish_weight_update(worker)
+    if not of_draft or not _speaks_for_all(worker):
+        return
+    run_dir = _run_dir_of_draft(worker)
+    draft_config = worker.vllm_config.speculative_config.draft_model_config
+    folder = received.save(run_dir, draft_config.hf_config)
+    try:
+        _reload(worker, run_dir, folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    keep_only(folder)
+
+
+def _run_dir_of_draft(worker: WorkerBase) -> Path:
+    """Where the draft is asked; ``ValueError`` with a sentence if it cannot take weights."""
+    import psutil
+
+    from vllm_ssd.service import rundir
+    from vllm_ssd.service.draft_names import find
+    from vllm_ssd.service.messages import NOT_ITS_OWN
+    from vllm_ssd.table import SpeculationTable
+
+    config: Any = worker.vllm_config.speculative_config
+    if config.draft_server is not None:
+        raise ValueError(NOT_ITS_OWN)
     run_dir = find(config.group)[0] if config.group else Path(config.run_dir)
     table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
         raise ValueError("the draft is lost, see the log: try again when that says that it is back")
-    # A draft that several engines share needs to be told once: all of them are asked together.
+    return run_dir
+
+
+def _speaks_for_all(worker: WorkerBase) -> bool:
+    """Whether this worker tells the draft, which needs to be told once: a group's engines are asked
+    together, and so are all ranks of an engine."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    from vllm_ssd.service.placement import engine_index
+
+    config: Any = worker.vllm_config.speculative_config
     shared = bool(config.group) and engine_index(worker.vllm_config.parallel_config) > 0
-    if shared or not get_tp_group().is_first_rank:
-        return
+    return not shared and bool(get_tp_group().is_first_rank)
+
+
+def _reload(worker: WorkerBase, run_dir: Path, checkpoint: Path) -> None:
+    from vllm_ssd.service.messages import Reload, ask
+
+    config: Any = worker.vllm_config.speculative_config
     problem = ask(run_dir, Reload(str(checkpoint)), config.start_timeout_s)
     if problem is None:
         problem = f"the draft did not answer within {config.start_timeout_s:g} s (start_timeout_s)"

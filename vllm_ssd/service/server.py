@@ -202,16 +202,14 @@ class DraftServer:
         self._part_with_all()
 
     def _reload(self, message: Reload) -> str:
-        if self._asleep:
-            return "the draft sleeps: wake the engine up before the draft's weights are changed"
         self._go_away()
         problem = ""
         try:
             self._draft.take_weights(message.path)
         except ValueError as error:
             problem = str(error)
-        if problem:
-            self._draft.put_away()  # what was read of them, which the error has kept
+        if problem or self._asleep:
+            self._draft.put_away()  # what was read; if it failed, the error has kept that till now
         return problem
 
     # Engines that have been parted with ask again by themselves, as they have no heartbeat then.
