@@ -95,13 +95,8 @@ def tiny_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
     """The same for 16 requests at once: a core takes a tenth of a second for a step."""
+    from benchmarks.standin import Shape
     from benchmarks.standin.tiny import widened
 
-    return widened(tiny, tmp_path_factory.mktemp("wide"), busy_shape()), tiny
-
-
-def busy_shape() -> Any:
-    """That of the target of ``busy_pair``."""
-    from benchmarks.standin import Shape
-
-    return Shape(512, 12, 8, 4, 64, 2048)
+    shape = Shape(512, 12, 8, 4, 64, 2048)
+    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny
