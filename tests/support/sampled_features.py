@@ -10,8 +10,9 @@ import torch
 from tests.support.sampled_texts import PROMPT, TEXTS, VOCAB, Case, Change
 from tests.support.tiny_tokenizer import TOKENS
 
-A, B, C, D, _, END = range(len(TOKENS))
-THINKING = (4, 1, 2, 2)  # a prompt that asks for thoughts, which end with ".", before the rest
+A, B, C, D, THOUGHT, END = range(len(TOKENS))
+# A prompt that asks for thoughts, which end with ".", before the rest.
+THINKING = (THOUGHT, B, C, C)
 SOME = TEXTS // 4
 
 
@@ -72,26 +73,29 @@ def penalties() -> Case:
     return Case(settings, change, texts=SOME)
 
 
-def thinking_budget() -> Case:
+def thinking_budget(counts_anew: bool) -> Case:
     """At the third place at the latest thoughts have ended: the prompt has three tokens of them.
-    Thoughts do not begin again, after which Model Runner V2 counts anew, and V1 does not."""
-    settings = {"thinking_token_budget": 5, "allowed_token_ids": [A, B, C, D, END]}
+    counts_anew: thoughts that begin again have the whole budget again, as under Model Runner V2."""
 
     def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
-        ends = END not in text and len(text) == 2
-        return only([END] if ends else [A, B, C, D, END])(text, logits)
+        again = counts_anew and THOUGHT in text
+        ends = END not in text and len(text) == 2 and not again
+        return only([END])(text, logits) if ends else logits
 
-    return Case(settings, change, THINKING, SOME)
+    return Case({"thinking_token_budget": 5}, change, THINKING, SOME)
 
 
-def features() -> dict[str, Case]:
+def features(counts_anew: bool = False) -> dict[str, Case]:
+    """counts_anew: as for ``thinking_budget``."""
     return {
         "grammar": grammar("[ad.]{9}"),
         "grammar after thoughts": grammar("[ad.]{9}", thinks=True),
-        "allowed tokens": Case({"allowed_token_ids": [A, B, D, 4]}, only([A, B, D, 4]), texts=SOME),
+        "allowed tokens": Case(
+            {"allowed_token_ids": [A, B, D, THOUGHT]}, only([A, B, D, THOUGHT]), texts=SOME
+        ),
         "bad words": bad_words(),
         "stop token, least tokens": least_tokens(),
         "penalties": penalties(),
-        "thinking budget": thinking_budget(),
+        "thinking budget": thinking_budget(counts_anew),
         "logprobs": Case({"logprobs": 2}, texts=SOME),
     }
