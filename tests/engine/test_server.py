@@ -138,7 +138,7 @@ def test_structured_output_keeps_the_targets_distribution(servers, target):
     server = servers[1]
     picked = [
         CHOICE.index(choice.text)
-        for _ in range(4)
+        for _ in range(2)
         for choice in server.client.completions.create(
             model=serve.NAME,
             prompt=NUMBER,
@@ -184,7 +184,8 @@ def test_spans_and_responses_say_how_requests_were_served(servers, traces: Colle
     results = {"hits": "hit", "misses": "miss", "late": "late"}
     for span in spans:
         assert span[of_span + "rounds"] == sum(span[of_span + name] for name in results) > 0
-        assert 0 < span[of_span + "time_in_wait"] < span["gen_ai.latency.e2e"]
+        # It is 0 where all drafts were there at the first look.
+        assert 0 <= span[of_span + "time_in_wait"] < span["gen_ai.latency.e2e"]
     for name, result in results.items():
         assert sum(span[of_span + name] for span in spans) == counted("rounds", result), name
     said = [answer.metrics["speculative_decoding"] for answer in answers]
