@@ -25,12 +25,10 @@ def service_words(
     words = [draft.path, "--name", name, "--device", device, "--dtype", dtype]
     words += ["--max-num-seqs", str(requests)]
     words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
-    for option in OPTIONS.keys() & options.keys():
-        value = options[option]
-        words += [
-            f"--{option.replace('_', '-')}",
-            value if isinstance(value, str) else json.dumps(value),
-        ]
+    for option, value in options.items():
+        if option in OPTIONS:
+            said = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{option.replace('_', '-')}", said]
     return words
 
 

@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     plain_side, side = plan.sides()
     if args.service:
-        side = _joining(side, {"k": args.k, "f": args.f, **options}, bool(gpus))
+        options = {"k": args.k, "f": args.f, **options}
+        side = _joining(side, options, bool(gpus))
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-soak-"))
     logs.mkdir(parents=True, exist_ok=True)
     say(f"logs of the servers are in {logs}")
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 args.service,
                 args.concurrency * 2,
                 args.dtype,
-                {"k": args.k, "f": args.f, **options},
+                options,
             )
             words += ["--max-model-len", str(args.max_model_len)]
             log = logs / "drafts.log"
