@@ -18,11 +18,11 @@ def counters(run_dir: Path) -> dict[str, Any]:
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """The keeper, Ray's processes and the draft server of an engine."""
+    """The keeper, Ray's processes and the draft server of an engine, and its ends of relays."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
-            words = [*process.cmdline(), *process.environ().values()]
+            words = [*process.cmdline(), *process.environ().values(), process.cwd()]
             if any(run_dir.name in word for word in words):
                 # The draft server writes its title over both; it is a child of Ray's.
                 own = [process, *process.children(recursive=True)]

@@ -24,7 +24,7 @@ from benchmarks.common.running import counters, leftovers, processes_of
 from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
-from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
+from tests.support.harness import ENGINE, engine, greedy, texts, wait_for, wait_gone
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find_all
@@ -215,7 +215,7 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
         assert rates(second.rounds())["hit"] > 0.2
     assert second.said(LOST) == 1, "that was before"
     first.server.process.wait(END_S)
-    wait_for("end of its processes", lambda: not leftovers(first.run_dir, own), END_S)
+    wait_gone(first.run_dir, own, END_S)
 
 
 def test_another_service_under_the_same_name(engines, service, busy_pair, folder):
@@ -227,7 +227,7 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
         assert service.end() == 0
         second.load.until("loss", lambda: second.said(LOST) == 2)
         assert not second.serves()
-        wait_for("end of the service", lambda: not leftovers(service.run_dir, own), END_S)
+        wait_gone(service.run_dir, own, END_S)
     # Without a load: one of the drafts has the targets' core, where its start would take long.
     another = Service(busy_pair[1], folder / "another.log", device="0|1")
     try:
@@ -254,7 +254,7 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
     finally:
         another.end()
     for draft in another.drafts:
-        wait_for("end of it", lambda d=draft: not leftovers(d.run_dir, own), END_S)
+        wait_gone(draft.run_dir, own, END_S)
     processes = second.server.processes()
     second.server.end()
-    wait_for("end of the server", lambda: not leftovers(second.run_dir, processes), END_S)
+    wait_gone(second.run_dir, processes, END_S)

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.running import counters, leftovers, processes_of
-from tests.support.harness import SSD, damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from benchmarks.common.running import counters, processes_of
+from tests.support.harness import (
+    SSD,
+    damage,
+    engine,
+    greedy,
+    own_run_dir,
+    serves,
+    texts,
+    wait_for,
+    wait_gone,
+)
 
 SUBJECTS = ["rivers", "bread", "the moon", "prime numbers", "old maps", "honey", "tides", "chess"]
 PROMPTS = [
@@ -113,7 +123,7 @@ def test_same_tokens_with_and_without(target, draft, plain):
         os.kill(counters(run_dir)["pid"], signal.SIGKILL)
         again = texts(llm.generate(PROMPTS[12:], greedy(), use_tqdm=False))
         assert again == plain["batch"][12:], "texts changed when the draft died"
-    wait_for("end of all processes and files", lambda: not leftovers(run_dir, own), 20)
+    wait_gone(run_dir, own)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import psutil
 from openai import OpenAI
 
 from benchmarks.common import server as serve
-from benchmarks.common.running import counters, leftovers, processes_of
+from benchmarks.common.running import counters, processes_of
 from tests.engine.test_lossless import PROMPTS, STORIES
-from tests.support.harness import ENGINE, SSD, wait_for
+from tests.support.harness import ENGINE, SSD, wait_for, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service import rundir
@@ -65,12 +65,12 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
         assert run_dir_of([core]) == first, "not that of the draft, which it has started"
         worker = next(p for p in core.children() if "Worker" in " ".join(p.cmdline()))
         worker.kill()
-        wait_for("end of its files", lambda: not leftovers(first, []), 20)
+        wait_gone(first)
     finally:
         if server.process.poll() is None:
             server.end()
     for run_dir in owners:
-        wait_for("clean end", lambda d=run_dir: not leftovers(d, own), 20)
+        wait_gone(run_dir, own)
 
 
 def owners_of(processes: set[int]) -> dict[Path, TableOwner]:

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from benchmarks.common import server as serve
-from benchmarks.common.running import counters, leftovers, processes_of
+from benchmarks.common.running import counters, processes_of
 from benchmarks.remote.nodes import Node, another_node, why_not
 from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
-from tests.support.harness import ENGINE, engine, greedy, texts, wait_for
+from tests.support.harness import ENGINE, engine, greedy, texts, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
@@ -86,8 +86,8 @@ class Service:
 
     def relay(self) -> psutil.Process:
         """The draft's end of it."""
-        own = psutil.Process(self.process.pid).children()
-        (found,) = [child for child in own if "vllm_ssd.relay.draft_end" in child.cmdline()]
+        own = processes_of(self.run_dir)
+        (found,) = [each for each in own if "vllm_ssd.relay.draft_end" in each.cmdline()]
         return found
 
     def processes(self) -> list[psutil.Process]:
@@ -140,11 +140,6 @@ def service(node, busy_pair, folder) -> Iterator[Service]:
         one.start(node)
         one.wait_ready()
         yield one
-
-
-def wait_gone(run_dir: Path, processes: list[psutil.Process]) -> None:
-    """Until nothing is left of a draft that has ended."""
-    wait_for("end of the draft", lambda: not leftovers(run_dir, processes), END_S)
 
 
 @contextmanager

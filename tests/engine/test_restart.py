@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from benchmarks.common import server as serve
-from benchmarks.common.running import leftovers
 from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import (
     Draft,
@@ -28,7 +27,7 @@ from tests.engine.deaths import (
     without_ray,
 )
 from tests.engine.load import STUCK_S, Load
-from tests.support.harness import ENGINE, SSD, engine, greedy, texts, wait_for
+from tests.support.harness import ENGINE, SSD, engine, greedy, texts, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
@@ -133,7 +132,7 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
     assert draft.counted()["restarts"] == COUNT + 1
     seen = [*server.processes(), *draft.seen.values()]
     server.end()
-    wait_for("end of all processes and files", lambda: not leftovers(draft.run_dir, seen), 90)
+    wait_gone(draft.run_dir, seen, 90)
 
 
 def at_work(draft: Draft, load: Load) -> float:

@@ -21,7 +21,7 @@ from openai.types import Completion
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.support.chi_square import chance_of
-from tests.support.harness import ENGINE, SSD, wait_for
+from tests.support.harness import ENGINE, SSD, wait_for, wait_gone
 from tests.support.scraping import scrape
 from tests.support.terminal import terminal
 from tests.support.trace_collector import ENVIRONMENT, Collector, trace_collector
@@ -249,7 +249,7 @@ def test_chat_in_a_terminal(servers, tmp_path):
 def test_interrupted_server_leaves_nothing_and_the_other_goes_on(servers):
     one, two = servers
     one.served.end(signal.SIGINT)
-    wait_for("clean end", lambda: not leftovers(one.run_dir, one.own), 20)
+    wait_gone(one.run_dir, one.own)
     assert not leftovers(two.run_dir, []) == []
     assert completed(two, QUESTIONS[0])
     assert counters(two.run_dir)["rounds"] > 0
@@ -259,5 +259,5 @@ def test_killed_engine_core_leaves_nothing(servers):
     """The engine core is gone without a word: the keeper puts the draft away."""
     two = servers[1]
     os.kill(two.engine_core().pid, signal.SIGKILL)
-    wait_for("clean end", lambda: not leftovers(two.run_dir, two.own), 20)
+    wait_gone(two.run_dir, two.own)
     two.served.process.wait(60)

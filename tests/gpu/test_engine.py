@@ -13,9 +13,18 @@ import torch
 if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from benchmarks.common.running import counters, leftovers
+from benchmarks.common.running import counters
 from tests.gpu.settings import FOLDER, GPUS, OPTIONS, SSD
-from tests.support.harness import damage, engine, greedy, own_run_dir, serves, texts, wait_for
+from tests.support.harness import (
+    damage,
+    engine,
+    greedy,
+    own_run_dir,
+    serves,
+    texts,
+    wait_for,
+    wait_gone,
+)
 from vllm_ssd.metrics import describe
 
 PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "chess", "tides")]
@@ -83,7 +92,7 @@ def test_same_tokens_with_and_without(models, plain, method):
         before = counters(run_dir)["accepted"]
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "with another"
         assert sum(counters(run_dir)["accepted"][1:]) > sum(before[1:])
-    wait_for("clean end", lambda: not leftovers(run_dir, []), 20)
+    wait_gone(run_dir)
 
 
 def beside_sampled(llm: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.common.running import leftovers
 from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service.rundir import table_path
 from vllm_ssd.table import SpeculationTable
@@ -31,6 +32,16 @@ def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> 
             return value
         time.sleep(0.1)
     raise AssertionError(f"no {what} within {timeout_s:g} s")
+
+
+def wait_gone(
+    run_dir: Path, processes: Sequence[psutil.Process] = (), timeout_s: float = 20
+) -> None:
+    """Until nothing is left of an engine or a draft that ends: its files, and its ``processes``."""
+    deadline = time.monotonic() + timeout_s
+    while left := leftovers(run_dir, processes):
+        assert time.monotonic() < deadline, f"left after {timeout_s:g} s: {left}"
+        time.sleep(0.1)
 
 
 @contextmanager

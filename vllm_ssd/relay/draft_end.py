@@ -43,7 +43,7 @@ from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
 from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import Parent
+from vllm_ssd.relay.process import Parent, detach
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import DraftName
@@ -261,6 +261,7 @@ class DraftEnd:
 
 def main(channel_fd: str) -> None:
     """``python -m vllm_ssd.relay.draft_end FD``; started by ``relay/process.py`` only."""
+    detach()
     sockets = Sockets()
     parent = Parent(int(channel_fd), sockets)
     try:

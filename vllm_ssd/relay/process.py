@@ -2,10 +2,13 @@
 
 They have a socket pair. The parent tells a line of JSON, the child's spec; the child says one,
 ``["ready", text]`` or ``["failed", text]``, and ends with the socket, however the parent ends.
+``vllm serve`` kills its engine core and all children of it without giving them time: so the child
+detaches itself, and puts everything away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,19 +54,38 @@ class Child:
         if kind != "ready":
             self.stop()
             raise ValueError(self.word)
+        self._channel.settimeout(None)
+        self._process.wait()  # it has detached itself from this one
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        """Whether it has closed its end of the channel, on which it says nothing more."""
+        if self._channel.fileno() < 0:
+            return True
+        try:
+            return not self._channel.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
 
     def stop(self) -> None:
         """Have it end, and see that it does."""
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self._channel.shutdown(socket.SHUT_WR)
+            self._channel.settimeout(STOP_S)
+            try:
+                self._channel.recv(1)
+            except TimeoutError:
+                os.killpg(self._process.pid, signal.SIGKILL)  # in which it has stayed
         self._channel.close()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait()
+
+
+def detach() -> None:
+    """To be called first of all by a process that ``Child`` starts."""
+    if os.fork():
+        os._exit(0)
 
 
 class Parent:

@@ -55,7 +55,8 @@ class RemoteDraft(JoinedDraft):
         if relay is None or relay.ended:
             self._stop_relay(place)
             shape = self._shape
-            spec = TargetEndSpec(self._where, place, shape.k, shape.branches, shape.top_m)
+            own = str(self._run_dir)
+            spec = TargetEndSpec(own, self._where, place, shape.k, shape.branches, shape.top_m)
             relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir, START_S)
             self._relays[place] = relay
         return Path(relay.word)

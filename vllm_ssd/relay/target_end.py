@@ -44,7 +44,7 @@ from vllm_ssd.relay.frames import (
 )
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import Parent
+from vllm_ssd.relay.process import Parent, detach
 from vllm_ssd.relay.relayed_engine import RelayedEngine
 from vllm_ssd.relay.sockets import Answer, Sockets
 from vllm_ssd.service import rundir
@@ -61,13 +61,15 @@ REFUSED_S, _LONGEST_S, _GOOD_S = 1.0, 30.0, 10.0
 PING_S = 0.1  # between two questions how the draft is
 _UNKNOWN_S = 1.0  # between two looks for requests that the draft was not told of
 _LINGER_MS = 200  # for the last words to the other end
+_KILLED_S = 10.0  # for the processes of an engine that is being killed
 _SMOOTHING = 8  # round trips over which their mean is taken, about
 
 
 class TargetEndSpec(msgspec.Struct, frozen=True):
-    """where: the draft service is; place: of the draft among its drafts; k, branches, top_m: of the
-    tables of its engines."""
+    """engine: the run directory of the one that starts it; where: the draft service is; place: of
+    the draft among its drafts; k, branches, top_m: of the tables of its engines."""
 
+    engine: str
     where: Where
     place: int
     k: int
@@ -271,10 +273,12 @@ class TargetEnd:
 
 def main(channel_fd: str) -> None:
     """``python -m vllm_ssd.relay.target_end FD``; started by ``relay/process.py`` only."""
+    detach()
     sockets = Sockets()
     parent = Parent(int(channel_fd), sockets)
+    spec = parent.told(TargetEndSpec)
     try:
-        end = TargetEnd(parent.told(TargetEndSpec), sockets)
+        end = TargetEnd(spec, sockets)
     except (OSError, RuntimeError, ValueError) as error:
         parent.say("failed", str(error))
         sockets.close()
@@ -285,6 +289,17 @@ def main(channel_fd: str) -> None:
             end.step()
     finally:
         end.close()
+        _put_away(Path(spec.engine))
+
+
+def _put_away(engine: Path) -> None:
+    """What an engine that was killed has left, once all its processes have ended."""
+    deadline = time.monotonic() + _KILLED_S
+    while rundir.is_alive(engine):
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(REST_S)
+    rundir.remove(engine)
 
 
 if __name__ == "__main__":

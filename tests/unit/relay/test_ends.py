@@ -118,7 +118,7 @@ def relay(server, key_file, monkeypatch):
         write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
         shape = server.table.shape
         where = Where("drafts", key_file=str(key_file))
-        spec = TargetEndSpec(where, 0, shape.k, shape.branches, shape.top_m)
+        spec = TargetEndSpec("", where, 0, shape.k, shape.branches, shape.top_m)
         ours = Stepping(TargetEnd(spec, Sockets()))
         ends.callback(ours.stop)
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))

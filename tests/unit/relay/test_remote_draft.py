@@ -1,6 +1,8 @@
 """An engine's side of a draft on another node: the relay that it starts, and a service at the other
 end of it that does nothing but say that it lives."""
 
+import os
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.common.running import leftovers
 from tests.support.gpu_hosts import engine, parallel
 from tests.unit.relay.test_ends import Stepping
 from tests.unit.service.test_joined_draft import SHAPE, FakeService, begin, lives, said, until
@@ -108,6 +111,16 @@ def test_it_joins_and_leaves_nothing_behind(far):
     until(lambda: service.asked == [Join, Leave])
 
 
+def test_an_engine_that_is_killed_leaves_nothing_behind(far):
+    """``vllm serve`` kills its engine core as soon as it has told it to end."""
+    draft, relay = far.draft, Path(far.relay.word)
+    draft._ended.set()
+    draft._thread.join()
+    draft._files.let_go()  # as the end of its process does
+    far.relay._channel.close()
+    until(lambda: not any(leftovers(run_dir, []) for run_dir in (draft._run_dir, relay)))
+
+
 def test_a_draft_that_does_not_answer_at_once(make, monkeypatch):
     """It is busy: the engine asks again, and its start does not fail."""
     answers = []
@@ -144,7 +157,7 @@ def test_it_sleeps_and_wakes_the_draft_up(far, caplog):
 def test_a_relay_that_dies_is_started_again(far, caplog):
     draft = far.draft
     before = far.relay
-    before._process.kill()
+    os.killpg(before._process.pid, signal.SIGKILL)
     until(lambda: draft._table.draft["restarts"][0] == 1)
     assert lives(draft) and far.relay is not before
     lost, back = said(caplog)
