@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.common.times import Times
 from vllm_ssd.measure.own_engine import run_dir_of
 
 VLLM = Path(sys.executable).with_name("vllm")
@@ -38,6 +39,7 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        self._times = Times("server")
         # The script is missing where vLLM was unpacked and not installed.
         script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
         command = [*script, "serve", *command_line(arguments)]
@@ -60,6 +62,7 @@ class Server:
             if time.monotonic() > deadline:
                 raise ServerFailed(f"not healthy after {limit_s:g} s:\n{self._last_words()}")
             time.sleep(0.2)
+        self._times.ready()
 
     def processes(self) -> list[psutil.Process]:
         """Its own ones, without those of the draft, which are nobody's children."""
@@ -80,6 +83,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        finally:
+            self._times.ended()
 
     def _healthy(self) -> bool:
         try:

@@ -30,10 +30,10 @@ from benchmarks.common.arguments import SMALL, add_engine_arguments, engine_argu
 from benchmarks.common.draft_server import draft_server, service_words
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
-from benchmarks.common.records import Load, Side
 from benchmarks.common.running import alive, leftovers
 from benchmarks.common.server import Server, healthy_server
-from benchmarks.common.sides import Plan
+from benchmarks.serving.records import Side
+from benchmarks.serving.sides import Plan
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, make_questions, reference_request
 from benchmarks.soak.summary import markdown, summarise
@@ -76,14 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     plan = Plan(
         engine=engine_arguments(args, target, draft, bool(gpus)),
-        draft=draft.path,
-        tensor_parallel=args.tp,
-        on_gpus=bool(gpus),
-        load=Load([args.concurrency], 0, args.tokens, args.prompt_tokens),
-        kinds=["ar", "ssd"],
-        draft_model=[],
-        sd=[],
-        ssd=[(args.k, args.f)],
+        kinds=["plain", "ssd"],
+        drafts=[draft],
+        k=[args.k],
+        f=[args.f],
+        other_k=[],
+        gpus=len(gpus),
+        tps=[args.tp],
         options=[options],
     )
     plain_side, side = plan.sides()
@@ -157,10 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _server(side: Side, log: Path, start_timeout_s: float) -> AbstractContextManager[Server]:
-    """A healthy server."""
-    # vLLM's server counts unless told not to, and has no option that says so.
-    engine = {name: v for name, v in side.engine.items() if name != "disable_log_stats"}
-    return healthy_server(engine, log, start_timeout_s, side.environment)
+    return healthy_server(side.engine, log, start_timeout_s, side.environment)
 
 
 async def _reference(

@@ -98,7 +98,7 @@ def test_what_is_copied_is_there_and_enough(dockerfile, tmp_path):
     )
     assert said.stdout.split()[-1:] == ["vllm-ssd"], said.stderr
     scripts = re.findall(r"docker/\w+\.sh", dockerfile.read_text())
-    for part in ("tests/gpu/test_kernels.py", "benchmarks/offline/__main__.py", *scripts):
+    for part in ("tests/gpu/test_kernels.py", "benchmarks/serving/__main__.py", *scripts):
         assert (tmp_path / part).exists()
 
 
