@@ -52,8 +52,7 @@ unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
 
 test: lint unit bench-clients
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" tests/engine tests/gpu
-	$(BIN)/python -m pytest -m alone tests/engine
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
 # What an earlier build has left would be packed, too.
 wheel: setup

@@ -17,27 +17,15 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-# Files whose engines may be slow, as two run at a time on two cores. What the others look at, hits,
-# losses, or all that runs on the machine, wants them to be alone.
-BESIDE_OTHERS = {
-    "test_architectures.py",
-    "test_benchmark.py",
-    "test_check.py",
-    "test_features.py",
-    "test_kv_transfer.py",
-    "test_multimodal.py",
-    "test_sampling.py",
-    "test_start.py",
-    "test_tune.py",
-}
+# Two files run at a time, on two cores: the longest come first, lest one be left at the end.
+LONGEST = ["test_remote_draft.py", "test_restart.py", "test_draft_service.py", "test_server.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
-            if item.path.name not in BESIDE_OTHERS:
-                item.add_marker(pytest.mark.alone)
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")

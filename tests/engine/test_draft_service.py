@@ -1,4 +1,4 @@
-"""One draft for two servers: texts of both are the plain engine's and both have hits; neither minds
+"""One draft for two servers: texts of both are the target's own and both have hits; neither minds
 that the draft dies, that the other server does, or that the service ends and another one comes; and
 where that has two drafts, that one of them dies."""
 
@@ -24,7 +24,8 @@ from benchmarks.common.running import counters, leftovers, processes_of
 from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
-from tests.support.harness import ENGINE, engine, greedy, texts, wait_for, wait_gone
+from tests.support.greedy_texts import tiny_answers
+from tests.support.harness import ENGINE, wait_for, wait_gone
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find_all
@@ -76,7 +77,7 @@ class Service:
 
 @dataclass
 class Engine:
-    """A server that has joined, what it is asked, and the answers of an engine without ssd. load:
+    """A server that has joined, what it is asked, and the target's own answers. load:
     the newest one."""
 
     server: serve.Server
@@ -127,7 +128,7 @@ def service(busy_pair, folder) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def engines(busy_pair, service, folder) -> Iterator[list[Engine]]:
-    """Two servers, and answers of an engine without ssd."""
+    """Two servers, and their target's own answers."""
     target = str(busy_pair[0])
     arguments = {**OPTIONS, "model": target, "speculative_config": SPECULATION}
     prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(2 * AT_ONCE)]
@@ -137,10 +138,7 @@ def engines(busy_pair, service, folder) -> Iterator[list[Engine]]:
         ]
         for server in servers:
             ends.callback(lambda each=server: each.process.poll() is None and each.end())
-        with engine(target, **OPTIONS) as llm:
-            sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
-            asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-            found = texts(llm.generate(asked, sampling, use_tqdm=False))
+        found = tiny_answers(busy_pair[1], prompts, TOKENS)
         made = []
         for number, server in enumerate(servers):
             server.wait_healthy(START_S)
@@ -148,8 +146,7 @@ def engines(busy_pair, service, folder) -> Iterator[list[Engine]]:
             assert run_dir is not None
             own = slice(number * AT_ONCE, (number + 1) * AT_ONCE)
             questions = [Question(prompt, TOKENS) for prompt in prompts[own]]
-            answers = [Choice("", *answer) for answer in found[own]]
-            made.append(Engine(server, run_dir, questions, answers))
+            made.append(Engine(server, run_dir, questions, found[own]))
         yield made
 
 

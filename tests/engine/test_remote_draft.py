@@ -1,4 +1,4 @@
-"""A draft on another node: texts are the plain engine's, there are hits, and a link that is cut
+"""A draft on another node: texts are the target's own, there are hits, and a link that is cut
 for ten seconds costs no request. Neither does a draft that moves: Ray places it, its processes are
 killed, and Ray places it again."""
 
@@ -23,7 +23,8 @@ from benchmarks.remote.nodes import Node, another_node, why_not
 from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
-from tests.support.harness import ENGINE, engine, greedy, texts, wait_for, wait_gone
+from tests.support.greedy_texts import tiny_answers
+from tests.support.harness import ENGINE, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
@@ -162,12 +163,8 @@ def served(service, busy_pair, folder) -> Iterator[Served]:
     with ExitStack() as ends:
         server = serve.Server(arguments, folder / "server.log", CORES)
         ends.callback(lambda: server.process.poll() is None and server.end())
-        with engine(target, **OPTIONS) as llm:
-            sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
-            asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-            found = texts(llm.generate(asked, sampling, use_tqdm=False))
+        answers = tiny_answers(busy_pair[1], prompts, TOKENS)
         server.wait_healthy(START_S)
-        answers = [Choice("", *answer) for answer in found]
         yield Served(server, [Question(prompt, TOKENS) for prompt in prompts], answers)
 
 

@@ -13,11 +13,13 @@ from safetensors import safe_open
 
 from benchmarks.common.running import counters
 from benchmarks.standin.tiny import tiny_llama
+from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, texts, wait_for
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service.actor import HANG_S
 
 PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + n)]} for n in range(4)]
+TOKENS = 48
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "skip_tokenizer_init": True}
 TRANSFER: dict[str, Any] = {
     "weight_transfer_config": {"backend": "files"},
@@ -26,7 +28,7 @@ TRANSFER: dict[str, Any] = {
 
 
 def generate(llm: Any) -> list[tuple[list[int], str | None]]:
-    sampling = greedy(48, ignore_eos=True, detokenize=False)
+    sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
     return texts(llm.generate(PROMPTS, sampling, use_tqdm=False))
 
 
@@ -59,9 +61,10 @@ def watched(busy_pair) -> Iterator[Watched]:
 
 
 @pytest.fixture(scope="module")
-def plain(busy_pair) -> Any:
-    with engine(str(busy_pair[0]), **OPTIONS) as llm:
-        return generate(llm)
+def plain(tiny) -> Any:
+    """The target's own texts."""
+    prompts = [prompt["prompt_token_ids"] for prompt in PROMPTS]
+    return [(choice.tokens, choice.finish) for choice in tiny_answers(tiny, prompts, TOKENS)]
 
 
 def at_work(watched: Watched, plain: Any) -> None:

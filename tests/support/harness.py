@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common.running import leftovers
+from benchmarks.common.times import Times
 from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service.rundir import table_path
 from vllm_ssd.table import SpeculationTable
@@ -49,12 +50,15 @@ def engine(model: str, **options: Any) -> Iterator[Any]:
     """An offline ``LLM``, shut down at the end."""
     from vllm import LLM
 
+    times = Times("ssd engine" if "speculative_config" in options else "plain engine")
     llm = LLM(model, **{**ENGINE, "max_model_len": 512, **options})
+    times.ready()
     try:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
+        times.ended()
 
 
 def own_run_dir() -> Path:
