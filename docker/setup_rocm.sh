@@ -79,7 +79,7 @@ for name in (
     "vllm_ssd.service.keeper",
     "vllm_ssd.draft.attention.triton",
     "vllm_ssd.worker.device_client",
-    "benchmarks.offline.__main__",
+    "benchmarks.serving.__main__",
     "pytest",
 ):
     importlib.import_module(name)
