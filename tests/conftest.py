@@ -1,1 +1,0 @@
-pytest_plugins = ["tests.support.time_table"]
