@@ -135,7 +135,8 @@ def ranks(even_target, draft, tmp_path_factory):
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": SHORT}
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config))
-    speculation = {**SSD, "k": 3, "f": 1, "model": str(folder)}
+    # However busy the cores are, drafts are there in time.
+    speculation = {**SSD, "k": 3, "f": 1, "model": str(folder), "max_wait_ms": 20000}
     with pytest.MonkeyPatch.context() as patch:
         # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")

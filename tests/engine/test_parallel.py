@@ -26,7 +26,7 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
     log = tmp_path / "log"
     server = serve.Server({**arguments, "speculative_config": speculation}, log)
     try:
-        server.wait_healthy(300)
+        server.wait_healthy(600)
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
         def ask(prompt: str) -> list[int]:

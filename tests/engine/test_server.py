@@ -65,7 +65,7 @@ def servers(target, draft, traces, tmp_path_factory):
     ]
     try:
         for served in started:
-            served.wait_healthy(240)
+            served.wait_healthy(600)
         run_dirs = [served.run_dir() for served in started]
         yield [Server(served, d, processes_of(d)) for served, d in zip(started, run_dirs)]
     finally:

@@ -193,8 +193,9 @@ def find(
     AT: tl.constexpr,
 ):
     """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number,
-    and the number that there will be in a branch. Their distributions are written to the pointer
-    ``draft_probs``, int64 [k, top_m].
+    and the number that there will be in a branch; then whether they are those of a sibling: without
+    anything else, the likeliest bonus's at the same accepted length.
+    Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
 
     Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
     a stamp is masked by the drafts' validity, so that it cannot overtake them.
@@ -223,17 +224,19 @@ def find(
     match = listed & (branch < count) & (lengths == accepted) & (bonuses == bonus)
     own = tl.min(tl.where(match, branch, AT.branch_lanes))
     predicted = own < AT.branch_lanes
-    depth = tl.where(predicted, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
+    siblings = listed & (branch < count) & (lengths == accepted)
+    chosen = tl.where(predicted, own, tl.min(tl.where(siblings, branch, AT.branch_lanes)))
+    depth = tl.where(chosen < AT.branch_lanes, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
     other_depth = tl.minimum(tl.maximum(other_depth, 0), AT.k)
 
-    branch_tokens = words + prediction + AT.prediction_tokens + own * AT.k
+    branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
     tokens = read_where(branch_tokens + lane, lane < depth)
     other = read_where(words + fallback + AT.fallback_tokens + lane, lane < other_depth)
     valid = tl.min(tl.where((tokens >= 0) & (tokens < VOCAB), 1, 0)) == 1
     other_valid = tl.min(tl.where((other >= 0) & (other < VOCAB), 1, 0)) == 1
     if AT.top_m > 0:
         branch_probs_at = stamps + (prediction + AT.prediction_draft_probs) // 2
-        branch_probs = read_probs(branch_probs_at + own * AT.k * AT.top_m, depth, AT)
+        branch_probs = read_probs(branch_probs_at + chosen * AT.k * AT.top_m, depth, AT)
         other_probs = read_probs(
             stamps + (fallback + AT.fallback_draft_probs) // 2, other_depth, AT
         )
@@ -247,10 +250,11 @@ def find(
     predicted = predicted & published
     steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
     depth = tl.where(published, depth, 0)
-    further = has_fallback & (other_depth > depth)
+    further = has_fallback & (other_depth > tl.where(predicted, depth, 0))
+    sibling = published & (predicted == 0) & (further == 0)
     tokens = tl.where(further, other, tokens)
     depth = tl.where(further, other_depth, depth)
     depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
         store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
-    return published, predicted, tokens, depth, steps
+    return published, predicted, tokens, depth, steps, sibling

@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
+from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_SIBLING, GUESSED, LEFT_OVER
 
-_BRANCH, _LEFT, _GUESSED = (tl.constexpr(kind) for kind in (FROM_BRANCH, LEFT_OVER, GUESSED))
+_BRANCH, _SIBLING, _LEFT, _GUESSED = (
+    tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_SIBLING, LEFT_OVER, GUESSED)
+)
 
 
 @triton.jit
@@ -51,7 +53,7 @@ def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts,
     lane = tl.arange(0, AT.token_lanes)
     there = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
     current = tl.load(acceptance + kind * AT.k + lane, mask=lane < there, other=0.0)
-    missed = kind == _GUESSED
+    missed = (kind == _GUESSED) | (kind == _SIBLING)
     if kind != _LEFT:
         count_supply(supply, tl.where(missed, 0, depth), AT)
     # A branch of all k drafts, if every row is expected to have one; else what is usual.

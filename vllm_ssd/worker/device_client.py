@@ -69,6 +69,7 @@ class DeviceClient:
         table, policy = connection.table, connection.policy
         self._table = table
         self._planner = WaitPlanner(policy, table, limits)
+        self._takes_siblings = int(limits == "vLLM")  # which verifies what is worth it
         self._texts = texts
         self._device = device
         self.slots = SlotMap(connection)
@@ -220,6 +221,7 @@ class DeviceClient:
             min(plan.drafts, most_drafts),
             int(self._planner.waits_for_texts),
             int(len(drafts) < MANY_ROWS),
+            self._takes_siblings,
             self._look_ns,
             self._turn,
             *self._constants,
