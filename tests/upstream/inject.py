@@ -40,6 +40,8 @@ def _with_ssd(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         from vllm.config import AttentionConfig
 
+        if not Path(self.model, DRAFT).exists():  # it is a draft, in its own process
+            return original(self, *args, **kwargs)
         self.speculative_config = _speculation(self.model, self.speculative_config or {})
         # What CPUs can do, and in a type in which texts can be compared.
         self.dtype, self.enforce_eager, self.async_scheduling = "float32", True, False
@@ -52,7 +54,7 @@ def _with_ssd(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _speculation(model: str, asked: dict[str, Any]) -> dict[str, Any] | None:
-    plain = int(os.environ[PLAIN])
+    plain = int(os.environ.get(PLAIN, 0))
     if plain and not asked:
         os.environ[PLAIN] = str(plain - 1)
         return None
