@@ -62,7 +62,8 @@ def _speculation(model: str, asked: dict[str, Any]) -> dict[str, Any] | None:
     if os.environ[METHOD] == "ssd":
         options = {"method": "ssd", "model": str(Path(model, DRAFT)), "k": k, "f": 2}
         # The draft is as slow as its target here: it would never be worth a wait.
-        options |= {"on_miss": "wait", "max_model_len": asked.get("max_model_len")}
+        options |= {"on_miss": "wait", "max_wait_ms": 60_000}
+        options |= {"max_model_len": asked.get("max_model_len")}
         return {name: value for name, value in options.items() if value is not None}
     if os.environ[METHOD] == "ngram":
         return {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 1}
