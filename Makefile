@@ -1,6 +1,7 @@
-# make setup | bench-clients | demo | unit | test | lint | wheel | clean.  Everything happens in .venv,
-# .venv-bench and .models of this folder. unit: the tests that start no engine, in three minutes.
-# test: lint and all tests. wheel: the package, into dist.
+# make setup | bench-clients | demo | unit | test | upstream | upstream-short | lint | wheel | clean.
+# Everything happens in .venv, .venv-bench, .models and .upstream of this folder. unit: the tests that
+# start no engine, in three minutes. test: lint and all tests. upstream: vLLM's own tests, with ssd.
+# wheel: the package, into dist.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 BENCH := .venv-bench
 BENCH_PACKAGES := sglang==0.4.1.post4 aiohttp transformers jinja2
 
-.PHONY: setup bench-clients demo unit test lint wheel clean
+.PHONY: setup bench-clients demo unit test upstream upstream-short lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -54,10 +55,18 @@ unit: setup
 test: lint unit bench-clients
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
+# vLLM's own tests, in engines with method ssd; and the most telling of them. The first run downloads
+# them.
+upstream: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.upstream
+
+upstream-short: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.upstream --short
+
 # What an earlier build has left would be packed, too.
 wheel: setup
 	rm -rf build dist
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(BENCH) .models build dist *.egg-info
+	rm -rf $(VENV) $(BENCH) .models .upstream build dist *.egg-info

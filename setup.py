@@ -41,8 +41,10 @@ setup(
             "mypy",
             "pandas",
             "pytest",
+            "pytest-asyncio",
             "pytest-xdist",
             "ruff",
+            "tblib",
         ],
     },
     entry_points={

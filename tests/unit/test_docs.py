@@ -14,6 +14,8 @@ import pytest
 from markdown_it import MarkdownIt
 from vllm.config.utils import get_field
 
+from tests.upstream.listed import FILES
+from tests.upstream.table import reasons
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
 
@@ -133,7 +135,19 @@ def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/architecture.md", "docs/security.md"])
+def test_the_page_of_vllms_tests_says_what_the_list_says():
+    page = (ROOT / "docs/vllm-spec-tests.md").read_text()
+    for file in FILES.values():
+        row = rf"\| `{re.escape(file.path)}` \| [^|]+ \| {re.escape(reasons(file))} \|"
+        assert re.search(row, page), file.path
+    for path in re.findall(r"`((?:engine|gpu|unit)/[\w/]+(?:\.py)?)`", page):
+        assert (ROOT / "tests" / path).exists(), path
+
+
+MORE_PAGES = tuple(f"docs/{name}.md" for name in ("architecture", "security", "vllm-spec-tests"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *MORE_PAGES])
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)]+)\)", text):

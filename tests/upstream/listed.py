@@ -1,0 +1,56 @@
+"""The list of vLLM's tests that are run with method ssd: ``tests.toml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+_LIST = Path(__file__).with_name("tests.toml")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of vLLM's ``tests``. exclude: why a test is not run, by a part of its name. short:
+    parts of the names that are run in the short run. plain: by a part of a test's name, how many
+    engines without speculation stay so, as the test compares others with them. no_drafts: why its
+    engines verify none; without that they must."""
+
+    path: str
+    short: tuple[str, ...] = ()
+    exclude: Mapping[str, str] = field(default_factory=dict)
+    plain: Mapping[str, int] = field(default_factory=dict)
+    no_drafts: str = ""
+
+    def runs(self, test: str, short: bool) -> bool:
+        """Whether a test of this name and with these parameters is run."""
+        return not any(part in test for part in self.exclude) and (
+            not short or any(part in test for part in self.short)
+        )
+
+    @property
+    def steps(self) -> set[str]:
+        """What its engines with ssd must come to."""
+        return {"engine"} if self.no_drafts else {"engine", "verified", "accepted"}
+
+    def plain_engines(self, test: str) -> int:
+        """How many of its first engines without speculation stay so."""
+        return next((number for part, number in self.plain.items() if part in test), 0)
+
+
+def _read() -> tuple[dict[str, str], dict[str, File]]:
+    content: dict[str, Any] = tomllib.loads(_LIST.read_text())
+    names = {
+        name: model for model, all_names in content.pop("models").items() for name in all_names
+    }
+    files = {}
+    for path, entry in content.items():
+        entry["short"] = tuple(entry.get("short", ()))
+        files[path] = File(path, **entry)
+    return names, files
+
+
+MODELS, FILES = _read()
