@@ -83,7 +83,7 @@ def _tune(args: argparse.Namespace, drafts: Sequence[str], measurer: Measurer) -
         say(f"[{len(outcomes) + 1} of at most {most}] {candidate.name}")
         try:
             outcomes[candidate] = measurer.measure(candidate)
-        except Failed as error:
+        except (Failed, OSError) as error:  # OSError: the server is gone
             outcomes[candidate] = {}
             say(f"  failed: {error}")
         return speedup(outcomes[candidate], outcomes[PLAIN])

@@ -84,12 +84,14 @@ class Measurer:
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         words = [*_VLLM, "bench", "serve", "--disable-shuffle", "--save-result", *words]
         before = _rounds(url)
+        complete = False
         with log.open("wb") as output, suppress(subprocess.TimeoutExpired):
             left_s = deadline - time.monotonic()
-            subprocess.run(
+            done = subprocess.run(
                 words, stdout=output, stderr=output, env=self.environment, timeout=left_s
             )
-        if not part.exists() or _read(part).completed < requests:
+            complete = done.returncode == 0 and _read(part).completed == requests
+        if not complete:
             raise Failed(f"not all answers to {clients} clients came, or not in time: see {log}")
         rounds = _rounds(url) - before
         told = json.loads(part.read_text())
