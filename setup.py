@@ -30,7 +30,6 @@ setup(
         # Builds of vLLM and FlashInfer for ROCm are named in docs/rocm.md; this is what the latter
         # compiles its kernels with.
         "rocm": ["ninja"],
-        "tune": ["matplotlib"],
         "bench": ["datasets", "gguf", "httpx", "matplotlib", "pandas"],
         "dev": [
             "gguf",

@@ -15,8 +15,8 @@ from benchmarks.common.running import counters, processes_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.harness import ENGINE, SSD, wait_for, wait_gone
 from tests.support.scraping import scrape
-from vllm_ssd.measure.own_engine import run_dir_of
 from vllm_ssd.service import rundir
+from vllm_ssd.service.own_table import run_dir_of
 from vllm_ssd.table import SpeculationTable, TableOwner
 
 

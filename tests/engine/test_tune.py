@@ -1,49 +1,62 @@
-"""`vllm-ssd tune`, as users run it: real engines, few tokens. That the best is found, and what is
-said of it, is shown in tests/unit/tune."""
+"""`vllm-ssd tune`, as users run it: real servers, few tokens. Which candidates are measured, and
+what is made of their figures, is shown in tests/unit/tune."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
+
+from tests.support.harness import wait_for, wait_gone
 from tests.support.starts import ROOT
-from vllm_ssd import cli
+from vllm_ssd.service.own_table import run_dir_of
 
-SMALL = "--k 2 --f 1 --clients 2 --requests 3 --tokens 8 --temperature 0".split()
+SMALL = "--k 2 --f 1 --clients 2 --requests 2 --tokens 8 --temperature 0".split()
 ENGINE = "--dtype float32 --enforce-eager --max-num-seqs 4 --max-model-len 256".split()
 # The draft is as slow as its target, and would never be worth a wait.
 OPTIONS = ["--speculative-config", '{"on_miss": "wait"}']
 
 
-def test_a_draft_is_compared_with_plain_vllm(target, draft, tmp_path, monkeypatch, capsys):
-    """And a second call starts no engine for what the first has measured."""
-    saved, picture = tmp_path / "results.jsonl", tmp_path / "plot.svg"
-    files = ["--results", str(saved), "--plot", str(picture), "--logs", str(tmp_path)]
-    words = ["tune", target, "--draft", draft, *files, *SMALL, *ENGINE, *OPTIONS]
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_ssd.cli", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = [json.loads(line)["outcome"] for line in saved.read_text().splitlines()]
-    assert [outcome["candidate"]["draft"] for outcome in outcomes] == [None, draft]
-    (plain,), (drafted,) = (outcome["figures"] for outcome in outcomes)
-    assert plain["tokens_per_round"] == 1 and plain["hit"] is None
-    logs = "\n".join(path.read_text(errors="replace") for path in tmp_path.glob("*k=2*.log"))
-    assert drafted["tokens_per_round"] > 1.5 and 0 <= drafted["hit"] <= 1, f"{drafted}\n{logs}"
-    assert "[0 of at most 12 done]" in done.stderr
-    assert "Use " in done.stdout or "Leave ssd off: " in done.stdout
-    assert picture.read_text().startswith("<?xml")
+def test_a_draft_is_compared_with_plain_vllm(target, draft, tmp_path):
+    """In two calls: the first one is asked to end while the second server is there."""
+    words = ["tune", target, "--draft", draft, "--results", str(tmp_path)]
+    command = [sys.executable, "-m", "vllm_ssd.cli", *words, *SMALL, *ENGINE, *OPTIONS]
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
 
-    # The command sets them for its process, which is this one now.
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    monkeypatch.setenv("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    assert cli.main(words) == 0
-    said = capsys.readouterr()
-    assert said.err.count("measured before") == 2 and "its engine starts" not in said.err
-    assert said.out == done.stdout, "the same figures, and the same answer"
+    first = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("[2 of at most 2]"):
+            break
+    started = psutil.Process(first.pid)
+
+    def find() -> Path | None:
+        with suppress(psutil.NoSuchProcess):
+            return run_dir_of(started.children(recursive=True))
+
+    run_dir = wait_for("draft", find, 600)
+    processes = started.children(recursive=True)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 130, first.stderr.read()
+    wait_gone(run_dir, processes)
+
+    second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert second.stderr.count("measured before") == 1, "plain vLLM"
+    plain, drafted = (
+        json.loads(next(tmp_path.glob(f"*/*{name}-2.json")).read_text())
+        for name in ("plain-vLLM", "k=2-f=1")
+    )
+    assert plain["completed"] == drafted["completed"] == 4
+    assert plain["ssd_hit_rate"] is None and 0 <= drafted["ssd_hit_rate"] <= 1
+    assert drafted["spec_decode_acceptance_length"] > 1.5
+    table, answer = second.stdout.split("\n\n")
+    assert f"{plain['output_throughput']:.1f} |    1.00 |" in table
+    assert answer.startswith(("Use this, ", "Leave ssd off: "))

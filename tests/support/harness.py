@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.common.running import leftovers
 from benchmarks.common.times import Times
-from vllm_ssd.measure.own_engine import run_dir_of
+from vllm_ssd.service.own_table import run_dir_of
 from vllm_ssd.service.rundir import table_path
 from vllm_ssd.table import SpeculationTable
 

@@ -28,7 +28,7 @@ LAYERS = (
     ("metrics",),
     ("worker",),
     ("hooks",),
-    ("check", "draft_server", "measure", "stats"),
+    ("check", "draft_server", "stats"),
     ("tune",),
     ("plugin", "cli"),
 )

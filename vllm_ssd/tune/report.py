@@ -1,76 +1,55 @@
-"""What a tuning ends with: a table of all candidates, the one to use, and why."""
+"""What a tuning ends with: a table of all candidates, and the one to use."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from vllm_ssd.tune.records import PLAIN, Figures, Outcome, speedup
+from vllm_ssd.tune.candidates import PLAIN, Candidate, Outcome, speedup
 
-# Times plain vLLM: below, a draft's device has better uses.
-WORTH_IT = 1.03
-_FIGURES = ("tokens/s", "x plain", "tokens/round", "ms/round", "hit")
-
-
-def report(outcomes: Sequence[Outcome], given: Mapping[str, Any], names: str) -> str:
-    """A markdown table, the best first, then the answer. outcomes: plain vLLM's among them. given:
-    further options of --speculative-config. names: of what was served, "TARGET on MACHINE"."""
-    plain = plain_of(outcomes)
-    ranked = sorted(outcomes, key=lambda outcome: -speedup(outcome, plain))
-    head = ["", *(f"{_clients(each)}: {name}" for each in plain.figures for name in _FIGURES)]
-    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for outcome in ranked:
-        if outcome.error is not None:
-            cells = ["failed", *[""] * (len(head) - 2)]
-        else:
-            cells = [
-                cell
-                for ours, theirs in zip(outcome.figures, plain.figures, strict=True)
-                for cell in _cells(ours, theirs)
-            ]
-        rows.append([outcome.candidate.name, *cells])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{names}\n\n{table}\n\n{_answer(ranked, plain, given)}"
+_WORTH_IT = 1.03  # times plain vLLM: below, a draft's device has better uses
+_HEAD = ("", "clients", "tokens/s", "x plain", "tokens/round", "ms/token", "hits")
 
 
-def plain_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Plain vLLM's."""
-    return next(outcome for outcome in outcomes if outcome.candidate == PLAIN)
-
-
-def _answer(ranked: Sequence[Outcome], plain: Outcome, given: Mapping[str, Any]) -> str:
-    drafted = [each for each in ranked if each.candidate != PLAIN and each.error is None]
-    if not drafted:
-        return "Leave ssd off: no candidate could be measured; their logs say why."
-    best = drafted[0]
-    gain = speedup(best, plain)
-    why = "\n".join(
-        f"* {_clients(ours)}: {ours.tokens_per_s:.1f} tokens/s, {theirs.tokens_per_s:.1f} without: "
-        f"a round yields {ours.tokens_per_round:.2f} tokens in {ours.ms_per_round:.1f} ms, and "
-        f"plain vLLM's step one in {theirs.ms_per_round:.1f} ms; "
-        f"{ours.hit or 0:.0%} of the rounds had their drafts ready at once"
-        for ours, theirs in zip(best.figures, plain.figures, strict=True)
-    )
-    if gain < WORTH_IT:
-        name = best.candidate.name
-        return f"Leave ssd off: {name}, the best, is {gain:.2f} times plain vLLM.\n{why}"
-    options = json.dumps(best.candidate.speculative_config(given))
-    return (
-        f"Use {best.candidate.name}: {gain:.2f} times plain vLLM.\n{why}\n\n"
-        f"--speculative-config '{options}'"
-    )
-
-
-def _cells(ours: Figures, theirs: Figures) -> list[str]:
-    return [
-        f"{ours.tokens_per_s:.1f}",
-        f"{ours.tokens_per_s / theirs.tokens_per_s:.2f}",
-        f"{ours.tokens_per_round:.2f}",
-        f"{ours.ms_per_round:.1f}",
-        "" if ours.hit is None else f"{ours.hit:.0%}",
+def report(outcomes: Mapping[Candidate, Outcome], given: Mapping[str, Any]) -> str:
+    """A markdown table, the best candidate first, and a sentence. given: further options of
+    --speculative-config."""
+    plain = outcomes[PLAIN]
+    ranked = sorted(outcomes, key=lambda each: -speedup(outcomes[each], plain))
+    rows = [_HEAD]
+    for candidate in ranked:
+        for clients, figures in outcomes[candidate].items():
+            times = figures.output_throughput / plain[clients].output_throughput
+            hits = "" if figures.ssd_hit_rate is None else f"{figures.ssd_hit_rate:.0%}"
+            rows.append(
+                (
+                    candidate.name,
+                    str(clients),
+                    f"{figures.output_throughput:.1f}",
+                    f"{times:.2f}",
+                    f"{figures.spec_decode_acceptance_length:.2f}",
+                    f"{figures.mean_tpot_ms:.1f}",
+                    hits,
+                )
+            )
+    first, *others = (max(map(len, column)) for column in zip(*rows))
+    lines = [
+        f"| {name:<{first}} | {' | '.join(map(str.rjust, cells, others))} |"
+        for name, *cells in rows
     ]
+    lines.insert(1, f"|-{'-' * first}-|{'|'.join('-' * (width + 1) + ':' for width in others)}|")
+    return "\n".join([*lines, "", _answer(ranked, outcomes, given)])
 
 
-def _clients(figures: Figures) -> str:
-    return f"{figures.clients} client{'s' if figures.clients > 1 else ''}"
+def _answer(
+    ranked: list[Candidate], outcomes: Mapping[Candidate, Outcome], given: Mapping[str, Any]
+) -> str:
+    best = next((each for each in ranked if each != PLAIN), PLAIN)
+    gain = speedup(outcomes[best], outcomes[PLAIN])
+    if not outcomes[best]:
+        return "Leave ssd off: no candidate could be measured; the steps above say why."
+    if gain < _WORTH_IT:
+        return f"Leave ssd off: {best.name}, the best, is {gain:.2f} times plain vLLM."
+    options = json.dumps(best.speculative_config(given))
+    return f"Use this, {gain:.2f} times plain vLLM: --speculative-config '{options}'"
