@@ -13,7 +13,6 @@ from vllm_ssd.relay.records import News, Record, Side
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.predictions import PredictionWriter
 
-
 _NO_TOKENS = np.empty((0, 1), np.int32)
 
 
