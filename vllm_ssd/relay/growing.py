@@ -62,7 +62,7 @@ class _Growing(Record):
                 yield None
                 continue
             self._told[slot][parity] = _Grown(stamp, depth, told.branches)
-            yield self._changed(slot, stamp, told.depth, head, tokens, probs)
+            yield Changed(*self._kind, slot, stamp, told.depth, head, tokens, probs)
 
     def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
         """What comes before all tokens, and the number of branches."""

@@ -8,6 +8,8 @@ and a comparison. What came and went between two looks is not told.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.growing import Fallback, Prediction
 from vllm_ssd.relay.records import Outcome, Plan, Record, Side, State, TooFarBehind
@@ -28,14 +30,13 @@ class Mirror:
 
     def __init__(self, table: SpeculationTable, session: int, side: Side):
         kinds = [kind(table, session, number) for number, kind in enumerate(KINDS)]
+        ours = [record for record in kinds if record.writer is side]
+        self._of_table = [record for record in ours if not record.fields]
+        self._records = [record for record in ours if record.fields]
+        self._theirs = {n: record for n, record in enumerate(kinds) if record.writer is not side}
         self._slots = table.shape.slots
         self._states = DraftStates(table)
-        self._records = [kind for kind in kinds if kind.writer is side and kind.fields]
-        self._plan = [kind for kind in kinds if kind.writer is side and not kind.fields]
-        self._theirs = {
-            number: kind for number, kind in enumerate(kinds) if kind.writer is not side
-        }
-        self._watch = Watch(table, [field for kind in self._records for field in kind.fields])
+        self._watch = Watch(table, [field for record in ours for field in record.fields])
         self._requests: dict[int, int] = {}  # generations, by slot
 
     def note(self, message: Add | Remove) -> None:
@@ -67,21 +68,23 @@ class Mirror:
         """What has changed on this side since the last call."""
         frames: list[Changed] = []
         for slot in self._watch.changed():
-            generation = self._requests.get(slot)
-            if generation is None:
-                continue
-            try:
-                for record in self._records:
-                    for changed in record.news(slot, generation):
-                        if changed is None:
-                            self._watch.look_again(slot)
-                        else:
-                            frames.append(changed)
-            except TooFarBehind:
-                self._lose(slot, generation)
-        for plan in self._plan:
-            frames += [changed for changed in plan.news(0, 0) if changed is not None]
+            if slot in self._requests:
+                frames += self._news(slot, self._requests[slot])
+        for record in self._of_table:
+            frames += filter(None, record.news(0, 0))
         return frames
+
+    def _news(self, slot: int, generation: int) -> Iterator[Changed]:
+        try:
+            for record in self._records:
+                for changed in record.news(slot, generation):
+                    if changed is None:
+                        self._watch.look_again(slot)
+                    else:
+                        yield changed
+        except TooFarBehind:  # the target has to add this request again
+            del self._requests[slot]
+            self._states.set(slot, generation, LOST)
 
     def apply(self, changed: Changed) -> None:
         """Write what the other side has changed; raises ``Malformed``."""
@@ -90,11 +93,6 @@ class Mirror:
             raise Malformed(f"there is no record {changed.record} of slot {changed.slot}")
         if not record.fields or self.is_known(changed.slot, changed.stamp >> 32):
             record.write(changed)
-
-    def _lose(self, slot: int, generation: int) -> None:
-        """Have the target add this request again."""
-        del self._requests[slot]
-        self._states.set(slot, generation, LOST)
 
 
 def _ends(tokens: list[int]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import ClassVar, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.packing import int32s, pack
@@ -37,14 +38,14 @@ News = Iterator[Union[Changed, None]]
 
 class Record:
     """A kind, in one table. writer: the only side that writes it; fields: those of a slot whose
-    change is news, with the record that they are in."""
+    change is news, with the record that they are in; none for a record of the whole table."""
 
     writer: ClassVar[Side]
-    fields: ClassVar[Sequence[tuple[str, ...]]]
+    fields: ClassVar[Sequence[tuple[str, ...]]] = ()
 
     def __init__(self, table: SpeculationTable, session: int, number: int):
         """number: of the kind, in frames."""
-        self._shape, self._session, self._number = table.shape, session, number
+        self._shape, self._kind = table.shape, (session, number)  # how frames begin
 
     def begin(self, slot: int, length: int) -> None:
         """The other end has a text of ``length`` tokens of the request that has this slot now."""
@@ -56,17 +57,6 @@ class Record:
     def write(self, changed: Changed) -> None:
         """News of the other end, whose slot and request there are; raises ``Malformed``."""
         raise NotImplementedError
-
-    def _changed(
-        self,
-        slot: int,
-        stamp: int,
-        known: int = 0,
-        head: bytes = b"",
-        tokens: bytes = b"",
-        probs: bytes = b"",
-    ) -> Changed:
-        return Changed(self._session, self._number, slot, stamp, known, head, tokens, probs)
 
 
 class Outcome(Record):
@@ -102,12 +92,12 @@ class Outcome(Record):
                 raise TooFarBehind
             self._told[slot], self._lengths[slot] = (stamp, drafts_told), outcome.length
             head, tokens = pack([outcome.accepted]), pack(outcome.new_tokens)
-            yield self._changed(slot, stamp, known, head, tokens)
+            yield Changed(*self._kind, slot, stamp, known, head, tokens)
         if stamp != drafts_told:
             drafts = self._reader.read_drafts(slot, stamp)
             if drafts is not None:
                 self._told[slot] = stamp, stamp
-                yield self._changed(slot, stamp, tokens=pack(drafts))
+                yield Changed(*self._kind, slot, stamp, tokens=pack(drafts))
 
     def write(self, changed: Changed) -> None:
         slot, stamp = changed.slot, np.uint64(changed.stamp)
@@ -122,45 +112,47 @@ class Outcome(Record):
         self._writer.publish(slot, stamp, changed.known + len(tokens), head[0], tokens)
 
 
-class State(Record):
-    """The draft's state for the request, as it is stored, for a stamp."""
+class Word(Record):
+    """A single word, for a stamp."""
+
+    def __init__(self, table: SpeculationTable, session: int, number: int):
+        super().__init__(table, session, number)
+        self._words = self._find(table)
+        self._told = [0] * len(self._words)
+
+    def _find(self, table: SpeculationTable) -> NDArray:
+        raise NotImplementedError
+
+    def news(self, slot: int, generation: int) -> News:
+        word = self._words.item(slot)
+        if word != self._told[slot] and word >> 32 == generation:
+            self._told[slot] = word
+            yield Changed(*self._kind, slot, word)
+
+    def write(self, changed: Changed) -> None:
+        self._words[changed.slot] = changed.stamp
+
+
+class State(Word):
+    """The draft's state for the request, as it is stored."""
 
     writer = Side.DRAFT
     fields = (("state",),)
 
-    def __init__(self, table: SpeculationTable, session: int, number: int):
-        super().__init__(table, session, number)
-        self._states = table.slots["state"]
-        self._told = [0] * table.shape.slots
-
-    def news(self, slot: int, generation: int) -> News:
-        state = self._states.item(slot)
-        if state != self._told[slot] and state >> 32 == generation:
-            self._told[slot] = state
-            yield self._changed(slot, state)
-
-    def write(self, changed: Changed) -> None:
-        self._states[changed.slot] = changed.stamp
+    def _find(self, table: SpeculationTable) -> NDArray:
+        return table.slots["state"]
 
 
-class Plan(Record):
-    """Of the whole table: whether the target does without drafts, 0 or 1, for a stamp."""
+class Plan(Word):
+    """Of the whole table, and so of slot and generation 0: whether the target does without drafts,
+    0 or 1."""
 
     writer = Side.TARGET
-    fields = ()
 
-    def __init__(self, table: SpeculationTable, session: int, number: int):
-        super().__init__(table, session, number)
-        self._undrafted = table.plan["undrafted"]
-        self._told = 0
-
-    def news(self, slot: int = 0, generation: int = 0) -> News:
-        undrafted = self._undrafted.item(0)
-        if undrafted != self._told:
-            self._told = undrafted
-            yield self._changed(slot, undrafted)
+    def _find(self, table: SpeculationTable) -> NDArray:
+        return table.plan["undrafted"]
 
     def write(self, changed: Changed) -> None:
-        if changed.stamp > 1:
+        if changed.slot or changed.stamp > 1:
             raise Malformed(f"a plan of {changed.stamp}")
-        self._undrafted[0] = changed.stamp
+        super().write(changed)
