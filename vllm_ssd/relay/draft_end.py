@@ -16,7 +16,6 @@ import msgspec
 import zmq
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.relay.asks import Asks
 from vllm_ssd.relay.frames import (
     Changed,
     Close,
@@ -94,7 +93,6 @@ class DraftEnd:
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
         self._sockets = sockets
-        self._asks = Asks(sockets)
         self._peers: dict[bytes, _Peer] = {}
         self._next_look = 0.0
         self.ended = False
@@ -122,12 +120,10 @@ class DraftEnd:
         for peer in self._peers.values():
             for engine in peer.engines.values():
                 engine.remove()
-        self._asks.drop()
         self._sockets.close()
         os.close(self._watched)
 
     def _look_after(self, now: float) -> None:
-        self._asks.look()
         self.ended |= not rundir.is_held(self._watched)
         for sender, peer in list(self._peers.items()):
             if now - peer.heard > PEER_GONE_S:
@@ -177,7 +173,7 @@ class DraftEnd:
                 if frame.session in peer.engines:
                     peer.engines.pop(frame.session).close(frame.asleep)
             case Told(message=Wake()):
-                self._asks.ask(self._service, Wake(), ANSWER_S, lambda _: None)
+                self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
             case Told(message=Add() | Remove() as message):
                 if frame.session in peer.engines:
                     peer.engines[frame.session].tell(message)
@@ -214,7 +210,7 @@ class DraftEnd:
                 if engine.engine == opened.engine:
                     other.engines.pop(session).close()
         try:
-            engine = MirroredEngine(opened, self._service, self._asks)
+            engine = MirroredEngine(opened, self._service, self._sockets)
         except (OSError, RuntimeError, zmq.ZMQError) as error:
             peer.outbox.add(Opened(opened.session, str(error)))
             return

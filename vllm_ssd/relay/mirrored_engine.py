@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_ssd.relay.asks import Asks
 from vllm_ssd.relay.frames import Open, Status
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.records import Side
+from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.status import read_status
 from vllm_ssd.service import rundir
 from vllm_ssd.service.joined_draft import PUT_AWAY_S
@@ -25,11 +25,11 @@ ANSWER_S = 2.5  # for the draft server to take it, or to leave it
 class MirroredEngine:
     """From ``join`` to ``close``. engine: its name."""
 
-    def __init__(self, opened: Open, service: Path, asks: Asks):
+    def __init__(self, opened: Open, service: Path, sockets: Sockets):
         """``service``: run directory of the draft service. Raises as ``OwnFiles`` and, without a
         free descriptor, ``zmq.ZMQError``."""
         self.engine = opened.engine
-        self._session, self._service, self._asks = opened.session, service, asks
+        self._session, self._service, self._sockets = opened.session, service, sockets
         shape = TableShape(opened.slots, opened.k, opened.branches, opened.tail, opened.top_m)
         self._files = OwnFiles(shape, TableOwner(opened.model, opened.index, os.getpid()))
         self._run_dir = self._files.run_dir
@@ -44,7 +44,7 @@ class MirroredEngine:
 
     def join(self, then: Callable[[str], None]) -> None:
         """Have the draft draft for it; ``then`` gets "" or why it does not, as a sentence."""
-        self._asks.ask(
+        self._sockets.ask(
             self._service,
             Join(str(self._run_dir)),
             ANSWER_S,
@@ -65,7 +65,7 @@ class MirroredEngine:
         self._control.close()
         leave = Leave(str(self._run_dir), asleep)
         limit_s = PUT_AWAY_S if asleep else ANSWER_S
-        self._asks.ask(self._service, leave, limit_s, lambda _: self._files.remove())
+        self._sockets.ask(self._service, leave, limit_s, lambda _: self._files.remove())
 
     def remove(self) -> None:
         """Remove it at once: the draft server notices within a second or two."""
