@@ -48,10 +48,10 @@ class Nodes:
 
     def _carry(self, one, other):
         """Frames that were sent."""
-        sent = one.take()
-        for frame in sent:
+        self.sent = one.take()
+        for frame in self.sent:
             other.apply(frame)
-        return sent
+        return self.sent
 
 
 @pytest.fixture
@@ -95,6 +95,7 @@ def test_outcomes_and_confirmations(nodes):
     nodes.outcomes.publish(2, stamp(1), 8, 2, [7, 8, 1])
     nodes.outcomes.confirm(2, stamp(1), [])
     assert kinds(nodes.to_draft()) == [Outcome, Outcome]
+    assert nodes.sent[0].known == 5, "what was told is not told again"
     assert nodes.reader.read(2, stamp(1), 5).new_tokens == [7, 8, 1]
     assert nodes.reader.read_drafts(2, stamp(1)) == []
 
@@ -134,6 +135,22 @@ def test_requests_that_nobody_has_added(nodes):
     assert not nodes.of_target.is_known(1, later)
     nodes.outcomes.publish(1, stamp(1, later), 6, 0, [9])
     assert nodes.to_draft() == []
+
+
+def test_what_comes_too_late_is_not_written(nodes):
+    """Of a request that has gone at this end, while the other has not heard of it."""
+    DraftStates(nodes.mirror).set(1, GENERATION, DRAFTING)
+    nodes.predictions.publish(1, stamp(1), [0], [7])
+    nodes.of_target.note(Remove(1, GENERATION))
+    before = bytes(nodes.table.pages)
+    assert kinds(nodes.to_target()) == [State, Prediction]
+    assert bytes(nodes.table.pages) == before
+
+
+def test_states_of_other_requests_are_not_told(nodes):
+    nodes.note(added(1, GENERATION + 1))
+    DraftStates(nodes.mirror).set(1, GENERATION, DRAFTING)
+    assert nodes.to_target() == []
 
 
 def test_whether_there_are_requests(tmp_path):
@@ -250,6 +267,29 @@ def test_a_record_that_is_being_written_is_told_later(nodes):
     assert nodes.to_target() == []
     record["stamp"] = stamp(1)
     assert kinds(nodes.to_target()) == [Prediction]
+
+
+@pytest.mark.parametrize("kind", [Outcome, Prediction])
+def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
+    """It is told at the next look, although by then its stamp is what it was at this one."""
+    nodes.outcomes.publish(0, stamp(1), 5, 0, [9])
+    nodes.predictions.publish(0, stamp(1), [0], [7])
+    table, name = (nodes.table, "outcome") if kind is Outcome else (nodes.mirror, "prediction")
+    read, head, record = OutcomeReader.read, Prediction._head, table.slots[name][0, 1]
+
+    def begin(original):
+        def begun(*arguments):
+            record["stamp"] = 0
+            return original(*arguments)
+
+        return begun
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutcomeReader, "read", begin(read))
+        patched.setattr(Prediction, "_head", begin(head))
+        assert (nodes.to_draft() if kind is Outcome else nodes.to_target()) == []
+    record["stamp"] = stamp(1)
+    assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
 
 
 ROUND = int(stamp(1))
