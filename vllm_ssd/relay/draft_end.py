@@ -16,38 +16,33 @@ import msgspec
 import zmq
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.relay.apply import read_status
-from vllm_ssd.relay.asks import Asks
-from vllm_ssd.relay.changes import REST_S, pause_s
 from vllm_ssd.relay.frames import (
-    Added,
+    Changed,
     Close,
-    Confirmed,
     Frame,
-    Happened,
     Hello,
     Malformed,
     Open,
     Opened,
     Ping,
-    Plan,
     Pong,
     Refused,
-    Removed,
     ToDraft,
+    Told,
     Welcome,
-    Woken,
     decode_to_draft,
 )
 from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
 from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import Parent, detach
+from vllm_ssd.relay.process import run
 from vllm_ssd.relay.sockets import Sockets
+from vllm_ssd.relay.status import read_status
+from vllm_ssd.relay.watch import REST_S, pause_s
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import Wake
+from vllm_ssd.service.messages import Add, Remove, Wake
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.heartbeat import draft_lives
 
@@ -84,7 +79,7 @@ class _Peer:
     @property
     def has_requests(self) -> bool:
         """Whether there are requests to draft for."""
-        return any(engine.has_requests for engine in self.engines.values())
+        return any(engine.mirror.has_requests for engine in self.engines.values())
 
 
 class DraftEnd:
@@ -98,24 +93,19 @@ class DraftEnd:
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
         self._sockets = sockets
-        self._asks = Asks(sockets)
         self._peers: dict[bytes, _Peer] = {}
         self._next_look = 0.0
         self.ended = False
         key_file = Path(spec.key_file)
         self._link = DraftLink(sockets, lambda: read_keys(key_file), spec.place, self._read)
-
-    @property
-    def port(self) -> int:
-        """At which it listens."""
-        return self._link.port
+        self.word = str(self._link.port)
 
     def step(self) -> None:
         """One look at everything, and a pause."""
         self._sockets.drain()
         for sender, peer in list(self._peers.items()):
             try:
-                peer.outbox.flush([one.changes for one in peer.engines.values()])
+                peer.outbox.flush([one.mirror.take for one in peer.engines.values()])
             except ConnectionError:
                 self._part(sender)
         now = time.monotonic()
@@ -130,12 +120,10 @@ class DraftEnd:
         for peer in self._peers.values():
             for engine in peer.engines.values():
                 engine.remove()
-        self._asks.drop()
         self._sockets.close()
         os.close(self._watched)
 
     def _look_after(self, now: float) -> None:
-        self._asks.look()
         self.ended |= not rundir.is_held(self._watched)
         for sender, peer in list(self._peers.items()):
             if now - peer.heard > PEER_GONE_S:
@@ -184,11 +172,14 @@ class DraftEnd:
             case Close():
                 if frame.session in peer.engines:
                     peer.engines.pop(frame.session).close(frame.asleep)
-            case Woken():
-                self._asks.ask(self._service, Wake(), ANSWER_S, lambda _: None)
-            case Added() | Removed() | Happened() | Confirmed() | Plan():
+            case Told(message=Wake()):
+                self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
+            case Told(message=Add() | Remove() as message):
                 if frame.session in peer.engines:
-                    peer.engines[frame.session].apply(frame)
+                    peer.engines[frame.session].tell(message)
+            case Changed():
+                if frame.session in peer.engines:
+                    peer.engines[frame.session].mirror.apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
         if sender in self._peers:
@@ -219,7 +210,7 @@ class DraftEnd:
                 if engine.engine == opened.engine:
                     other.engines.pop(session).close()
         try:
-            engine = MirroredEngine(opened, self._service, self._asks)
+            engine = MirroredEngine(opened, self._service, self._sockets)
         except (OSError, RuntimeError, zmq.ZMQError) as error:
             peer.outbox.add(Opened(opened.session, str(error)))
             return
@@ -259,26 +250,7 @@ class DraftEnd:
         )
 
 
-def main(channel_fd: str) -> None:
-    """``python -m vllm_ssd.relay.draft_end FD``; started by ``relay/process.py`` only."""
-    detach()
-    sockets = Sockets()
-    parent = Parent(int(channel_fd), sockets)
-    try:
-        end = DraftEnd(parent.told(DraftEndSpec), sockets)
-    except (OSError, ValueError) as error:
-        parent.say("failed", str(error))
-        sockets.close()
-        return
-    parent.say("ready", str(end.port))
-    try:
-        while not (end.ended or parent.gone):
-            end.step()
-    finally:
-        end.close()
-
-
 if __name__ == "__main__":
     import sys
 
-    main(*sys.argv[1:])
+    run(sys.argv[1], DraftEndSpec, DraftEnd)

@@ -1,9 +1,9 @@
 """What the two ends of a relay tell each other: typed frames, msgpack, several in a message.
 
 A message begins with two bytes, the versions of these frames and of the speculation table; then
-comes a list of frames, each an array that begins with the name of its type. Arrays of numbers are
-bytes, little-endian. A *session* is the time for which the draft drafts for one engine, between
-two losses of the link at most; whatever carries the number of another session is ignored.
+comes a list of frames, each an array that begins with the name of its type. A *session* is the time
+for which the draft drafts for one engine, between two losses of the link at most; whatever carries
+the number of another session is ignored.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Union
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from vllm_ssd.service.messages import Generation, Seed, Slot
+from vllm_ssd.service.messages import Add, Remove, Slot, Wake
 from vllm_ssd.table.schema import VERSION as TABLE_VERSION
 
-VERSION = 3
+VERSION = 4
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
-LARGEST = 16 * 2**20  # bytes of a message; a text of a million tokens has 4 MiB
+LARGEST = 16 * 2**20  # bytes of a message; a text of three million tokens fits
 
-Session = Annotated[int, msgspec.Meta(ge=1)]
+Session = Annotated[int, msgspec.Meta(ge=0)]  # 0 = the service itself
 Stamp = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits, as msgpack has no more
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -35,6 +33,21 @@ class Malformed(ValueError):
 
 class Frame(msgspec.Struct, tag=True, array_like=True):
     """Base of all."""
+
+
+class Changed(Frame):
+    """Something new of a record of the table, from the end whose side writes it. record: its kind,
+    as a place in ``relay/records.py``, which says what is in the arrays: int32, little-endian.
+    known: tokens that were told before. probs: as of ``pack_probs``, for each of the tokens."""
+
+    session: Session
+    record: Annotated[int, msgspec.Meta(ge=0)]
+    slot: Slot
+    stamp: Stamp
+    known: Count = 0
+    head: bytes = b""
+    tokens: bytes = b""
+    probs: bytes = b""
 
 
 # From the target's end
@@ -58,7 +71,7 @@ class Open(Frame):
     """Draft for an engine, in place of an earlier session with the same name. Answered with
     ``Opened``. engine: what tells it from all other engines; the rest is of its table and owner."""
 
-    session: Session
+    session: Annotated[int, msgspec.Meta(ge=1)]
     engine: Name
     slots: Annotated[int, msgspec.Meta(ge=1, le=2**14)]
     k: Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -76,55 +89,11 @@ class Close(Frame):
     asleep: bool = False
 
 
-class Woken(Frame):
-    """As the control message ``Wake``; a ``Status`` shows what comes of it."""
-
-
-class Added(Frame):
-    """As the control message ``Add``. tokens: int32."""
+class Told(Frame):
+    """A control message of an engine's. What comes of ``Wake`` a ``Status`` shows."""
 
     session: Session
-    slot: Slot
-    generation: Generation
-    tokens: bytes
-    temperature: float
-    seed: Seed
-
-
-class Removed(Frame):
-    """As the control message ``Remove``."""
-
-    session: Session
-    slot: Slot
-    generation: Generation
-
-
-class Happened(Frame):
-    """An outcome. length: tokens of the text, of which ``tokens``, int32, are the last, and were
-    not told before; accepted: -1 if they are of several rounds."""
-
-    session: Session
-    slot: Slot
-    stamp: Stamp
-    length: Count
-    accepted: Annotated[int, msgspec.Meta(ge=-1, le=64)]
-    tokens: bytes
-
-
-class Confirmed(Frame):
-    """The drafts, int32, that are verified in the round after this outcome."""
-
-    session: Session
-    slot: Slot
-    stamp: Stamp
-    drafts: bytes
-
-
-class Plan(Frame):
-    """undrafted: as in the table."""
-
-    session: Session
-    undrafted: Annotated[int, msgspec.Meta(ge=0, le=1)]
+    message: Union[Add, Remove, Wake]
 
 
 # From the draft's end
@@ -158,59 +127,16 @@ class Opened(Frame):
 
 
 class Status(Frame):
-    """The draft's part of a table. session: 0 = of the service's own one. age_ns: nanoseconds since
-    the heartbeat, -1 = there is none; counters: all fields in their order, the heartbeat too."""
+    """The draft's part of a table. age_ns: nanoseconds since the heartbeat, -1 = there is none;
+    counters: all fields in their order, the heartbeat too."""
 
-    session: Annotated[int, msgspec.Meta(ge=0)]
+    session: Session
     age_ns: Annotated[int, msgspec.Meta(ge=-1)]
     counters: list[Number]
 
 
-class State(Frame):
-    """The draft's state for a slot's request, as it is stored."""
-
-    session: Session
-    slot: Slot
-    state: Stamp
-
-
-class Predicted(Frame):
-    """Outcomes that are predicted. accepted, bonus: int32 [branches] each; steps: as in the table.
-    Their branches have no tokens yet."""
-
-    session: Session
-    slot: Slot
-    stamp: Stamp
-    steps: Count
-    accepted: bytes
-    bonus: bytes
-
-
-class Grown(Frame):
-    """More tokens for all branches of a prediction, after the ``known`` that each has. tokens:
-    int32 [new, branches]; probs: as of ``pack_probs`` for each of the tokens."""
-
-    session: Session
-    slot: Slot
-    stamp: Stamp
-    known: Count
-    tokens: bytes
-    probs: bytes
-
-
-class Fallback(Frame):
-    """More tokens, int32 [new], for an outcome that was not predicted, after the ``known`` ones."""
-
-    session: Session
-    slot: Slot
-    stamp: Stamp
-    known: Count
-    tokens: bytes
-    probs: bytes
-
-
-ToDraft = Union[Hello, Ping, Open, Close, Woken, Added, Removed, Happened, Confirmed, Plan]
-ToTarget = Union[Welcome, Refused, Pong, Opened, Status, State, Predicted, Grown, Fallback]
+ToDraft = Union[Hello, Ping, Open, Close, Told, Changed]
+ToTarget = Union[Welcome, Refused, Pong, Opened, Status, Changed]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_draft = msgspec.msgpack.Decoder(list[ToDraft])
@@ -244,45 +170,3 @@ def _decode(message: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
         return decoder.decode(memoryview(message)[2:])
     except msgspec.DecodeError as error:
         raise Malformed(f"a message that cannot be read: {error}") from error
-
-
-def int32s(data: bytes, most: int) -> NDArray[np.int32]:
-    """The numbers in these bytes, ``most`` at most; raises ``Malformed``."""
-    if len(data) % 4 or len(data) > 4 * most:
-        raise Malformed(f"{len(data)} bytes where {most} numbers of 4 bytes are the most")
-    return np.frombuffer(data, "<i4")
-
-
-def pack_probs(draft_probs: NDArray[np.int64]) -> bytes:
-    """Entries int64 [rows, top_m], without those that have no mass: for each row their number in a
-    byte, then all of them."""
-    massive = (draft_probs >> 32) != 0
-    counts = massive.sum(-1).astype("u1")
-    return counts.tobytes() + draft_probs[massive].tobytes()
-
-
-def unpack_probs(data: bytes, rows: int, top_m: int) -> NDArray[np.int64]:
-    """Entries int64 [rows, top_m] from those with mass, which come first in each row; the others
-    have tokens that are not in the row, as those of a distribution differ. Raises ``Malformed``."""
-    counts = np.frombuffer(data[:rows], "u1")
-    entries = data[rows:]
-    if len(counts) != rows or (counts > top_m).any() or len(entries) != 8 * int(counts.sum()):
-        raise Malformed(f"{len(data)} bytes are not the distributions of {rows} drafts")
-    rank = np.arange(top_m)
-    listed = rank < counts[:, None]
-    found = np.zeros((rows, top_m), np.int64)
-    found[listed] = np.frombuffer(entries, "<i8")
-    if not listed.all():
-        found[~listed] = _others(found, listed)[~listed]
-    return found
-
-
-def _others(found: NDArray[np.int64], listed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """int64 [rows, top_m]: tokens that are not listed in the row, each once. Of 2 * top_m tokens
-    at least half are not."""
-    rows, top_m = found.shape
-    tokens = found & 0xFFFFFFFF
-    row, rank = np.nonzero(listed & (tokens < 2 * top_m))
-    present = np.zeros((rows, 2 * top_m), bool)
-    present[row, tokens[row, rank]] = True
-    return np.argsort(present, axis=1, kind="stable")[:, :top_m].astype(np.int64)

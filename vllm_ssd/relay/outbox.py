@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from vllm_ssd.relay.frames import LARGEST, Frame, encode
 
@@ -22,7 +22,7 @@ class Outbox:
         """To be sent with the next ``flush``."""
         self._frames += frames
 
-    def flush(self, changes: Iterable[Callable[[], list[Frame]]] = ()) -> bool:
+    def flush(self, changes: Iterable[Callable[[], Sequence[Frame]]] = ()) -> bool:
         """Send what was added, and what has changed; returns whether there was something. As long
         as there is no room, nobody is asked for changes: they are told as they are later."""
         if self._messages:

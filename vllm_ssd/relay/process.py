@@ -15,8 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -82,36 +83,52 @@ class Child:
         self._process.wait()
 
 
-def detach() -> None:
-    """To be called first of all by a process that ``Child`` starts."""
+class End(Protocol):
+    """word: what the parent is told once it works; ended: there is nothing more to do."""
+
+    word: str
+    ended: bool
+
+    def step(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def run(
+    channel_fd: str,
+    kind: type[Spec],
+    make: Callable[[Spec, Sockets], End],
+    afterwards: Callable[[Spec], None] = lambda _: None,
+) -> None:
+    """What a process does that ``Child`` has started, to which this is the channel: detach itself,
+    and work until the parent has closed its end."""
     if os.fork():
         os._exit(0)
+    channel, sockets, gone = socket.socket(fileno=int(channel_fd)), Sockets(), False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # an order to put things away, too
+    spec = msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
 
+    def close() -> None:
+        """The parent tells nothing more: what can be read is the end."""
+        nonlocal gone
+        sockets.remove(channel.fileno())
+        gone = True
 
-class Parent:
-    """The other side. gone: it has closed its end."""
+    def say(*words: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            channel.sendall(json.dumps(words).encode() + b"\n")
 
-    def __init__(self, channel_fd: int, sockets: Sockets):
-        self._channel = socket.socket(fileno=channel_fd)
-        self._sockets = sockets
-        self.gone = False
-        # An order to put things away, too.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
-    def told(self, spec: type[Spec]) -> Spec:
-        """What the parent has told; to be asked once."""
-        text = self._channel.makefile("rb").readline()
-        self._sockets.add(self._channel.fileno(), self._close)
-        return msgspec.json.decode(text, type=spec)
-
-    def say(self, kind: str, text: str) -> None:
-        """ "ready" or "failed"; to be said once."""
-        try:
-            self._channel.sendall(json.dumps([kind, text]).encode() + b"\n")
-        except BrokenPipeError:
-            self.gone = True
-
-    def _close(self) -> None:
-        """It tells nothing more: what can be read is the end."""
-        self._sockets.remove(self._channel.fileno())
-        self.gone = True
+    sockets.add(channel.fileno(), close)
+    try:
+        end = make(spec, sockets)
+    except (OSError, RuntimeError, ValueError) as error:
+        say("failed", str(error))
+        sockets.close()
+        return
+    say("ready", end.word)
+    try:
+        while not (end.ended or gone):
+            end.step()
+    finally:
+        end.close()
+        afterwards(spec)

@@ -1,29 +1,19 @@
-"""What the target's end has of an engine on its node: the ends of its table and of its control
-socket that a draft server has elsewhere."""
+"""What the target's end has of an engine on its node: a side of the mirror of its table, and the
+end of its control socket that a draft server has elsewhere."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.relay.apply import AsDraft, show_status
-from vllm_ssd.relay.changes import TargetChanges
-from vllm_ssd.relay.frames import (
-    Added,
-    Fallback,
-    Frame,
-    Grown,
-    Open,
-    Predicted,
-    Removed,
-    State,
-    Status,
-)
+from vllm_ssd.relay.frames import Malformed, Open, Status, Told
+from vllm_ssd.relay.mirror import Mirror
+from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Answer, Sockets
+from vllm_ssd.relay.status import show_status
 from vllm_ssd.service import rundir
 from vllm_ssd.service.messages import NOT_ITS_OWN, Add, Remove, Request
 from vllm_ssd.table import SpeculationTable
@@ -37,57 +27,48 @@ class RelayedEngine:
         if not rundir.is_run_dir(run_dir):
             raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
         self.run_dir = run_dir
-        self.session = session
+        self._session = session
         self._table = SpeculationTable.open(rundir.table_path(run_dir))
         self._served = ServedTable(self._table)
-        self._changes = TargetChanges(self._served, session)
-        self._as_draft = AsDraft(self._served)
-        self._told: list[Frame] = []
-        self._begun = ExitStack()
-        self._serves = False
+        self.mirror = Mirror(self._table, session, Side.TARGET)
+        self._held = ExitStack()
         self._watched = rundir.watch(run_dir)
-        self._begun.callback(os.close, self._watched)
+        self._held.callback(os.close, self._watched)
         if not self.lives():
-            self._begun.close()
+            self._held.close()
             raise ValueError(f"the engine in {run_dir} is gone")
 
     def opening(self) -> Open:
         """How the draft's end is told of it."""
         shape, owner = self._table.shape, self._table.owner
         sizes = shape.slots, shape.k, shape.branches, shape.tail, shape.top_m
-        return Open(self.session, self.run_dir.name, *sizes, owner.model, owner.engine)
+        return Open(self._session, self.run_dir.name, *sizes, owner.model, owner.engine)
 
-    def begin(self, sockets: Sockets) -> None:
-        """Take its control messages, and have it send all its requests; ``OSError`` if that
+    def begin(self, sockets: Sockets, tell: Callable[[Told], None]) -> None:
+        """Pass its control messages on, and have it send all its requests; ``OSError`` if that
         fails."""
-        socket = sockets.serve(self.run_dir, self._handle)
-        self._begun.callback(sockets.remove, socket)
-        self._serves = True
+
+        def handle(message: Request, answer: Answer) -> None:
+            if not isinstance(message, (Add, Remove)):
+                answer(NOT_ITS_OWN)
+                return
+            try:
+                self.mirror.note(message)
+            except Malformed:
+                return
+            tell(Told(self._session, message))
+
+        socket = sockets.serve(self.run_dir, handle)
+        self._held.callback(sockets.remove, socket)
         self._served.take_over()
 
     def lives(self) -> bool:
         """Whether the engine is still there."""
         return rundir.is_held(self._watched)
 
-    def look_after(self) -> None:
+    def ask_for_unknown(self) -> None:
         """Once a second: requests that the draft was not told of."""
-        if self._serves:
-            self._served.ask_for_unknown()
-
-    def changes(self) -> list[Frame]:
-        """What the target has published or told since the last call."""
-        told, self._told = self._told, []
-        return told + self._changes.take() if self._serves else told
-
-    @property
-    def has_requests(self) -> bool:
-        return self._changes.has_requests
-
-    def apply(self, frame: State | Predicted | Grown | Fallback) -> None:
-        """What the draft has published; raises ``Malformed``."""
-        generation = (frame.state if isinstance(frame, State) else frame.stamp) >> 32
-        if self._changes.is_known(frame.slot, generation):
-            self._as_draft.apply(frame)
+        self._served.ask_for_unknown()
 
     def show(self, status: Status, link_us: int) -> None:
         """How the draft is; raises ``Malformed``."""
@@ -96,20 +77,4 @@ class RelayedEngine:
     def close(self) -> None:
         """Nobody is to wait for drafts."""
         self._table.draft["heartbeat"] = 0
-        self._begun.close()
-
-    def _handle(self, message: Request, answer: Answer) -> None:
-        match message:
-            case Add():
-                if message.slot >= self._table.shape.slots:
-                    return
-                slot, generation = message.slot, message.generation
-                tokens = np.array(message.tokens, "<i4").tobytes()
-                sampling = message.temperature, message.seed
-                self._told.append(Added(self.session, slot, generation, tokens, *sampling))
-                self._changes.added(slot, generation, len(message.tokens))
-            case Remove():
-                self._told.append(Removed(self.session, message.slot, message.generation))
-                self._changes.removed(message.slot, message.generation)
-            case _:
-                answer(NOT_ITS_OWN)
+        self._held.close()

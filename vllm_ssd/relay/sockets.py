@@ -1,15 +1,17 @@
-"""All that one end of a relay reads, in one place: sockets, and the channel to its parent."""
+"""All that one end of a relay reads, in one place: sockets, answers to what it has asked, and the
+channel to its parent."""
 
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from vllm_ssd.service.messages import Request, endpoint
+from vllm_ssd.service.messages import Join, Leave, Request, Wake, endpoint
 
 _ROUNDS = 64  # messages of each socket that are read before the ends do their other work
 
@@ -24,6 +26,8 @@ class Sockets:
         self.context = zmq.Context()
         self._poller = zmq.Poller()
         self._read: dict[int | zmq.Socket[bytes], Callable[[], None]] = {}
+        # When nobody waits for an answer any longer, and who does until then.
+        self._asked: dict[zmq.Socket[bytes], tuple[float, Callable[[str | None], None]]] = {}
         self._fds = select.epoll()  # whose own descriptor is a low number, as ``select`` wants it
 
     def add(self, source: int | zmq.Socket[bytes], read: Callable[[], None]) -> None:
@@ -63,10 +67,37 @@ class Sockets:
         self.add(socket, read)
         return socket
 
+    def ask(
+        self,
+        run_dir: Path,
+        message: Join | Leave | Wake,
+        limit_s: float,
+        then: Callable[[str | None], None],
+    ) -> None:
+        """Ask the draft of a run directory; ``then`` gets its answer, or None if there is none
+        within ``limit_s`` seconds."""
+        try:
+            socket = self.context.socket(zmq.DEALER)
+        except zmq.ZMQError:  # no descriptor is free
+            then(None)
+            return
+        socket.connect(endpoint(run_dir))
+        socket.send(msgspec.msgpack.encode(message))
+        self._asked[socket] = time.monotonic() + limit_s, then
+        self.add(socket, lambda: self._answered(socket, socket.recv().decode()))
+
+    def _answered(self, socket: zmq.Socket[bytes], answer: str | None) -> None:
+        _, then = self._asked.pop(socket)
+        self.remove(socket)
+        then(answer)
+
     def drain(self) -> bool:
         """Read what has come, up to ``_ROUNDS`` messages of each socket; returns whether there was
         something."""
-        some = False
+        now, some = time.monotonic(), False
+        for asked, (deadline, _) in list(self._asked.items()):
+            if now >= deadline:
+                self._answered(asked, None)
         for _ in range(_ROUNDS):
             ready = self._poller.poll(0)
             if not ready:
@@ -84,6 +115,9 @@ class Sockets:
         select.select([self._fds], [], [], seconds)
 
     def close(self) -> None:
+        """What was asked has no answer."""
+        while self._asked:
+            self._answered(next(iter(self._asked)), None)
         for source in list(self._read):
             self.remove(source)
         self._fds.close()

@@ -21,32 +21,29 @@ from pathlib import Path
 import msgspec
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.relay.apply import show_status
-from vllm_ssd.relay.changes import REST_S, pause_s
 from vllm_ssd.relay.finding import Where, contacts, describe
 from vllm_ssd.relay.frames import (
+    Changed,
     Close,
-    Fallback,
-    Grown,
     Hello,
     Malformed,
     Opened,
     Ping,
     Pong,
-    Predicted,
     Refused,
-    State,
     Status,
+    Told,
     ToTarget,
     Welcome,
-    Woken,
     decode_to_target,
 )
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import Parent, detach
+from vllm_ssd.relay.process import run
 from vllm_ssd.relay.relayed_engine import RelayedEngine
 from vllm_ssd.relay.sockets import Answer, Sockets
+from vllm_ssd.relay.status import show_status
+from vllm_ssd.relay.watch import REST_S, pause_s
 from vllm_ssd.service import rundir
 from vllm_ssd.service.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
 from vllm_ssd.service.own_table import OwnFiles
@@ -80,6 +77,8 @@ class TargetEndSpec(msgspec.Struct, frozen=True):
 class TargetEnd:
     """``step`` until its parent is gone; then ``close``."""
 
+    ended = False
+
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
         """Raises ``ValueError`` if the service cannot be found, and as ``OwnFiles``."""
         self._where, self._place = spec.where, spec.place
@@ -90,6 +89,7 @@ class TargetEnd:
         owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
         self._files = OwnFiles(shape, owner)
         self.run_dir = self._files.run_dir
+        self.word = str(self.run_dir)
         self._table = SpeculationTable.open(rundir.table_path(self.run_dir))
         self._table.target["started_s"] = int(time.time())  # as a target's worker does
         sockets.serve(self.run_dir, self._handle)
@@ -115,8 +115,9 @@ class TargetEnd:
         if now >= self._next_look:
             self._next_look = now + _UNKNOWN_S
             self._look_after(now)
-        self._outbox.flush([engine.changes for engine in self._engines.values()])
-        requests = any(engine.has_requests for engine in self._engines.values())
+        mirrors = [engine.mirror for engine in self._engines.values()]
+        self._outbox.flush([mirror.take for mirror in mirrors])
+        requests = any(mirror.has_requests for mirror in mirrors)
         self._sockets.wait(pause_s(self._link_us) if requests else REST_S)
 
     def close(self) -> None:
@@ -162,10 +163,10 @@ class TargetEnd:
 
     def _look_after(self, now: float) -> None:
         for session, engine in list(self._engines.items()):
-            if engine.lives():
-                engine.look_after()
-            else:
+            if not engine.lives():
                 self._part(session)
+            elif session not in self._awaiting:
+                engine.ask_for_unknown()
         if now >= self._next_touch:
             self._next_touch = now + rundir.TOUCH_S
             rundir.touch(self.run_dir)
@@ -193,7 +194,7 @@ class TargetEnd:
                 # A draft on another node has no memory that who sleeps here waits for.
                 answer("")
             case Wake():
-                self._outbox.add(Woken())
+                self._outbox.add(Told(0, message))
                 answer("")
             case _:
                 answer(NOT_ITS_OWN)
@@ -240,9 +241,9 @@ class TargetEnd:
                 self._show(frame)
             case Opened():
                 self._opened(frame)
-            case State() | Predicted() | Grown() | Fallback():
+            case Changed():
                 if frame.session in self._engines:
-                    self._engines[frame.session].apply(frame)
+                    self._engines[frame.session].mirror.apply(frame)
 
     def _measure(self, round_trip_us: float) -> None:
         before = self._link_us or round_trip_us
@@ -263,33 +264,12 @@ class TargetEnd:
         refusal = opened.refusal
         if not refusal:
             try:
-                engine.begin(self._sockets)
+                engine.begin(self._sockets, self._outbox.add)
             except OSError as error:
                 refusal = str(error)
         if refusal:
             self._part(opened.session)
         answer(refusal)
-
-
-def main(channel_fd: str) -> None:
-    """``python -m vllm_ssd.relay.target_end FD``; started by ``relay/process.py`` only."""
-    detach()
-    sockets = Sockets()
-    parent = Parent(int(channel_fd), sockets)
-    spec = parent.told(TargetEndSpec)
-    try:
-        end = TargetEnd(spec, sockets)
-    except (OSError, RuntimeError, ValueError) as error:
-        parent.say("failed", str(error))
-        sockets.close()
-        return
-    parent.say("ready", str(end.run_dir))
-    try:
-        while not parent.gone:
-            end.step()
-    finally:
-        end.close()
-        _put_away(Path(spec.engine))
 
 
 def _put_away(engine: Path) -> None:
@@ -305,4 +285,4 @@ def _put_away(engine: Path) -> None:
 if __name__ == "__main__":
     import sys
 
-    main(*sys.argv[1:])
+    run(sys.argv[1], TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))

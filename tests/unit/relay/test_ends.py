@@ -22,7 +22,7 @@ from vllm_ssd.relay.frames import (
     Open,
     Opened,
     Refused,
-    Removed,
+    Told,
     Welcome,
     decode_to_target,
     encode,
@@ -34,7 +34,7 @@ from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import Join, Leave, Sleep, Wake, ask
+from vllm_ssd.service.messages import Join, Leave, Remove, Sleep, Wake, ask
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape
 from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.worker.client import SpeculationClient
@@ -114,7 +114,7 @@ def relay(server, key_file, monkeypatch):
         spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file), 0, 4)
         theirs = Stepping(DraftEnd(spec, Sockets()))
         ends.callback(theirs.stop)
-        address = f"127.0.0.1:{theirs.end.port}"
+        address = f"127.0.0.1:{theirs.end.word}"
         write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
         shape = server.table.shape
         where = Where("drafts", key_file=str(key_file))
@@ -281,7 +281,7 @@ def opening(server, session, name):
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        (lambda server: Removed(1, 7, 1), "there is no slot 7"),
+        (lambda server: Told(1, Remove(7, 1)), "there is no slot 7"),
         (lambda server: Hello("drafts"), "a second greeting on one connection"),
         (lambda server: opening(server, 1, "another"), "session 1 is open already"),
     ],
@@ -309,8 +309,8 @@ def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, m
     stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
     until("session", lambda: stranger.heard(Opened))
     with monkeypatch.context() as patched:
-        patched.setattr(MirroredEngine, "apply", fail)
-        stranger.say(Removed(1, 1, 1))
+        patched.setattr(MirroredEngine, "tell", fail)
+        stranger.say(Told(1, Remove(1, 1)))
         until("refusal", lambda: stranger.heard(Refused))
     assert "failed (IndexError): see its log" in stranger.heard(Refused).why
     until("end of the session", lambda: server.joined() == 1)

@@ -1,7 +1,6 @@
 """What the ends of a relay say to each other: whole, of this version, and no more than fits."""
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,38 +8,37 @@ from hypothesis import strategies as st
 from tests.support.sentences import one_sentence
 from vllm_ssd.relay import frames
 from vllm_ssd.relay.frames import (
-    Added,
-    Grown,
-    Happened,
+    Changed,
+    Close,
     Hello,
     Malformed,
     Open,
     Ping,
-    State,
     Status,
+    Told,
     Welcome,
     decode_to_draft,
     decode_to_target,
     encode,
-    int32s,
-    pack_probs,
-    unpack_probs,
 )
 from vllm_ssd.relay.outbox import Outbox
+from vllm_ssd.service.messages import Add, Join, Remove, Wake
 
 STAMP = 2**64 - 1
 TO_DRAFT = [
     Hello("drafts"),
     Ping(2**62, 90),
     Open(1, "engine", 256, 7, 24, 2048, 32, "target", 0),
-    Added(1, 3, 2**32 - 1, np.arange(5, dtype="<i4").tobytes(), 0.7, 2**64 - 1),
-    Happened(1, 3, STAMP, 100, -1, b"1234"),
+    Told(1, Add(3, 2**32 - 1, [0, 1, 2**31 - 1], 0.7, 2**64 - 1)),
+    Told(1, Remove(3, 2**32 - 1)),
+    Told(0, Wake()),
+    Changed(1, 0, 3, STAMP, 100, b"1234", b"12345678"),
 ]
 TO_TARGET = [
     Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}, "a1"),
     Status(0, -1, [0, 2**40, -1]),
-    State(1, 3, STAMP),
-    Grown(1, 3, STAMP, 2, b"12345678", b""),
+    Changed(1, 1, 3, STAMP),
+    Changed(1, 3, 3, STAMP, 2, b"", b"12345678", b"1"),
 ]
 
 
@@ -75,11 +73,17 @@ def test_cut_messages_are_refused(data):
         [Open(1, "e", 2**15, 7, 24, 2048, 32, "", 0)],
         [Open(1, "e", 1, 7, 24, 2048, 2**9, "", 0)],
         [Open(1, "e" * 300, 1, 7, 24, 2048, 0, "", 0)],
-        [Added(1, -1, 1, b"", 0.0, 0)],
-        [Added(1, 0, 2**32, b"", 0.0, 0)],
-        [Added(1, 0, 1, b"", 0.0, -1)],
-        [Happened(0, 0, 1, 1, 0, b"")],
-        [Happened(1, 0, 1, 2**32, 0, b"")],
+        [Open(0, "e", 1, 7, 24, 2048, 32, "", 0)],
+        [Told(1, Add(-1, 1, []))],
+        [Told(1, Add(0, 2**32, []))],
+        [Told(1, Add(0, 1, [], 0.0, -1))],
+        [Told(1, Join("elsewhere"))],
+        [Close(-1)],
+        [Changed(-1, 0, 0, 1)],
+        [Changed(1, 0, -1, 1)],
+        [Changed(1, -1, 0, 1)],
+        [Changed(1, 0, 0, -1)],
+        [Changed(1, 0, 0, 1, 2**32)],
         [["Unknown", 1]],
     ],
 )
@@ -91,51 +95,9 @@ def test_what_is_none_of_them_is_refused(wrong):
 
 def test_a_message_that_is_too_large(monkeypatch):
     monkeypatch.setattr(frames, "LARGEST", 100)
-    decode_to_draft(encode([Added(1, 0, 1, bytes(20), 0.0, 0)]))
+    decode_to_draft(encode([Told(1, Add(0, 1, [1] * 20))]))
     with pytest.raises(Malformed, match="and the most are 100"):
-        decode_to_draft(encode([Added(1, 0, 1, bytes(100), 0.0, 0)]))
-
-
-def test_numbers_are_whole_and_no_more_than_fit():
-    assert int32s(np.array([1, -2], "<i4").tobytes(), 2).tolist() == [1, -2]
-    for data, most in ((bytes(5), 2), (bytes(12), 2)):
-        with pytest.raises(Malformed):
-            int32s(data, most)
-
-
-def entries(tokens, probabilities):
-    halves = np.empty((*np.shape(tokens), 2), "<i4")
-    halves[..., 0] = tokens
-    halves[..., 1] = np.asarray(probabilities, "<f4").view("<i4")
-    return halves.view("<i8").reshape(np.shape(tokens))
-
-
-@given(
-    st.lists(st.permutations(range(12)), min_size=1, max_size=5),
-    st.data(),
-)
-def test_distributions_without_entries_of_no_mass(rows, data):
-    """What has mass arrives to the last bit, and the tokens of a row still differ."""
-    top_m = 6
-    tokens = np.array(rows)[:, :top_m]
-    counts = [data.draw(st.integers(0, top_m)) for _ in rows]
-    probabilities = np.array(
-        [[0.1 + rank / 7 if rank < count else 0 for rank in range(top_m)] for count in counts]
-    )
-    sent = entries(tokens, probabilities)
-    packed = pack_probs(sent)
-    assert len(packed) == len(rows) + 8 * sum(counts)
-    found = unpack_probs(packed, len(rows), top_m)
-    for before, after, count in zip(sent, found, counts):
-        assert after[:count].tolist() == before[:count].tolist()
-        assert not (after[count:] >> 32).any()
-        assert len(set((after & 0xFFFFFFFF).tolist())) == top_m
-
-
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x07" + bytes(56), b"\x01" + bytes(7)])
-def test_damaged_distributions_are_refused(data):
-    with pytest.raises(Malformed):
-        unpack_probs(data, 1, 6)
+        decode_to_draft(encode([Told(1, Add(0, 1, [1] * 100))]))
 
 
 def test_a_full_link_is_told_what_is_true_later():
@@ -145,15 +107,15 @@ def test_a_full_link_is_told_what_is_true_later():
 
     def changes():
         asked.append(len(asked))
-        return [State(1, 0, len(asked))]
+        return [Changed(1, 0, 0, len(asked))]
 
     assert outbox.flush([changes])
-    outbox.add(State(1, 0, 100))
+    outbox.add(Changed(1, 0, 0, 100))
     assert not outbox.flush([changes]) and len(asked) == 1 and not sent
     room[0] = True
     assert not outbox.flush([changes]) and len(asked) == 1
     assert outbox.flush([changes]) and len(asked) == 2
-    told = [frame.state for message in sent for frame in decode_to_target(message)]
+    told = [frame.stamp for message in sent for frame in decode_to_target(message)]
     assert told == [1, 100, 2]
     assert not Outbox(lambda message: True).flush()
 
@@ -162,7 +124,7 @@ def test_large_messages_are_divided(monkeypatch):
     monkeypatch.setattr("vllm_ssd.relay.outbox._AT_ONCE", 1000)
     sent = []
     outbox = Outbox(lambda message: not sent.append(message))
-    frames_sent = [Grown(1, 0, 1, 0, bytes(300), b"") for _ in range(9)]
+    frames_sent = [Changed(1, 0, 0, 1, 0, b"", bytes(300)) for _ in range(9)]
     outbox.add(*frames_sent)
     outbox.flush()
     assert len(sent) > 3 and max(map(len, sent)) < 1000

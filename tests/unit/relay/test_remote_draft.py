@@ -47,7 +47,7 @@ class Far:
             )
             for at, one in enumerate(self.services)
         ]
-        addresses = [f"127.0.0.1:{end.end.port}" for end in self.ends]
+        addresses = [f"127.0.0.1:{end.end.word}" for end in self.ends]
         write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=addresses))
         config = engine(parallel(1))
         config.speculative_config = SSDConfig(

@@ -3,20 +3,15 @@
 import numpy as np
 import pytest
 
-from tests.unit.relay.test_frames import entries
-from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.relay.apply import AsDraft, AsTarget, read_status, show_status
-from vllm_ssd.relay.changes import DraftChanges, TargetChanges, pause_s
-from vllm_ssd.relay.frames import (
-    Confirmed,
-    Fallback,
-    Grown,
-    Happened,
-    Malformed,
-    Plan,
-    Predicted,
-    State,
-)
+from tests.unit.relay.test_packing import entries
+from vllm_ssd.relay.frames import Changed, Malformed
+from vllm_ssd.relay.growing import Fallback, Prediction
+from vllm_ssd.relay.mirror import KINDS, LONGEST_TEXT, Mirror
+from vllm_ssd.relay.packing import pack
+from vllm_ssd.relay.records import Outcome, Plan, Side, State
+from vllm_ssd.relay.status import read_status, show_status
+from vllm_ssd.relay.watch import pause_s
+from vllm_ssd.service.messages import Add, Remove
 from vllm_ssd.table import DRAFTING, LOST, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
@@ -27,38 +22,48 @@ GENERATION = 5
 
 
 class Nodes:
-    """The target's table and its mirror on the draft's node, and what a relay does with both.
-    sent: frames of the last transfers."""
+    """The target's table and its mirror on the draft's node, with a relay between them."""
 
     def __init__(self, folder, **shape):
         shape = TableShape(**{"slots": 3, "k": 3, "branches": 4, "tail": 32, **shape})
         self.table = SpeculationTable.create(folder / "target", shape)
         self.mirror = SpeculationTable.create(folder / "draft", shape)
-        self.served = ServedTable(self.table)
-        self.of_target = TargetChanges(self.served, SESSION)
-        self.of_draft = DraftChanges(self.mirror, SESSION)
-        self._as_target, self._as_draft = AsTarget(self.mirror), AsDraft(self.served)
+        self.of_target = Mirror(self.table, SESSION, Side.TARGET)
+        self.of_draft = Mirror(self.mirror, SESSION, Side.DRAFT)
         # the target's and the draft's own ends
         self.outcomes, self.predictions = OutcomeWriter(self.table), PredictionWriter(self.mirror)
         self.reader = OutcomeReader(self.mirror)
         self.lookup = PredictionReader(self.table, VOCAB)
 
+    def note(self, message):
+        """Both ends are told it."""
+        self.of_target.note(message)
+        self.of_draft.note(message)
+
     def to_draft(self):
-        self.sent = self.of_target.take()
-        for frame in self.sent:
-            self._as_target.apply(frame)
-        return self.sent
+        return self._carry(self.of_target, self.of_draft)
 
     def to_target(self):
-        self.sent = self.of_draft.take()
+        return self._carry(self.of_draft, self.of_target)
+
+    def _carry(self, one, other):
+        """Frames that were sent."""
+        self.sent = one.take()
         for frame in self.sent:
-            self._as_draft.apply(frame)
+            other.apply(frame)
         return self.sent
 
 
 @pytest.fixture
 def nodes(tmp_path):
-    return Nodes(tmp_path)
+    one = Nodes(tmp_path)
+    for slot in range(3):
+        one.note(added(slot))
+    return one
+
+
+def added(slot, generation=GENERATION, length=4):
+    return Add(slot, generation, [1] * length)
 
 
 def stamp(round_, generation=GENERATION):
@@ -66,12 +71,11 @@ def stamp(round_, generation=GENERATION):
 
 
 def kinds(frames):
-    return [type(frame) for frame in frames]
+    return [KINDS[frame.record] for frame in frames]
 
 
 def test_nothing_is_sent_of_a_table_in_which_nothing_happens(nodes):
     assert nodes.to_draft() == nodes.to_target() == []
-    nodes.of_target.added(1, GENERATION, 4)
     nodes.outcomes.publish(1, stamp(0), 5, 0, [9])
     nodes.predictions.publish(1, stamp(1), [0], [3])
     assert nodes.to_draft() and nodes.to_target()
@@ -79,35 +83,33 @@ def test_nothing_is_sent_of_a_table_in_which_nothing_happens(nodes):
 
 
 def test_outcomes_and_confirmations(nodes):
-    nodes.of_target.added(2, GENERATION, 4)
     nodes.outcomes.publish(2, stamp(0), 5, 0, [9])
-    assert kinds(nodes.to_draft()) == [Happened]
+    assert kinds(nodes.to_draft()) == [Outcome]
     assert nodes.reader.unread() == [(2, int(stamp(0)))]
     found = nodes.reader.read(2, stamp(0), 4)
     assert (found.length, found.accepted, found.new_tokens) == (5, 0, [9])
     assert nodes.reader.read_drafts(2, stamp(0)) is None
     nodes.outcomes.confirm(2, stamp(0), [7, 8])
-    assert kinds(nodes.to_draft()) == [Confirmed]
+    assert kinds(nodes.to_draft()) == [Outcome]
     assert nodes.reader.read_drafts(2, stamp(0)) == [7, 8]
     nodes.outcomes.publish(2, stamp(1), 8, 2, [7, 8, 1])
     nodes.outcomes.confirm(2, stamp(1), [])
-    assert kinds(nodes.to_draft()) == [Happened, Confirmed]
+    assert kinds(nodes.to_draft()) == [Outcome, Outcome]
+    assert nodes.sent[0].known == 5, "what was told is not told again"
     assert nodes.reader.read(2, stamp(1), 5).new_tokens == [7, 8, 1]
     assert nodes.reader.read_drafts(2, stamp(1)) == []
 
 
 def test_rounds_between_two_looks_are_told_as_one(nodes):
-    nodes.of_target.added(0, GENERATION, 4)
     for round_ in range(6):
         nodes.outcomes.publish(0, stamp(round_), 6 + 2 * round_, 1, [round_, round_ + 100])
         nodes.outcomes.confirm(0, stamp(round_), [])
-    assert kinds(nodes.to_draft()) == [Happened, Confirmed]
+    assert kinds(nodes.to_draft()) == [Outcome, Outcome]
     (text,) = [nodes.reader.read(0, stamp(5), 4).new_tokens]
     assert text == [token for r in range(6) for token in (r, r + 100)]
 
 
 def test_a_text_that_the_relay_cannot_follow_is_asked_for_again(nodes):
-    nodes.of_target.added(0, GENERATION, 4)
     nodes.outcomes.publish(0, stamp(3), 4 + 17, 0, list(range(17)))  # half a tail is 16
     assert nodes.to_draft() == []
     states = DraftStates(nodes.table)
@@ -116,21 +118,64 @@ def test_a_text_that_the_relay_cannot_follow_is_asked_for_again(nodes):
     nodes.outcomes.publish(0, stamp(4), 22, 0, [5])
     assert nodes.to_draft() == [], "it comes under a new generation"
     nodes.outcomes.publish(0, stamp(0, GENERATION + 1), 23, 0, [6])
-    nodes.of_target.added(0, GENERATION + 1, 22)
-    assert kinds(nodes.to_draft()) == [Happened]
+    nodes.note(added(0, GENERATION + 1, 22))
+    assert kinds(nodes.to_draft()) == [Outcome]
 
 
 def test_requests_that_nobody_has_added(nodes):
-    nodes.outcomes.publish(1, stamp(0), 5, 0, [9])
+    later = GENERATION + 1
+    nodes.outcomes.publish(1, stamp(0, later), 5, 0, [9])
+    nodes.predictions.publish(1, stamp(1, later), [0], [7])
+    assert nodes.to_draft() == nodes.to_target() == []
+    nodes.note(added(1, later))
+    assert kinds(nodes.to_draft()) == [Outcome] and kinds(nodes.to_target()) == [Prediction]
+    nodes.note(Remove(1, GENERATION))
+    assert nodes.of_target.is_known(1, later)
+    nodes.note(Remove(1, later))
+    assert not nodes.of_target.is_known(1, later)
+    nodes.outcomes.publish(1, stamp(1, later), 6, 0, [9])
     assert nodes.to_draft() == []
-    nodes.of_target.added(1, GENERATION, 4)
-    assert kinds(nodes.to_draft()) == [Happened]
-    nodes.of_target.removed(1, GENERATION + 1)
-    assert nodes.of_target.has_requests
-    nodes.of_target.removed(1, GENERATION)
+
+
+def test_what_comes_too_late_is_not_written(nodes):
+    """Of a request that has gone at this end, while the other has not heard of it."""
+    DraftStates(nodes.mirror).set(1, GENERATION, DRAFTING)
+    nodes.predictions.publish(1, stamp(1), [0], [7])
+    nodes.of_target.note(Remove(1, GENERATION))
+    before = bytes(nodes.table.pages)
+    assert kinds(nodes.to_target()) == [State, Prediction]
+    assert bytes(nodes.table.pages) == before
+
+
+def test_states_of_other_requests_are_not_told(nodes):
+    nodes.note(added(1, GENERATION + 1))
+    DraftStates(nodes.mirror).set(1, GENERATION, DRAFTING)
+    assert nodes.to_target() == []
+
+
+def test_whether_there_are_requests(tmp_path):
+    nodes = Nodes(tmp_path)
     assert not nodes.of_target.has_requests
-    nodes.outcomes.publish(1, stamp(1), 6, 0, [9])
-    assert nodes.to_draft() == []
+    nodes.note(added(2))
+    assert nodes.of_target.has_requests and nodes.of_draft.has_requests
+    nodes.note(Remove(2, GENERATION))
+    assert not nodes.of_target.has_requests and not nodes.of_draft.has_requests
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        added(3),
+        Remove(3, GENERATION),
+        Add(0, 1, [2**31]),
+        Add(0, 1, [5, -(2**31) - 1, 5]),
+        added(0, length=LONGEST_TEXT + 1),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(nodes, message):
+    with pytest.raises(Malformed):
+        nodes.of_draft.note(message)
+    assert nodes.of_draft.is_known(0, GENERATION)
 
 
 def test_plan_and_state(nodes):
@@ -145,7 +190,7 @@ def test_plan_and_state(nodes):
 
 def test_branches_grow_token_by_token(nodes):
     nodes.predictions.publish(0, stamp(1), [0, 0, 3], [7, 8, 9], steps=2)
-    assert kinds(nodes.to_target()) == [Predicted]
+    assert kinds(nodes.to_target()) == [Prediction]
     found = nodes.lookup.find(0, stamp(1), 0, 8)
     assert (found.published, found.predicted, found.tokens, found.steps) == (True, True, [], 2)
     nodes.predictions.extend(0, stamp(1), [1, 2, 3])
@@ -177,7 +222,7 @@ def test_a_prediction_that_is_begun_anew(nodes):
     nodes.predictions.extend(0, stamp(1), [1])
     nodes.to_target()
     nodes.predictions.publish(0, stamp(1), [0], [8])
-    assert kinds(nodes.to_target()) == [Predicted]
+    assert kinds(nodes.to_target()) == [Prediction]
     assert not nodes.lookup.find(0, stamp(1), 0, 7).predicted
     assert nodes.lookup.find(0, stamp(1), 0, 8).tokens == []
 
@@ -198,6 +243,7 @@ def test_fallbacks(nodes):
 def test_sampled_drafts(tmp_path):
     """Distributions come with their tokens, and are sound."""
     nodes = Nodes(tmp_path, top_m=4)
+    nodes.note(added(0))
     nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
     certain = entries([[3, 4, 5, 6]], [[1, 0, 0, 0]])
     spread = entries([[9, 3, 5, 6]], [[0.5, 0.25, 0.25, 0]])
@@ -220,47 +266,109 @@ def test_a_record_that_is_being_written_is_told_later(nodes):
     record["stamp"] = 0
     assert nodes.to_target() == []
     record["stamp"] = stamp(1)
-    assert kinds(nodes.to_target()) == [Predicted]
+    assert kinds(nodes.to_target()) == [Prediction]
+
+
+@pytest.mark.parametrize("kind", [Outcome, Prediction])
+def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
+    """It is told at the next look, although by then its stamp is what it was at this one."""
+    nodes.outcomes.publish(0, stamp(1), 5, 0, [9])
+    nodes.predictions.publish(0, stamp(1), [0], [7])
+    table, name = (nodes.table, "outcome") if kind is Outcome else (nodes.mirror, "prediction")
+    read, head, record = OutcomeReader.read, Prediction._head, table.slots[name][0, 1]
+
+    def begin(original):
+        def begun(*arguments):
+            record["stamp"] = 0
+            return original(*arguments)
+
+        return begun
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutcomeReader, "read", begin(read))
+        patched.setattr(Prediction, "_head", begin(head))
+        assert (nodes.to_draft() if kind is Outcome else nodes.to_target()) == []
+    record["stamp"] = stamp(1)
+    assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
+
+
+ROUND = int(stamp(1))
+
+
+def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
+    number = KINDS.index(kind)
+    return Changed(SESSION, number, slot, stamp, known, pack(head), pack(tokens), probs)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        Happened(SESSION, 3, 1, 5, 0, b"1234"),
-        Happened(SESSION, 0, 1, 5, 4, b"1234"),
-        Happened(SESSION, 0, 1, 5, 0, b""),
-        Happened(SESSION, 0, 1, 5, 0, bytes(4 * 33)),
-        Happened(SESSION, 0, 1, 1, 0, bytes(8)),
-        Confirmed(SESSION, 0, 1, bytes(16)),
-        Confirmed(SESSION, 3, 1, b""),
-        State(SESSION, 3, 1),
-        Predicted(SESSION, 0, 1, 3, bytes(8), bytes(4)),
-        Predicted(SESSION, 0, 1, 4, bytes(8), bytes(8)),
-        Predicted(SESSION, 0, 1, 3, bytes(20), bytes(20)),
-        Grown(SESSION, 0, int(stamp(1)), 0, bytes(12), b""),
-        Grown(SESSION, 0, int(stamp(1)), 0, bytes(32), b""),
-        Fallback(SESSION, 0, 1, 1, bytes(12), b""),
-        Fallback(SESSION, 0, 1, 0, bytes(16), b""),
+        changed(Outcome, slot=3, head=[0], tokens=[1]),
+        changed(Outcome, head=[4], tokens=[1]),
+        changed(Outcome, head=[-2], tokens=[1]),
+        changed(Outcome, head=[0, 0], tokens=[1]),
+        changed(Outcome, head=[0]),
+        changed(Outcome, head=[0], tokens=[1] * 33),
+        changed(Outcome, tokens=[1] * 4),
+        changed(Outcome, slot=3),
+        changed(Plan, stamp=2),
+        changed(Plan, slot=3, stamp=1),
+        changed(State, slot=3),
+        changed(Prediction, slot=3),
+        changed(Prediction, head=[3, 1, 1, 1]),
+        changed(Prediction, head=[4, 1, 1]),
+        changed(Prediction, head=[-1, 1, 1]),
+        changed(Prediction, head=[3, 1, 1], known=1),
+        changed(Prediction, head=[3] + [1] * 10),
+        changed(Prediction, head=[3, 0, 1, 7, 8], tokens=[1] * 3),
+        changed(Prediction, tokens=[1] * 3),
+        changed(Prediction, tokens=[1] * 8),
+        changed(Fallback, known=1, tokens=[1] * 3),
+        changed(Fallback, tokens=[1] * 4),
+        Changed(SESSION, KINDS.index(Fallback), 0, ROUND, 0, b"", b"12345", b""),
+        Changed(SESSION, len(KINDS), 0, ROUND),
     ],
 )
 def test_frames_that_do_not_fit_the_table_are_refused(nodes, frame):
     nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
     nodes.to_target()
-    of_target = isinstance(frame, (Happened, Confirmed))
-    before = bytes(nodes.mirror.pages if of_target else nodes.table.pages)
+    of_target = frame.record in (KINDS.index(Outcome), KINDS.index(Plan))
+    table, end = (nodes.mirror, nodes.of_draft) if of_target else (nodes.table, nodes.of_target)
+    before = bytes(table.pages)
     with pytest.raises(Malformed):
-        (AsTarget(nodes.mirror) if of_target else AsDraft(nodes.served)).apply(frame)
-    assert bytes(nodes.mirror.pages if of_target else nodes.table.pages) == before
+        end.apply(frame)
+    assert bytes(table.pages) == before
+
+
+@pytest.mark.parametrize("probs", [b"", b"\x05", b"\x01" + bytes(7)])
+def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
+    nodes = Nodes(tmp_path, top_m=4)
+    nodes.note(added(0))
+    before = bytes(nodes.table.pages)
+    for frame in (
+        changed(Fallback, tokens=[1], probs=probs),
+        changed(Prediction, head=[3, 0, 7], tokens=[1], probs=probs),
+    ):
+        with pytest.raises(Malformed):
+            nodes.of_target.apply(frame)
+    assert bytes(nodes.table.pages) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_side_writes_its_own_records_only(nodes, kind):
+    ours = nodes.of_target if kind.writer is Side.TARGET else nodes.of_draft
+    with pytest.raises(Malformed):
+        ours.apply(changed(kind, stamp=1, head=[0], tokens=[1]))
 
 
 def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
     nodes.predictions.publish(0, stamp(1), [0], [7])
     nodes.predictions.publish_fallback(0, stamp(1), [1])
     nodes.to_target()
-    nodes.served.predictions.clear(0, GENERATION)
+    PredictionWriter(nodes.table).clear(0, GENERATION)
     nodes.predictions.extend(0, stamp(1), [1])
     nodes.predictions.publish_fallback(0, stamp(1), [2], known=1)
-    assert kinds(nodes.to_target()) == [Fallback, Grown]
+    assert kinds(nodes.to_target()) == [Fallback, Prediction]
     found = nodes.lookup.find(0, stamp(1), 0, 7)
     assert not found.published and not found.tokens
 
