@@ -5,6 +5,11 @@ import shutil
 import tempfile
 
 import pytest
+from hypothesis import settings
+
+# An example may take long on a busy machine and be right nevertheless.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # A temporary folder of this process: tests beside it, also of another checkout, name their draft
 # services alike. Short, as the paths of sockets are limited; what pytest keeps stays where it is.

@@ -8,6 +8,9 @@ from typing import ClassVar
 import pytest
 from vllm.v1.executor.abstract import Executor
 
+# Before the launcher's module is replaced, of which they import other things.
+import vllm_ssd.relay.remote_draft
+import vllm_ssd.service.group_draft  # noqa: F401
 from vllm_ssd.config.ssd_config import SSDConfig
 
 
