@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         k=[args.k],
         f=[args.f],
         other_k=[],
-        gpus=len(gpus),
+        # A server may also have fewer GPUs: its draft is on the target's, or a service's.
+        gpus=max(len(gpus), args.tp + 1) if gpus else 0,
         tps=[args.tp],
         options=[options],
     )
@@ -100,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.tokens,
         args.max_model_len,
     )
-    with _server(plain_side, logs / "plain.log", args.start_timeout) as server:
+    limit_s = args.start_timeout
+    log = logs / "plain.log"
+    with healthy_server(plain_side.engine, log, limit_s, plain_side.environment) as server:
         say("the plain server is up")
         plain = asyncio.run(_reference(args, server, questions))
         processes = server.processes()
@@ -120,10 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             words += ["--max-model-len", str(args.max_model_len)]
             log = logs / "drafts.log"
-            ends.enter_context(draft_server(words, log, environment(), args.start_timeout))
+            ends.enter_context(draft_server(words, log, environment(), limit_s))
             service_dirs = [run_dir for run_dir, _ in find_all(SERVICE)]
             say(f"{len(service_dirs)} drafts are up")
-        server = ends.enter_context(_server(side, logs / "ssd.log", args.start_timeout))
+        started = healthy_server(side.engine, logs / "ssd.log", limit_s, side.environment)
+        server = ends.enter_context(started)
         say(f"the server with method ssd is up; load for {args.minutes:g} minutes")
         run_dir = server.run_dir()
         assert run_dir is not None
@@ -153,10 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
     return 1 if summary.problems else 0
-
-
-def _server(side: Side, log: Path, start_timeout_s: float) -> AbstractContextManager[Server]:
-    return healthy_server(side.engine, log, start_timeout_s, side.environment)
 
 
 async def _reference(

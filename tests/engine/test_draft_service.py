@@ -25,13 +25,12 @@ from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
 from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import ENGINE, wait_for, wait_gone
+from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find_all
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
-START_S, END_S = 420.0, 20.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
 NAME = f"tests-{os.getpid()}"
 SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
@@ -156,7 +155,10 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(busy_pair, s
     before = rundir.living()
     for options, said in (
         ({"k": 5}, f"k is 5 in --speculative-config and 3 at the draft server '{NAME}'"),
-        ({"draft_server": "nobody"}, f"no draft server 'nobody' on this machine (there are {NAME}"),
+        (
+            {"draft_server": "nobody"},
+            f"no draft server 'nobody' on this machine (there are {NAME})",
+        ),
         ({"draft_device": "1"}, "leave draft_device out"),
     ):
         args = EngineArgs(

@@ -13,7 +13,7 @@ from openai import OpenAI
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, processes_of
 from tests.engine.test_lossless import PROMPTS, STORIES
-from tests.support.harness import ENGINE, SSD, wait_for, wait_gone
+from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.service import rundir
 from vllm_ssd.service.own_table import run_dir_of
@@ -26,7 +26,7 @@ def test_two_engines_of_one_server(target, draft, plain, tmp_path):
     log = tmp_path / "log"
     server = serve.Server({**arguments, "speculative_config": speculation}, log)
     try:
-        server.wait_healthy(600)
+        server.wait_healthy(START_S)
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
         def ask(prompt: str) -> list[int]:

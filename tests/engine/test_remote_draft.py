@@ -24,7 +24,7 @@ from benchmarks.soak.requests import Choice, Question
 from tests.engine.deaths import Draft
 from tests.engine.load import Load
 from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import ENGINE, wait_for, wait_gone
+from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
@@ -32,7 +32,7 @@ from vllm_ssd.service.draft_names import find
 from vllm_ssd.table import SpeculationTable
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests, tokens of each, rounds looked at
-START_S, END_S, CUT_S = 420.0, 20.0, 10.0
+CUT_S = 10.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
 NAME = f"tests-{os.getpid()}"
 # The draft has a core, and the target the other.

@@ -26,9 +26,9 @@ from tests.engine.deaths import (
     without_keeper,
     without_ray,
 )
-from tests.engine.load import STUCK_S, Load
+from tests.engine.load import Load
 from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import ENGINE, SSD, wait_gone
+from tests.support.harness import ENGINE, SSD, START_S, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
@@ -80,7 +80,7 @@ def server_and_plain(busy_pair, questions, tmp_path_factory):
     server = serve.Server(arguments, tmp_path_factory.mktemp("logs") / "server.log")
     try:
         plain = tiny_answers(busy_pair[1], [question.prompt for question in questions], TOKENS)
-        server.wait_healthy(STUCK_S)
+        server.wait_healthy(START_S)
         yield server, plain
     finally:
         if server.process.poll() is None:

@@ -21,7 +21,7 @@ from openai.types import Completion
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.support.chi_square import chance_of
-from tests.support.harness import ENGINE, SSD, wait_for, wait_gone
+from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
 from tests.support.terminal import terminal
 from tests.support.trace_collector import ENVIRONMENT, Collector, trace_collector
@@ -65,7 +65,7 @@ def servers(target, draft, traces, tmp_path_factory):
     ]
     try:
         for served in started:
-            served.wait_healthy(600)
+            served.wait_healthy(START_S)
         run_dirs = [served.run_dir() for served in started]
         yield [Server(served, d, processes_of(d)) for served, d in zip(started, run_dirs)]
     finally:

@@ -12,11 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.remote.nodes import Node
-from tests.support.harness import wait_for
+from tests.support.harness import END_S, START_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 PORT = 6401
-START_S, END_S = 60.0, 30.0
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.harness import START_S
+
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300  # a start that hangs
 SCRIPT = """
 import importlib, json, sys
 
@@ -43,7 +44,7 @@ def make_start(folder: Path, setting: str, target: str, **engine: Any) -> Callab
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT_S,
+            timeout=START_S,
         )
         return done.stdout, done.returncode
 

@@ -14,8 +14,9 @@ from benchmarks.common.times import FILE
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # a process of xdist's has the file of the first one
-        folder = config.cache.mkdir("vllm-ssd")  # type: ignore[union-attr]
+    # A process of xdist's has the file of the first one.
+    if not hasattr(config, "workerinput") and config.cache is not None:
+        folder = config.cache.mkdir("vllm-ssd")
         path = folder / "engine-times.jsonl"
         path.unlink(missing_ok=True)
         os.environ[FILE] = str(path)
@@ -27,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     try:
         with open(os.environ[FILE]) as file:
             starts = [json.loads(line) for line in file]
-    except FileNotFoundError:
+    except (KeyError, FileNotFoundError):
         return
     seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
 if TYPE_CHECKING:
+    import psutil
     from vllm.config import VllmConfig
 
 

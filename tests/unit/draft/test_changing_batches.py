@@ -167,7 +167,6 @@ def some_request(chance, name, reference, texts):
 )
 @settings(
     max_examples=20,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

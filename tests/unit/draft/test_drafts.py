@@ -142,9 +142,7 @@ def scripts(draw):
 
 
 @given(script=scripts())
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_published_branch_continues_the_text_as_the_model_would(
     tmp_path_factory, monkeypatch, draft_model, reference, script
 ):

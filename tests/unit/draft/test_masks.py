@@ -62,7 +62,7 @@ def dense(query, keys, values, scale):
     spare=st.integers(0, 2),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_sdpa_equals_dense_attention_over_separate_sequences(
     contexts, group, block_size, spare, seed
 ):

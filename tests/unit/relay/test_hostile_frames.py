@@ -17,7 +17,7 @@ NUMBERS = st.integers(-1, 8) | st.integers(-(2**31), 2**31 - 1)
 ARRAYS = st.lists(NUMBERS, max_size=14).map(lambda found: np.array(found, "<i4").tobytes())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(Side),
     st.lists(

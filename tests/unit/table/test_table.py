@@ -108,7 +108,7 @@ def test_every_field_has_a_cache_line_per_writer(tmp_path):
     wanted=st.tuples(st.integers(0, 4), st.integers(0, 9)),
     columns=st.lists(st.lists(tokens, min_size=6, max_size=6), max_size=4),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lookup_finds_exactly_the_branch_of_this_round(
     tmp_path_factory, published, asked, outcomes, wanted, columns
 ):
@@ -226,7 +226,7 @@ def test_tokens_outside_the_vocabulary_are_damage(sides):
 
 
 @given(st.lists(st.lists(tokens, min_size=1, max_size=5), min_size=1, max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_draft_can_follow_the_text_from_the_tail_alone(tmp_path_factory, rounds):
     target, draft = make_sides(tmp_path_factory.mktemp("table") / "t")
     text: list[int] = [1, 2, 3]

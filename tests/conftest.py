@@ -1,0 +1,15 @@
+"""Where the tests of a process find engines and draft services: in a temporary folder of its own,
+as those beside it, also of another checkout, have some, too."""
+
+import os
+import shutil
+import tempfile
+
+# What pytest keeps stays where it is.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+FOLDER = tempfile.mkdtemp(prefix="ssd-", dir="/tmp")  # short, as the paths of sockets are limited
+os.environ["TMPDIR"] = tempfile.tempdir = FOLDER
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(FOLDER, ignore_errors=True)
