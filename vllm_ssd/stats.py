@@ -78,6 +78,8 @@ class Look:
         for path in rundir.tables():
             try:
                 table = SpeculationTable.open(path, writable=False)
+                if not table.owner.model and not table.owner.named_by_user:
+                    continue  # of an engine's own draft, of which the engine's table tells the same
                 look.reports.append(EngineReport.read(path, table))
             except (FileNotFoundError, PermissionError):
                 continue  # stopping right now, and another user has taken the name

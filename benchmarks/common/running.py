@@ -8,8 +8,9 @@ import psutil
 
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_names import find_all
 from vllm_ssd.service.own_ray import has_ended
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table import SpeculationTable, is_own_draft
 
 
 def counters(run_dir: Path) -> dict[str, Any]:
@@ -17,13 +18,21 @@ def counters(run_dir: Path) -> dict[str, Any]:
     return snapshot(SpeculationTable.open(rundir.table_path(run_dir), writable=False))
 
 
+def run_dirs_of(run_dir: Path) -> list[Path]:
+    """An engine's run directory, and that of the draft which it has started for itself."""
+    name = SpeculationTable.open(rundir.table_path(run_dir), writable=False).owner.draft_server
+    drafts = find_all(name) if is_own_draft(name) else []
+    return list({run_dir, *(path for path, _ in drafts)})
+
+
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     """The keeper, Ray's processes and the draft server of an engine, and its ends of relays."""
+    names = [path.name for path in run_dirs_of(run_dir)]
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values(), process.cwd()]
-            if any(run_dir.name in word for word in words):
+            if any(name in word for word in words for name in names):
                 # The draft server writes its title over both; it is a child of Ray's.
                 own = [process, *process.children(recursive=True)]
                 found |= {each.pid: each for each in own}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from benchmarks.common.running import alive, processes_of
 from tests.engine.load import Load
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.service import rundir
-from vllm_ssd.service.messages import Add, ControlClient, endpoint
 from vllm_ssd.table import SpeculationTable
 
 
@@ -71,13 +70,6 @@ def without_keeper(draft: Draft, load: Load) -> None:
     """Who starts a draft again is gone."""
     (keeper,) = draft.named("vllm_ssd.service.keeper")
     keeper.kill()
-
-
-def raising(draft: Draft, load: Load) -> None:
-    """An exception: a message names a slot that its table does not have."""
-    with closing(ControlClient(endpoint(draft.run_dir))) as control:
-        control.send(Add(2**20, 1, [5]))
-        load.until("exception in a round", draft.silent)
 
 
 def out_of_memory(draft: Draft, load: Load) -> None:

@@ -21,7 +21,6 @@ from tests.engine.deaths import (
     killed,
     killed_while_loading,
     out_of_memory,
-    raising,
     stopped,
     without_keeper,
     without_ray,
@@ -38,7 +37,6 @@ AT_ONCE, OTHERS, TOKENS = 16, 12, 64
 # leaves traces for the next one.
 DEATHS: list[tuple[Callable[[Draft, Load], None], int]] = [
     (without_ray, 0),
-    (raising, 0),
     (out_of_memory, 0),
     (stopped, 0),
     (killed, 1),

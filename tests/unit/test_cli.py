@@ -52,7 +52,7 @@ def test_without_engines(monkeypatch, capsys):
 def test_the_status_says_whether_all_drafts_serve(table, capsys):
     look_up(TargetCounters(table))
     assert cli.main(["stats"]) == 1
-    assert "has not started yet" in shown(capsys)
+    assert "process 0, loading" in shown(capsys)
     beat(table)
     table.draft["restarts"] = 2
     table.draft["blocks"], table.draft["free_blocks"] = 4, 3
@@ -66,7 +66,7 @@ def test_the_status_says_whether_all_drafts_serve(table, capsys):
     assert "process 7, silent, seen 6." in shown(capsys)
     table.draft["heartbeat"] = 0
     assert cli.main(["stats"]) == 1
-    assert "process 7, gone, asleep or loading" in shown(capsys)
+    assert "process 7, gone, and started again" in shown(capsys)
 
 
 def test_a_draft_server_and_its_engine(tmp_path, monkeypatch, capsys):
@@ -89,6 +89,17 @@ def test_a_draft_server_and_its_engine(tmp_path, monkeypatch, capsys):
         "drafts",
         "drafts",
     ]
+
+
+def test_an_engines_own_draft_has_no_column(tmp_path, monkeypatch, capsys):
+    """The engine's says the same of it."""
+    shape, paths = TableShape(slots=1, k=2, branches=2), [tmp_path / "draft", tmp_path / "engine"]
+    for path, model in zip(paths, ("", "the model")):
+        SpeculationTable.create(path, shape, TableOwner(model, draft_server="own:1-ab/0"))
+    monkeypatch.setattr(rundir, "tables", lambda: paths)
+    assert cli.main(["stats", "--json"]) == 1
+    (engine,) = json.loads(capsys.readouterr().out)
+    assert (engine["model"], engine["draft_server"]) == ("the model", None)
 
 
 def test_json_has_all_counters(table, capsys):

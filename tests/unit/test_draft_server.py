@@ -12,7 +12,7 @@ from vllm_ssd.config import target_checks
 from vllm_ssd.config.draft_server import COMMON
 from vllm_ssd.draft_server import command, placed, serving
 from vllm_ssd.relay.keys import read_keys
-from vllm_ssd.service import shared_launch
+from vllm_ssd.service import launch
 from vllm_ssd.service.cores import available_cores
 from vllm_ssd.service.draft_device import choose_lone_device
 
@@ -83,7 +83,7 @@ def test_drafts_end_together(monkeypatch, tmp_path):
             return lambda *given: events.append(f"{event} {self.id}")
 
     launchers: list[Launcher] = []
-    monkeypatch.setattr(shared_launch, "SharedDraftLauncher", Launcher)
+    monkeypatch.setattr(launch, "DraftLauncher", Launcher)
     options = dict.fromkeys(COMMON) | {"draft_model": str(tmp_path), "top_m": 0}
     configs = [
         SimpleNamespace(speculative_config=SimpleNamespace(draft_device=core, **options))

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.config.draft_server import with_common_options
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.service.placement import group_name, local_engines
+from vllm_ssd.service.placement import device_names, local_engines, own_draft_name
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
 _INTERNAL = {
@@ -26,7 +26,8 @@ _INTERNAL = {
     "run_dir",
     "run_dirs",
     "engines",
-    "group",
+    "own_draft",
+    "share_draft",
 }
 OPTIONS = (
     "model",
@@ -88,8 +89,9 @@ def make_ssd_config(
     except ValidationError as error:
         raise ValueError(_one_sentence(error, given)) from None
     if config.draft_server is None:
-        device = config.draft_device
-        config.group = group_name(engines, device, target_parallel_config, current_platform)
+        devices = device_names(config.draft_device, current_platform)
+        config.share_draft = engines > 1 and len(devices) < 2
+        config.own_draft = own_draft_name(engines, target_parallel_config)
     return config
 
 

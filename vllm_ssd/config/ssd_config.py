@@ -143,8 +143,11 @@ class SSDConfig(SpeculativeConfig):
     """In a frontend: the same of its engines, by their places in the data parallel group."""
     engines: int = 1
     """Engines on this host; set when the config is made."""
-    group: str = ""
-    """The name of the draft that they share, "" = each has one of its own; likewise."""
+    own_draft: str = ""
+    """The name of the draft service that these engines start themselves, "" = they join another;
+    likewise."""
+    share_draft: bool = False
+    """Whether they start one for all of them, or one each; likewise."""
 
     draft_tensor_parallel_size: Literal[1] | None = Field(
         default=1, description="1, as the draft runs on one device"

@@ -12,8 +12,7 @@ from vllm_ssd.service.draft_names import DraftName
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from vllm_ssd.service.shared_launch import SharedDraftLauncher
-
+    from vllm_ssd.service.launch import DraftLauncher
 
 END_S = 15.0  # for the drafts' end; their keepers' own steps take less
 
@@ -28,22 +27,21 @@ class LocalDrafts:
 
         from vllm_ssd.config.draft_server import name_draft
         from vllm_ssd.service.draft_device import choose_lone_device
-        from vllm_ssd.service.shared_launch import SharedDraftLauncher
+        from vllm_ssd.service.launch import DraftLauncher
 
         self._configs = configs
-        self._speculations: list[Any] = [config.speculative_config for config in configs]
-        self._named: DraftName = name_draft(name, self._speculations[0])
+        speculation: Any = configs[0].speculative_config
+        self._named: DraftName = name_draft(name, speculation)
         devices = [choose_lone_device(config, current_platform) for config in configs]
-        self._launchers: list[SharedDraftLauncher] = [
-            SharedDraftLauncher(config, self._named, device)
-            for config, device in zip(configs, devices)
+        self._launchers: list[DraftLauncher] = [
+            DraftLauncher(config, self._named, device) for config, device in zip(configs, devices)
         ]
         self._relays: list[ListeningEnd] = []
 
     @property
     def run_dirs(self) -> list[Path]:
         """Of the drafts, once they are launched."""
-        return [Path(speculation.run_dir) for speculation in self._speculations]
+        return [launcher.run_dir for launcher in self._launchers]
 
     def launch(self) -> None:
         """Have all drafts loaded; returns before they are."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vllm.v1.executor.abstract import Executor
 
     from vllm_ssd.service.joined_draft import JoinedDraft
-    from vllm_ssd.service.launch import DraftLauncher
 
 
 def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,37 +24,36 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         if not uses_ssd(vllm_config):
             original(self, vllm_config)
             return
-        self._draft_launcher = launcher = _make_launcher(vllm_config)
+        self._ssd_draft = draft = _make_draft(vllm_config)
         # Runs once: after shutdown, when the executor is only forgotten, or at exit.
-        self._stop_draft = weakref.finalize(self, launcher.stop)
+        self._stop_draft = weakref.finalize(self, draft.stop)
         stopped = next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls))
         for patch in patches_of(Where.EXECUTOR_MADE):
             apply_one(patch, stopped if patch is STOPPING else None)
         try:
-            launcher.start()
+            draft.start()
             original(self, vllm_config)
         except BaseException:
             self._stop_draft()
             raise
-        _or_shut_down(self, launcher.workers_started)
+        _or_shut_down(self, draft.workers_started)
 
     return __init__
 
 
-def _make_launcher(vllm_config: VllmConfig) -> DraftLauncher | JoinedDraft:
+def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
     config: Any = vllm_config.speculative_config
-    if config.draft_server is not None:
+    if config.draft_server is None:
+        from vllm_ssd.service.own_draft import OwnDraft
+
+        return OwnDraft(vllm_config)
+    if config.draft_is_remote:
         from vllm_ssd.relay.remote_draft import RemoteDraft
-        from vllm_ssd.service.joined_draft import JoinedDraft
 
-        return RemoteDraft(vllm_config) if config.draft_is_remote else JoinedDraft(vllm_config)
-    if config.group:
-        from vllm_ssd.service.group_draft import GroupDraft
+        return RemoteDraft(vllm_config)
+    from vllm_ssd.service.joined_draft import JoinedDraft
 
-        return GroupDraft(vllm_config)
-    from vllm_ssd.service.launch import DraftLauncher
-
-    return DraftLauncher(vllm_config)
+    return JoinedDraft(vllm_config)
 
 
 def with_draft_awaited(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,8 +61,8 @@ def with_draft_awaited(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def compile_or_warm_up_model(self: Executor, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if hasattr(self, "_draft_launcher"):
-            _or_shut_down(self, self._draft_launcher.wait_ready)
+        if hasattr(self, "_ssd_draft"):
+            _or_shut_down(self, self._ssd_draft.wait_ready)
         return result
 
     return compile_or_warm_up_model
@@ -84,7 +82,7 @@ def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
         if not hasattr(self, "_stop_draft"):
             original(self, *args, **kwargs)
             return
-        self._draft_launcher.begin_stop()  # the draft stops while the target does
+        self._ssd_draft.begin_stop()  # the draft stops while the target does
         try:
             original(self, *args, **kwargs)
         finally:
@@ -95,8 +93,8 @@ def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def with_draft_asleep(original: Callable[..., Any]) -> Callable[..., Any]:
     def sleep(self: Executor, *args: Any, **kwargs: Any) -> None:
-        if hasattr(self, "_draft_launcher"):
-            self._draft_launcher.sleep()
+        if hasattr(self, "_ssd_draft"):
+            self._ssd_draft.sleep()
         original(self, *args, **kwargs)
 
     return sleep
@@ -107,7 +105,7 @@ def with_draft_awake(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def wake_up(self: Executor, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if hasattr(self, "_draft_launcher") and not self.is_sleeping:
-            self._draft_launcher.wake()
+        if hasattr(self, "_ssd_draft") and not self.is_sleeping:
+            self._ssd_draft.wake()
 
     return wake_up

@@ -93,12 +93,13 @@ def _run_dir_of_draft(worker: WorkerBase) -> Path:
     from vllm_ssd.service import rundir
     from vllm_ssd.service.draft_names import find
     from vllm_ssd.service.messages import NOT_ITS_OWN
+    from vllm_ssd.service.own_table import draft_name
     from vllm_ssd.table import SpeculationTable
 
     config: Any = worker.vllm_config.speculative_config
     if config.draft_server is not None:
         raise ValueError(NOT_ITS_OWN)
-    run_dir = find(config.group)[0] if config.group else Path(config.run_dir)
+    run_dir, _ = find(draft_name(worker.vllm_config))
     table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
         raise ValueError("the draft is lost, see the log: try again when that says that it is back")
@@ -113,7 +114,7 @@ def _speaks_for_all(worker: WorkerBase) -> bool:
     from vllm_ssd.service.placement import engine_index
 
     config: Any = worker.vllm_config.speculative_config
-    shared = bool(config.group) and engine_index(worker.vllm_config.parallel_config) > 0
+    shared = config.share_draft and engine_index(worker.vllm_config.parallel_config) > 0
     return not shared and bool(get_tp_group().is_first_rank)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from vllm_ssd.metrics.figures import rates, snapshot, subtract
-from vllm_ssd.table import ASLEEP, FOR_GOOD, RELOADING, SpeculationTable, TableOwner
-from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
+from vllm_ssd.table import SpeculationTable, TableOwner
+from vllm_ssd.table.heartbeat import heartbeat_age_s
+from vllm_ssd.table.service_state import State, state_of
 
 # Kinds of the draft's work, and what is counted of each.
 _WORK = {
@@ -21,7 +22,13 @@ _WORK = {
     "branch": "branch step",
     "fallback": "fallback step",
 }
-_AWAY = {ASLEEP: "asleep", FOR_GOOD: "lost for good", RELOADING: "taking other weights"}
+_STATES = {
+    State.LOADING: "loading",
+    State.SERVING: "serves",
+    State.ASLEEP: "asleep",
+    State.LOST: "gone, and started again",
+    State.GONE: "lost for good",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class EngineReport:
     path: Path
     owner: TableOwner
     counted: Mapping[str, Any]
-    serves: bool
+    state: State
     heartbeat_age_s: float | None
     elapsed_s: float
     looked_at: float
@@ -45,7 +52,7 @@ class EngineReport:
             path,
             table.owner,
             counted,
-            draft_lives(table),
+            state_of(table),
             heartbeat_age_s(table),
             time.time() - counted["started_s"],
             time.monotonic(),
@@ -64,7 +71,7 @@ class EngineReport:
         return {
             "engine": self.owner.engine,
             "model": self.owner.model,
-            "draft_server": self.owner.draft_server or None,
+            "draft_server": self.owner.named_by_user or None,
             "pid": self.owner.pid,
             "table": str(self.path),
             "draft_serves": self.serves,
@@ -81,9 +88,9 @@ class EngineReport:
         rounds = max(counted["rounds"], 1)
         owner = self.owner
         yield "target", f"{owner.model or 'of each engine'}, process {owner.pid}"
-        whose = f" of {owner.draft_server}" if owner.draft_server else ""
+        whose = f" of {owner.named_by_user}" if owner.named_by_user else ""
         yield "draft", f"process {counted['pid']}{whose}, {self._state()}"
-        yield "  engines", str(counted["joined"] if owner.draft_server else 1)
+        yield "  engines", str(counted["joined"])
         link_us = counted["link_us"]
         yield "  there and back", f"{link_us / 1000:.2f} ms" if link_us else "on this node"
         yield "  started again", f"{counted['restarts']} times"
@@ -123,10 +130,14 @@ class EngineReport:
 
     def _state(self) -> str:
         if self.heartbeat_age_s is None:
-            unknown = "gone, asleep or loading" if self.counted["pid"] else "has not started yet"
-            return _AWAY.get(self.counted["away"], unknown)
+            return _STATES[self.state]
         seen = f"seen {self.heartbeat_age_s:.1f} s ago"
         return f"serves, {seen}" if self.serves else f"silent, {seen}"
+
+    @property
+    def serves(self) -> bool:
+        """Whether the draft does."""
+        return self.state is State.SERVING
 
     def _kv_usage(self) -> float:
         blocks: int = self.counted["blocks"]

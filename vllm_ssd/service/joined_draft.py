@@ -1,7 +1,7 @@
-"""The engine core's side of a draft that is not its own: join a draft service, watch it, leave it.
+"""The engine core's side of the draft: join a draft service, watch it, sleep, leave it.
 
-It does for its engine what a keeper does for one with a draft of its own: when the draft is lost it
-clears the heartbeat in the engine's table, so that nobody waits, and sees that it comes back.
+When the draft is lost it clears the heartbeat in the engine's table, so that nobody waits, and sees
+that there are drafts again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import find_all
 from vllm_ssd.service.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
-from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
+from vllm_ssd.service.own_table import OwnFiles, draft_name, table_owner, table_shape
 from vllm_ssd.service.ray_placement import place_target_by_ray
-from vllm_ssd.table import ASLEEP, FOR_GOOD, RELOADING, SpeculationTable
-from vllm_ssd.table.heartbeat import draft_lives
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.service_state import State, state_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,12 +39,14 @@ SPREAD_S = 5.0  # between two looks at whether the engines of several drafts are
 
 
 class JoinedDraft:
-    """One per engine core, in place of a ``DraftLauncher``, with the same methods."""
+    """One per engine core: ``start`` before the target's workers, ``workers_started`` and
+    ``wait_ready`` after them, ``stop`` at any time, any number of times. This class joins a service
+    by its name; ``OwnDraft`` starts one before, ``RemoteDraft`` a relay to one elsewhere."""
 
     def __init__(self, vllm_config: VllmConfig):
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
-        self._name: str = self._config.draft_server or self._config.group
+        self._name = draft_name(vllm_config)
         self._process = os.getpid()
         self._files: OwnFiles | None = None
         self._service: Service | None = None  # None: it does not draft for this engine now
@@ -57,6 +59,12 @@ class JoinedDraft:
         self._failure = ""  # what the thread has said of an exception, since it last joined
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # what came of the first try
         self._tried = self._started = self._lost = False
+        self._speaks = True  # of losses and returns; else somebody else does
+
+    @property
+    def about(self) -> str:
+        """The draft, in messages."""
+        return f"the draft server {self._name!r}"
 
     def start(self) -> None:
         """Make the table and ask the service to draft on it, if it is ready. Raises as
@@ -88,17 +96,13 @@ class JoinedDraft:
         except queue.Empty:
             refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
         if not refusal:
-            logger.info("SSD: drafts come from the draft server %r", self._name)
+            logger.info("SSD: %s drafts for this engine", self.about)
         elif self._config.required:
             self.stop()
-            raise RuntimeError(
-                f"SSD: the draft server {self._name!r} could not be joined: {refusal}"
-            )
+            raise RuntimeError(f"SSD: {self.about} could not be joined: {refusal}")
         else:
             instead = "serving begins without drafts, as required is false"
-            logger.error(
-                "SSD: the draft server %r could not be joined: %s; %s", self._name, refusal, instead
-            )
+            logger.error("SSD: %s could not be joined: %s; %s", self.about, refusal, instead)
             self._lost = True
         self._started = True
 
@@ -162,31 +166,28 @@ class JoinedDraft:
             if failure != self._failure:
                 self._failure = failure
                 what = "cannot be looked after, and that is tried again"
-                logger.error("SSD: the draft server %r %s (%s)", self._name, what, failure)
+                logger.error("SSD: %s %s (%s)", self.about, what, failure)
 
     def _lose(self, why: str) -> None:
         self._due = math.inf
         self._lost = True
-        logger.error(
-            "SSD: the draft server %r is lost (%s); serving goes on without drafts until it is "
-            "back",
-            self._name,
-            why,
-        )
+        if self._speaks:
+            what = "serving goes on without drafts until it is back"
+            logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
 
     def _look(self, service: Service) -> None:
         """Whether the service still drafts for this engine."""
-        why = service.problem()
+        state = service.state
+        why = state.value if state is not State.SERVING else ""
         if not why and int(self._table.draft["pid"][0]) != service.pid:
             why = "its draft was started again"
         if not why and not self._table.draft["heartbeat"][0]:
             why = "it does not draft for this engine any more"
         if not why:
             return
-        by_itself = service.away in (ASLEEP, RELOADING)  # for a moment
         self._abandon()
         self._next_try = 0.0  # there may be another draft with this name
-        if by_itself:
+        if state in (State.ASLEEP, State.LOADING):  # by itself, for a moment
             self._due = time.monotonic() + self._config.start_timeout_s
         else:
             self._lose(why)
@@ -198,15 +199,18 @@ class JoinedDraft:
         except ValueError as error:
             self._say(str(error))
             return
-        ready = [service for service in services if not service.problem()]
+        states = [service.state for service in services]
+        ready = [s for s, state in zip(services, states) if state is State.SERVING]
         if ready:
             self._join(min(ready, key=lambda service: service.engines))
-        elif services and all(service.away == FOR_GOOD for service in services):
+        elif services and all(state is State.GONE for state in states):
             self._say("its draft is lost for good, and its log says of what")
         else:  # as long as they load
-            for service in services:
-                if service.away == ASLEEP:
+            for service, state in zip(services, states):
+                if state is State.ASLEEP:
                     ask(service.run_dir, Wake(), ANSWER_S)
+        if services and self._service is None:
+            self._table.draft["away"] = services[0].away  # for those who look at this table
         _close(service for service in services if service is not self._service)
 
     def _join(self, service: Service) -> None:
@@ -217,6 +221,7 @@ class JoinedDraft:
             return
         if not answer:
             self._service = service
+            self._table.draft["away"] = 0
             self._due, self._failure = math.inf, ""
         self._say(answer)
 
@@ -237,10 +242,10 @@ class JoinedDraft:
             services = self._services()
         except ValueError:
             return  # it is lost, which the next look finds
-        fewest = min((s.engines for s in services if not s.problem()), default=0)
+        fewest = min((s.engines for s in services if s.state is State.SERVING), default=0)
         _close(services)
         if fewest + 1 < self._service.engines:
-            logger.info("SSD: moving to a draft of %r that has fewer engines", self._name)
+            logger.info("SSD: moving to a draft that has fewer engines")
             self._leave()
             self._try_to_join()
 
@@ -253,7 +258,8 @@ class JoinedDraft:
         elif self._lost and not refusal:
             self._lost = False
             self._table.draft["restarts"] += 1
-            logger.warning("SSD: the draft server %r is back", self._name)
+            if self._speaks:
+                logger.warning("SSD: %s is back", self.about)
 
     def _leave(self, asleep: bool = False) -> None:
         if self._service is not None:
@@ -310,10 +316,7 @@ class Service:
     def has_ended(self) -> bool:
         return not rundir.is_held(self._watched)
 
-    def problem(self) -> str:
-        """Why it does not draft now; "" if it does."""
-        if self.has_ended:
-            return "it has ended"
-        if not self._table.draft["heartbeat"][0]:
-            return "its draft is gone"
-        return "" if draft_lives(self._table) else "its draft gives no sign of life"
+    @property
+    def state(self) -> State:
+        """What its table says."""
+        return state_of(self._table, held=not self.has_ended)

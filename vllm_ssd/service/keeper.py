@@ -51,15 +51,13 @@ class Keeper:
         self._run_dir = run_dir
         self._channel = channel
         self._again = again
-        self._shared = False  # by the engines of a group, of which the first has started it
-        self._group = ""  # its name as long as the draft is to be kept for those that are left
+        self._name = ""  # as long as the draft is to be kept for engines that have it
 
     def run(self) -> None:
         """Until the engine core closes the channel."""
         try:
             spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
-            self._group = spec.group
-            self._shared = bool(spec.group)
+            self._name = spec.name
             with contextlib.closing(DraftActor(spec.server, spec.start_timeout_s)) as actor:
                 self._keep(actor, spec)
         except OwnerGone:
@@ -69,9 +67,8 @@ class Keeper:
             raise
         finally:
             rundir.remove(self._run_dir)
-            if self._shared:
-                # vLLM kills the engines of a group together: then this is the last to see theirs.
-                rundir.sweep()
+            # vLLM kills engines: then this is the last to see their files.
+            rundir.sweep()
 
     def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
         """Run one draft server after the other, until ``OwnerGone``."""
@@ -106,7 +103,7 @@ class Keeper:
                 self._bury(actor)
                 if pause is None:
                     actor.give_up()
-                    self._group = ""  # there is nothing to keep for the others
+                    self._name = ""  # there is nothing to keep for the others
             self._rest(pause)
 
     def _bury(self, actor: DraftActor) -> None:
@@ -134,7 +131,7 @@ class Keeper:
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         # The engine core writes nothing: a readable channel is closed.
         while select.select([self._channel], [], [], seconds)[0]:
-            if not (self._group and engines_of(self._group)):
+            if not (self._name and engines_of(self._name)):
                 raise OwnerGone
             # The engine that started the draft has gone before others that share it.
             pause = min(POLL_S, deadline - time.monotonic())

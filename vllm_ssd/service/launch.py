@@ -1,4 +1,4 @@
-"""The engine core's side of the draft's life: start it, wait for it, stop it."""
+"""Starts a draft of a draft service, waits for it, and stops it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.service.draft_device import DraftDevice, choose_device
-from vllm_ssd.service.messages import Sleep, Wake, ask
-from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
+from vllm_ssd.service import rundir
+from vllm_ssd.service.draft_device import DraftDevice
+from vllm_ssd.service.draft_names import DraftName, publish
+from vllm_ssd.service.own_table import OwnFiles, table_shape
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import SPEC_FILE, make_keeper_spec
-from vllm_ssd.service.target_environment import TargetEnvironment
+from vllm_ssd.table import SpeculationTable, TableOwner, is_own_draft
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,12 +47,19 @@ _OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
 
 
 class DraftLauncher:
-    """One per engine core. ``start``, then ``wait_ready``; ``stop`` at any time, any number of
-    times. The keeper it starts ends with it, even if it is killed."""
+    """One draft of a draft service, on this device. ``start``, then ``wait_ready``; ``stop`` at any
+    time, any number of times. The keeper it starts ends with this process, even if that is killed;
+    that of a service which engines have started themselves, with the last engine that has its name.
 
-    def __init__(self, vllm_config: VllmConfig):
+    The config is that of an engine: for ``vllm-ssd draft`` of one whose target is the draft itself.
+    The table has no requests: it is where the keeper and everybody else see how the draft is.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, named: DraftName, device: DraftDevice):
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
+        self._named = named
+        self._device = device
         self._process = os.getpid()
         self._channel: socket.socket | None = None
         self._listener: threading.Thread | None = None
@@ -61,47 +70,43 @@ class DraftLauncher:
         self._stop_begun = 0.0
         self._awaited = "the keeper"  # what the draft's start is about
         self._started = False
-        self._given_up = False  # there is no draft, and will be none
-        self._device = DraftDevice()  # not chosen yet
-        self._environment = TargetEnvironment()
+        self.given_up = False  # there is no draft, and will be none
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Make the table and set the draft server off; returns before it is up, unless it may
-        share a GPU with the target, whose KV cache is to have the rest."""
+        """Make the table and set the draft server off; returns before it is up."""
         from vllm.platforms import current_platform
 
         self._files = self._make_files()
-        self._run_dir = self._files.run_dir
-        self._config.run_dir = str(self._run_dir)
-        self._device = self._choose_device(current_platform)
-        self._environment.set(self._device.of_target)
+        self.run_dir = self._files.run_dir
         spec = make_keeper_spec(
-            self._vllm_config, str(self._run_dir), self._device, current_platform
+            self._vllm_config,
+            str(self.run_dir),
+            self._device,
+            current_platform,
+            self._named.name if is_own_draft(self._named.name) else "",
         )
-        (self._run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
-        logger.info("SSD: starting the draft of %r in %s", self._config, self._run_dir)
+        (self.run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        logger.info("SSD: starting the draft of %r in %s", self._config, self.run_dir)
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
-        if self._device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
-            # A worker looks at the free memory when it starts and again when it has run once, and
-            # counts as the target's own what has gone in between: the draft must have taken all
-            # of its memory before the first look. Elsewhere both load at the same time.
-            self.wait_ready()
 
     def _make_files(self) -> OwnFiles:
-        return OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
-
-    def _choose_device(self, platform: Any) -> DraftDevice:
-        return choose_device(self._vllm_config, platform)
-
-    def _locks_of_keeper(self) -> Sequence[int]:
-        """What of the files the keeper holds, too."""
-        assert self._files is not None
-        return self._files.run_dir_locks
+        shape = replace(table_shape(self._vllm_config), slots=1)
+        owner = TableOwner(model="", pid=os.getpid(), draft_server=self._named.name)
+        files = OwnFiles(shape, owner)
+        try:
+            table = SpeculationTable.open(rundir.table_path(files.run_dir))
+            table.target["started_s"] = int(time.time())  # as a target's worker does
+            publish(files.run_dir, self._named)
+        except BaseException:
+            files.remove()
+            raise
+        return files
 
     def _start_keeper(self, *again: str) -> None:
+        assert self._files is not None
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.service.keeper"]
         with theirs:
@@ -109,19 +114,17 @@ class DraftLauncher:
             # the run directory, as Python imports what is in the working directory first, and Ray
             # hands that on to the draft. Of a keeper that fails the listener hears.
             subprocess.run(
-                [*keeper, str(self._run_dir), str(theirs.fileno()), *again],
-                cwd=self._run_dir,
+                [*keeper, str(self.run_dir), str(theirs.fileno()), *again],
+                cwd=self.run_dir,
                 env=os.environ | absolute_paths(os.environ),
-                pass_fds=(theirs.fileno(), *self._locks_of_keeper()),
+                pass_fds=(theirs.fileno(), *self._files.locks),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 check=False,
             )
 
-    def workers_started(self) -> None:
-        """The target's, and its environment need not be theirs any more. Raises as ``wait_ready``
-        if the draft has failed by now, and does not wait for it."""
-        self._environment.restore()
+    def check(self) -> None:
+        """Raises as ``wait_ready`` if the draft has failed by now, and does not wait for it."""
         if not self._words.empty():
             self.wait_ready()
 
@@ -144,26 +147,8 @@ class DraftLauncher:
         else:
             instead = "serving begins without drafts, as required is false"
             logger.error("SSD: the draft could not be started: %s; %s", text, instead)
-            self._given_up = True
+            self.given_up = True
         self._started = True
-
-    def sleep(self) -> None:
-        """Have the draft give its memory back; returns when it has."""
-        self._tell(Sleep())
-
-    def wake(self) -> None:
-        """Have the draft load itself again; the target serves without it in the meantime."""
-        self._tell(Wake())
-
-    def _tell(self, message: Sleep | Wake) -> None:
-        if self._given_up:
-            return
-        timeout_s = self._config.start_timeout_s  # a draft that is being loaded answers afterwards
-        problem = ask(self._run_dir, message, timeout_s, lambda: self._given_up)
-        if problem is None:
-            problem = f"it gave no answer within {timeout_s:g} s (start_timeout_s)"
-        if problem and not self._given_up:
-            logger.error("SSD: the draft did not %s: %s", type(message).__name__.lower(), problem)
 
     def begin_stop(self) -> None:
         """Have the draft taken down, and do not wait for it."""
@@ -193,15 +178,25 @@ class DraftLauncher:
             self._files.let_go()
         elif self._files is not None:
             self._files.remove()
-        self._device = DraftDevice()  # a GPU that was reserved is free now
-        self._environment.restore()
+
+    def leave(self) -> None:
+        """Have the draft go on for the other engines that have its name, without this process: it
+        ends when they have. ``stop`` does nothing any more."""
+        self.begin_stop()
+        if self._channel is not None and self._listener is not None:
+            with contextlib.suppress(OSError):  # the keeper may have ended before
+                self._channel.shutdown(socket.SHUT_RDWR)
+            self._listener.join()
+        self._channel = self._listener = None
+        if self._files is not None:
+            self._files.let_go()
 
     def _listen(self) -> None:
         """Pass on the keeper's words until it ends; start it again if it was killed."""
         self._pass_on()
         while self._start_again():
             self._pass_on()
-        self._given_up = True
+        self.given_up = True
         self._words.put(("ended", "its keeper process ended; see the log above"))
 
     def _start_again(self) -> bool:
@@ -209,7 +204,7 @@ class DraftLauncher:
         if self._stopping:
             return False
         # One that ended of itself has put everything away.
-        killed = (self._run_dir / SPEC_FILE).exists() and self._started and not self._given_up
+        killed = (self.run_dir / SPEC_FILE).exists() and self._started and not self.given_up
         pause = self._keepers.pause() if killed else None
         if pause is None:
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
@@ -239,12 +234,12 @@ class DraftLauncher:
                         logger.info("SSD: waiting for %s", text)
                 elif kind == "back" or (kind == "ready" and self._started):
                     logger.warning("SSD: the draft is back: %s", text)
-                    self._given_up = False
+                    self.given_up = False
                     self._keepers.served()
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
                     logger.error("SSD: the draft %s", what)
-                    self._given_up |= kind == "given_up"
+                    self.given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.service import rundir
+from vllm_ssd.service.placement import engine_index
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
 if TYPE_CHECKING:
@@ -28,13 +29,20 @@ def table_shape(vllm_config: VllmConfig) -> TableShape:
 
 def table_owner(vllm_config: VllmConfig) -> TableOwner:
     """This process, as the one whose table it is."""
-    config: Any = vllm_config.speculative_config
     return TableOwner(
         model=vllm_config.model_config.served_model_name,
         engine=vllm_config.parallel_config.data_parallel_index,
         pid=os.getpid(),
-        draft_server=config.draft_server or config.group,
+        draft_server=draft_name(vllm_config),
     )
+
+
+def draft_name(vllm_config: VllmConfig) -> str:
+    """Of the draft service that an engine with this config joins."""
+    config: Any = vllm_config.speculative_config
+    if config.draft_server is not None or config.share_draft:
+        return str(config.draft_server or config.own_draft)
+    return f"{config.own_draft}/{engine_index(vllm_config.parallel_config)}"
 
 
 def engines_of(draft_server: str) -> list[TableOwner]:

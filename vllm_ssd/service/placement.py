@@ -7,6 +7,7 @@ number E * world_size. Under the Ray executor Ray gives out the GPUs, so it is a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -52,17 +53,14 @@ def device_names(draft_device: int | str | None, platform: Any) -> list[str]:
     return str(draft_device).split("|" if platform.is_cpu() else ",")
 
 
-def group_name(
-    engines: int, draft_device: int | str | None, parallel: ParallelConfig, platform: Any
-) -> str:
-    """The name of the draft that the ``engines`` engines of this host share, the same for all of
-    them; "" where each has a draft of its own."""
-    if engines < 2 or len(device_names(draft_device, platform)) > 1:
-        return ""
-    if parallel.data_parallel_rank_local is not None:
+def own_draft_name(engines: int, parallel: ParallelConfig) -> str:
+    """A name for the draft service that the ``engines`` engines of this host start, the same for
+    all of them. No service that a user has named is called like this."""
+    if engines > 1 and parallel.data_parallel_rank_local is not None:
         # Offline each makes a config. This is where all of them meet.
-        return f"dp:{parallel.data_parallel_master_ip}:{parallel.data_parallel_master_port}"
-    return f"dp:{os.getpid()}-{secrets.token_hex(2)}"  # the process that starts them
+        place = f"{parallel.data_parallel_master_ip}:{parallel.data_parallel_master_port}"
+        return f"dp:{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+    return f"own:{os.getpid()}-{secrets.token_hex(2)}"  # the process that starts them
 
 
 def place_draft(

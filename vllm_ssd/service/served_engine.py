@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.service import rundir
-from vllm_ssd.service.messages import (
-    NOT_ITS_OWN,
-    Add,
-    ControlServer,
-    Handler,
-    Remove,
-    Request,
-    endpoint,
-)
+from vllm_ssd.service.messages import Add, ControlServer, Remove, endpoint
 from vllm_ssd.table import SpeculationTable
 
 
@@ -33,8 +24,6 @@ class ServedEngine:
         if not rundir.is_run_dir(run_dir):
             raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
         self._requests = draft.requests
-        handlers: dict[type, Handler] = dict.fromkeys(get_args(Request), lambda _: NOT_ITS_OWN)
-        handlers |= {Add: self._add, Remove: self._remove}
         with ExitStack() as begun:
             self._watched = rundir.watch(run_dir)
             begun.callback(os.close, self._watched)
@@ -42,7 +31,7 @@ class ServedEngine:
                 raise ValueError(f"the engine in {run_dir} is gone")
             self.served = draft.join(SpeculationTable.open(rundir.table_path(run_dir)))
             begun.callback(draft.leave, self.served)
-            control.listen(endpoint(run_dir), handlers)
+            control.listen(endpoint(run_dir), {Add: self._add, Remove: self._remove})
             begun.callback(control.hang_up, endpoint(run_dir))
             self._begun = begun.pop_all()
         self.served.claim()

@@ -1,8 +1,8 @@
 """The draft server: one process, placed by Ray, that loads the draft and runs its engine.
 
 Ray only starts it, hears of its end and can kill it; its work comes through the control socket
-and the speculation table. Beside the engine that it was started for, or for a draft service
-instead of one, it drafts for engines that join it.
+and the speculation tables of the engines that have joined it. A table of its own has no requests:
+there everybody sees how the draft is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from vllm_ssd.service.cores import pin_to
 from vllm_ssd.service.messages import (
     NOT_LOADED,
     OTHERS_CAME,
-    Add,
     ControlServer,
     Handler,
     Join,
     Leave,
     Reload,
-    Remove,
-    Sleep,
     Stop,
     Wake,
     endpoint,
@@ -77,17 +74,14 @@ class DraftServer:
         return line
 
     def serve(self) -> str:
-        """Draft until stopped; ends the process once the engine that it drafts for is gone."""
+        """Draft until stopped; ends the process once its keeper and who started that are gone."""
         import torch
 
         self._status["pid"] = os.getpid()
         self._status["joined"] = self._status["away"] = 0
-        self._take_over()
+        self._draft.served.beat()
         handlers: dict[type, Handler] = {
-            Add: self._add,
-            Remove: self._remove,
             Stop: self._stop,
-            Sleep: self._sleep,
             Wake: self._wake,
             Reload: self._reload,
             Join: self._join,
@@ -106,7 +100,7 @@ class DraftServer:
             if now >= next_owner_check:
                 next_owner_check = now + OWNER_CHECK_S
                 if not rundir.is_held(self._owner):
-                    logger.warning("SSD: the engine is gone; the draft server exits")
+                    logger.warning("SSD: the draft's keeper is gone; the draft server exits")
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well: nobody waits for a result
                 if self._draft.engine is not None:
@@ -147,16 +141,11 @@ class DraftServer:
         self._status["live"] = len(engine.requests)
 
     def _come_back(self) -> None:
-        """Load the draft again, and have the target send all its texts."""
+        """Load the draft again; the engines that it has parted with join again."""
         self._status["away"] = 0
         line = self._draft.load()
-        self._take_over()
-        logger.info("SSD: %s", line)
-
-    def _take_over(self) -> None:
-        """Have the target add all its requests, to a draft that lives: it sends none to others."""
         self._draft.served.beat()
-        self._draft.served.take_over()
+        logger.info("SSD: %s", line)
 
     def _drain(self, wait_s: float) -> None:
         try:
@@ -164,33 +153,8 @@ class DraftServer:
         except msgspec.DecodeError as error:
             logger.warning("SSD: ignored a malformed control message: %s", error)
 
-    # Without the draft, requests that come and go are not noted: the target sends them again.
-
-    def _add(self, message: Add) -> None:
-        if self._draft.engine is not None:
-            self._draft.engine.requests.add(
-                self._draft.served,
-                message.slot,
-                message.generation,
-                message.tokens,
-                message.temperature,
-                message.seed,
-            )
-
-    def _remove(self, message: Remove) -> None:
-        if self._draft.engine is not None:
-            self._draft.engine.requests.remove(self._draft.served, message.slot, message.generation)
-
     def _stop(self, message: Stop) -> None:
         self._stopped = True
-
-    # Without a heartbeat nobody waits for drafts; the keeper misses it only in a draft that loads.
-
-    def _sleep(self, message: Sleep) -> str:
-        self._asleep = True
-        self._go_away(ASLEEP)
-        self._draft.put_away()
-        return ""
 
     def _wake(self, message: Wake) -> str:
         self._asleep = False
@@ -198,7 +162,8 @@ class DraftServer:
         return ""
 
     def _go_away(self, why: int) -> None:
-        """Draft for nobody, of the draft's own will."""
+        """Draft for nobody, of the draft's own will. Without a heartbeat nobody waits for drafts;
+        the keeper misses it only in a draft that loads."""
         self._status["away"] = why
         self._status["heartbeat"] = 0
         self._part_with_all()
@@ -235,7 +200,9 @@ class DraftServer:
     def _leave(self, message: Leave) -> str:
         self._part(message.run_dir)
         if message.asleep and not self._joined:
-            return self._sleep(Sleep())
+            self._asleep = True
+            self._go_away(ASLEEP)
+            self._draft.put_away()
         return ""
 
     def _part(self, run_dir: str) -> None:

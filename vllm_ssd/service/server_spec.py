@@ -30,13 +30,13 @@ class ServerSpec:
 @dataclass(frozen=True)
 class KeeperSpec:
     """Everything the keeper is told. start_timeout_s: seconds for every start after the first;
-    max_restarts: in a row, 0 = a draft that is lost is not restarted; group: the name of the draft
-    if all engines of a data parallel group share it, "" = it is of one process."""
+    max_restarts: in a row, 0 = a draft that is lost is not restarted; name: the draft ends
+    with who has started it, but not before the last engine that has this name in its table."""
 
     server: ServerSpec
     start_timeout_s: float
     max_restarts: int
-    group: str = ""
+    name: str = ""
 
 
 # Branches of all requests in a round, at most. On a GPU the draft measures what its rounds take and
@@ -45,14 +45,14 @@ _MAX_BRANCHES, _MAX_BRANCHES_ON_CPU = 2048, 512
 
 
 def make_keeper_spec(
-    vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any
+    vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any, name: str = ""
 ) -> KeeperSpec:
-    """For an engine whose files are in ``run_dir``. platform: vLLM's."""
+    """Of a draft whose files are in ``run_dir``. platform: vLLM's; name: as of ``KeeperSpec``."""
     config: Any = vllm_config.speculative_config
     policy = _policy(vllm_config, platform)
     model = _model_spec(vllm_config, policy, device, platform)
     server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
-    return KeeperSpec(server, config.start_timeout_s, config.max_restarts, config.group)
+    return KeeperSpec(server, config.start_timeout_s, config.max_restarts, name)
 
 
 def _policy(vllm_config: VllmConfig, platform: Any) -> DraftPolicy:
@@ -78,7 +78,7 @@ def _model_spec(
     load = config.draft_load_config or vllm_config.load_config
     # Memory is planned once for all engines that share the draft.
     max_requests = vllm_config.scheduler_config.max_num_seqs * (
-        config.engines if config.group else 1
+        config.engines if config.share_draft else 1
     )
     engine_args = {
         "model": absolute(draft.model),

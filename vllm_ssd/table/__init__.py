@@ -22,6 +22,7 @@ from vllm_ssd.table.schema import (
     RELOADING,
     TableOwner,
     TableShape,
+    is_own_draft,
     make_stamp,
     split_stamp,
 )

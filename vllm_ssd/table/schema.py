@@ -49,17 +49,27 @@ def split_stamp(stamp: int) -> tuple[int, int]:
     return int(stamp) >> 32, int(stamp) & 0xFFFFFFFF
 
 
+def is_own_draft(name: str) -> bool:
+    """Whether this is the name of a draft service that engines have started for themselves."""
+    return ":" in name
+
+
 @dataclass(frozen=True)
 class TableOwner:
     """Whose table it is. model: the target's name to clients, "" = it is a draft service's own;
     engine: its place in a data parallel group, from 0; pid: the process of the engine core, or of
-    ``vllm-ssd draft``; draft_server: the name of the service, "" = the draft is the engine's own.
+    ``vllm-ssd draft``; draft_server: the name of the draft service.
     """
 
     model: str = ""
     engine: int = 0
     pid: int = 0
     draft_server: str = ""
+
+    @property
+    def named_by_user(self) -> str:
+        """The draft service's name, "" if engines have started it for themselves."""
+        return "" if is_own_draft(self.draft_server) else self.draft_server
 
 
 @dataclass(frozen=True)

@@ -142,14 +142,17 @@ def test_copies_are_complete(make, draft, copied):
 
 def test_engines_are_counted_before_vllm_forgets_them(make, target, draft):
     """The engine core of a dense model is told that it is the only one."""
-    assert (make().engines, make().group) == (1, "")
+    assert (make().engines, make().share_draft) == (1, False)
+    assert make().own_draft != make().own_draft
     parallel = ParallelConfig(data_parallel_size=2, data_parallel_size_local=2)
     config = make_ssd_config({"model": draft}, target, parallel)
     parallel.data_parallel_rank_local = 1
     parallel.reconfigure_for_independent_dp_rank()
     assert parallel.data_parallel_size_local == 1
     twin = pickle.loads(pickle.dumps(config))
-    assert twin.engines == 2 and twin.group == config.group != ""
+    each = make_ssd_config({"model": draft, "draft_device": "0|1"}, target, parallel)
+    assert not each.share_draft, "both have a draft of their own"
+    assert twin.engines == 2 and twin.share_draft and twin.own_draft == config.own_draft
 
 
 def test_repr_is_short(make, draft):

@@ -8,13 +8,10 @@ from typing import ClassVar
 import pytest
 from vllm.v1.executor.abstract import Executor
 
-# Before the launcher's module is replaced, of which they import other things.
-import vllm_ssd.relay.remote_draft
-import vllm_ssd.service.group_draft  # noqa: F401
 from vllm_ssd.config.ssd_config import SSDConfig
 
 
-class FakeLauncher:
+class FakeDraft:
     """Stands in for the draft; ``events`` is what happened to it and to the target."""
 
     events: ClassVar[list[str]] = []
@@ -56,15 +53,15 @@ class Target(Executor):
     fails = False
 
     def _init_executor(self):
-        FakeLauncher.events.append("start target")
+        FakeDraft.events.append("start target")
         if self.fails:
             raise RuntimeError("no target")
 
     def shutdown(self):
-        FakeLauncher.events.append("stop target")
+        FakeDraft.events.append("stop target")
 
     def collective_rpc(self, method, *args, **kwargs):
-        FakeLauncher.events.append(f"target: {method}")
+        FakeDraft.events.append(f"target: {method}")
 
     def check_health(self):
         pass
@@ -80,35 +77,15 @@ class FailingTarget(Target):
 
 @pytest.fixture
 def events(monkeypatch):
-    module = SimpleNamespace(DraftLauncher=FakeLauncher)
-    monkeypatch.setitem(sys.modules, "vllm_ssd.service.launch", module)
-    monkeypatch.setattr(FakeLauncher, "events", [])
-    return FakeLauncher.events
+    module = SimpleNamespace(OwnDraft=FakeDraft)
+    monkeypatch.setitem(sys.modules, "vllm_ssd.service.own_draft", module)
+    monkeypatch.setattr(FakeDraft, "events", [])
+    return FakeDraft.events
 
 
 @pytest.fixture
 def config(engine_args, models):
     return engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
-
-
-def test_a_draft_that_is_shared_is_joined_instead(events, config, monkeypatch):
-    monkeypatch.setattr("vllm_ssd.service.joined_draft.JoinedDraft", FakeLauncher)
-    monkeypatch.setattr(sys.modules["vllm_ssd.service.launch"], "DraftLauncher", None)
-    config.speculative_config.draft_server = "drafts"
-    Target(config)
-    assert events[0] == "start draft"
-
-
-def test_engines_of_a_group_share_one(events, config, monkeypatch):
-    monkeypatch.setitem(
-        sys.modules,
-        "vllm_ssd.service.group_draft",
-        SimpleNamespace(GroupDraft=FakeLauncher),
-    )
-    monkeypatch.setattr(sys.modules["vllm_ssd.service.launch"], "DraftLauncher", None)
-    config.speculative_config.group = "dp:1"
-    Target(config)
-    assert events[0] == "start draft"
 
 
 @pytest.mark.parametrize("executor", [Target, DerivedTarget])
@@ -132,7 +109,7 @@ def test_draft_of_a_target_that_fails(events, config):
 
 
 def test_a_draft_that_does_not_start(events, config, monkeypatch):
-    monkeypatch.setattr(FakeLauncher, "fails_in", "start draft")
+    monkeypatch.setattr(FakeDraft, "fails_in", "start draft")
     with pytest.raises(RuntimeError, match="no luck in start draft") as kept:
         Target(config)
     assert kept is not None
@@ -143,7 +120,7 @@ def test_a_draft_that_does_not_start(events, config, monkeypatch):
 def test_a_draft_that_does_not_get_ready_takes_the_target_down(
     events, config, monkeypatch, fails_in
 ):
-    monkeypatch.setattr(FakeLauncher, "fails_in", fails_in)
+    monkeypatch.setattr(FakeDraft, "fails_in", fails_in)
     with pytest.raises(RuntimeError, match=f"no luck in {fails_in}"):
         Target(config).compile_or_warm_up_model()
     assert events[:3] == ["start draft", "start target", "workers started"]

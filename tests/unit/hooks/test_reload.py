@@ -31,13 +31,14 @@ def table(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def refusal(tmp_path, table):
+def refusal(tmp_path, table, monkeypatch):
     """The sentence for a checkpoint in this folder."""
 
     def refusal(folder, draft_server=None, call=reload_draft):
         config = SimpleNamespace(
-            run_dir=str(tmp_path), start_timeout_s=600.0, draft_server=draft_server, group=""
+            start_timeout_s=600.0, draft_server=draft_server, own_draft="own:1", share_draft=True
         )
+        monkeypatch.setattr(draft_names, "find", lambda name: (tmp_path / name, None))
         worker = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=config))
         with pytest.raises(ValueError) as error:
             call(worker, str(folder))
@@ -68,7 +69,7 @@ def test_a_draft_of_a_group_is_told_once(tmp_path, table, monkeypatch, engine):
     monkeypatch.setattr(messages, "ask", lambda *what: asked.append(what) or "")
     monkeypatch.setattr(parallel_state, "get_tp_group", lambda: SimpleNamespace(is_first_rank=True))
     config = SimpleNamespace(
-        run_dir="elsewhere", start_timeout_s=600.0, draft_server=None, group="dp:1"
+        start_timeout_s=600.0, draft_server=None, own_draft="dp:1", share_draft=True
     )
     vllm_config = SimpleNamespace(
         speculative_config=config, parallel_config=parallel(1, engine=engine)

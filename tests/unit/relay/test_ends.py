@@ -34,7 +34,7 @@ from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.service import rundir
 from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import Join, Leave, Remove, Sleep, Wake, ask
+from vllm_ssd.service.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape
 from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.worker.client import SpeculationClient
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_refused(server, relay, engine, tmp_path):
     ):
         answer = ask(relay[1].end.run_dir, Join(str(run_dir)), ANSWER_S)
         assert answer is not None and said in answer
-    refused = ask(relay[1].end.run_dir, Sleep(), ANSWER_S)
+    refused = ask(relay[1].end.run_dir, Reload("folder"), ANSWER_S)
     assert refused is not None and "is shared by all engines" in refused
     assert server.joined() == 1 and engine.predicted(3) == server.expected
     for one in (other, wide, long):
@@ -234,14 +234,13 @@ def test_a_silent_link_is_waited_for_by_nobody(server, relay, engine):
     assert play(server, engine, 3, "another") == [k] * 3
 
 
-def test_a_draft_that_is_away(server, relay, engine):
+def test_a_draft_that_is_away(server, relay, engine, tmp_path):
     """As if it were here: it has no heartbeat, and then the engine joins again."""
     _, ours = relay
     service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
-    assert ask(server.run_dir, Sleep(), ANSWER_S) == ""
-    until("loss", lambda: not service.draft["heartbeat"][0] and not engine.alive())
-    assert join(relay, engine) == "the draft is not loaded now"
-    assert ask(server.run_dir, Wake(), ANSWER_S) == ""
+    problem = ask(server.run_dir, Reload(str(tmp_path)), 60)
+    assert problem is not None and f"cannot be loaded from {tmp_path}" in problem
+    until("loss", lambda: not engine.alive())
     until("draft", lambda: draft_lives(service))
     assert join(relay, engine) == ""
     assert engine.predicted(7) == server.expected

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -21,7 +20,6 @@ from vllm_ssd.service.messages import (
     ControlServer,
     Join,
     Leave,
-    Request,
     Wake,
     endpoint,
 )
@@ -55,8 +53,7 @@ class FakeService:
         self.slept: list[bool] = []
         self._joined: dict[str, SpeculationTable] = {}
         self._control = ControlServer()
-        handlers = dict.fromkeys(get_args(Request), lambda _: None)
-        handlers |= {Join: self._join, Leave: self._leave, Wake: self._wake}
+        handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
         self._control.listen(endpoint(self.files.run_dir), handlers)
         publish(self.files.run_dir, named)
         self._ended = threading.Event()

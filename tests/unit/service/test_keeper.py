@@ -64,14 +64,14 @@ BURIED = ["kill", "look", "look"]
 def keep(tmp_path, monkeypatch):
     """What an actor of this script did before it was closed, and what the engine core was told."""
 
-    def run(*happens, max_restarts=3, start_timeout_s=60.0, group=""):
+    def run(*happens, max_restarts=3, start_timeout_s=60.0, name=""):
         ours, theirs = socket.socketpair()
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
         model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         run_dir = tmp_path / "run"
         run_dir.mkdir()
         server = ServerSpec(str(run_dir), model, policy, [], {})
-        spec = KeeperSpec(server, start_timeout_s, max_restarts, group)
+        spec = KeeperSpec(server, start_timeout_s, max_restarts, name)
         (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
         made_for: list[ServerSpec] = []
@@ -164,7 +164,7 @@ def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
         os.close(locks.pop())
     monkeypatch.setattr(keeper, "engines_of", engines_of)
     monkeypatch.setattr(keeper, "POLL_S", 0.01)
-    done, told = keep("one", None, group="dp:1")
+    done, told = keep("one", None, name="dp:1")
     assert told == [{"ready": "one"}] and done == ["start", "serve"]
     assert asked == ["dp:1"] * 4 and not others
     assert not killed.exists(), "nobody else would remove it"
@@ -173,7 +173,7 @@ def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
 @pytest.mark.parametrize("happens", [["one", DraftLost("dead")], [DraftLost("no such file")]])
 def test_nothing_is_kept_for_others_if_there_will_be_no_draft(keep, monkeypatch, happens):
     monkeypatch.setattr(keeper, "engines_of", lambda _: pytest.fail("for nothing"))
-    done, _ = keep(*happens, max_restarts=0, group="dp:1")
+    done, _ = keep(*happens, max_restarts=0, name="dp:1")
     assert done[-1] == "give up"
 
 

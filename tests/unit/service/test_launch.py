@@ -1,62 +1,40 @@
-"""The engine core's side of the draft's life: what it starts, waits for and says of it."""
+"""What starts a draft and its keeper: what it waits for, says of it, and leaves behind."""
 
-import gc
 import logging
 import os
 import select
-import threading
 import time
-import weakref
 from types import SimpleNamespace
-from typing import get_args
 
+import msgspec
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.service import draft_device, launch, rundir
+from vllm_ssd.service import launch, rundir
 from vllm_ssd.service.draft_device import DraftDevice
+from vllm_ssd.service.draft_names import DraftName, find
 from vllm_ssd.service.launch import DraftLauncher
-from vllm_ssd.service.messages import DIED, ControlServer, Request, endpoint
 from vllm_ssd.service.server_spec import KeeperSpec, ServerSpec
+from vllm_ssd.table import SpeculationTable
 
 
 @pytest.fixture(autouse=True)
 def spec(monkeypatch):
     """Of a draft that is never loaded: a real one's needs its model's config."""
 
-    def make(vllm_config, run_dir, device, platform) -> KeeperSpec:
+    def make(vllm_config, run_dir, device, platform, name) -> KeeperSpec:
         model = DraftModelSpec({}, ("sdpa",), 64, 2**20, 2, 8)
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
         server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
-        return KeeperSpec(server, start_timeout_s=60.0, max_restarts=3)
+        return KeeperSpec(server, 60.0, 3, name)
 
     monkeypatch.setattr(launch, "make_keeper_spec", make)
 
 
-@pytest.mark.parametrize(
-    "device, kv_bytes, waits", [(0, None, True), (0, 2**30, False), (1, None, False)]
-)
-def test_a_draft_that_shares_is_there_before_the_target(monkeypatch, device, kv_bytes, waits):
-    """Else the target would count the draft's memory as its own, or not, as it happens; unless it
-    is told the size of its KV cache."""
-    from vllm import platforms
-
-    def fail(command, **_):
-        os.write(int(command[-1]), b'{"failed": "no luck"}\n')
-
-    monkeypatch.setattr(platforms, "current_platform", gpus(2))
-    monkeypatch.setattr(launch.subprocess, "run", fail)
-    target = engine(parallel(1), draft_device=device)
-    target.cache_config.kv_cache_memory_bytes = kv_bytes
-    made = DraftLauncher(target)
-    try:
-        if not waits:
-            made.start()
-        with pytest.raises(RuntimeError, match="the draft could not be started: no luck"):
-            made.start() if waits else made.wait_ready()
-    finally:
-        made.stop()
+def launcher(name: str, **options) -> DraftLauncher:
+    device = DraftDevice([], 1, {"CUDA_VISIBLE_DEVICES": "1"})
+    return DraftLauncher(engine(parallel(1), **options), DraftName(name, {}), device)
 
 
 @pytest.fixture
@@ -70,7 +48,7 @@ def talk(monkeypatch):
     locks: list[int] = []
     commands: list[list[str]] = []
 
-    def start(said: bytes, target=None, **options) -> DraftLauncher:
+    def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
         def say(command, pass_fds, **_):
             commands.append(command)
             held.append(os.dup(int(command[4])))
@@ -78,7 +56,7 @@ def talk(monkeypatch):
             os.write(held[-1], said)
 
         monkeypatch.setattr(launch.subprocess, "run", say)
-        made.append(DraftLauncher(engine(target or parallel(1), **options)))
+        made.append(launcher(name, **options))
         made[-1].start()
         return made[-1]
 
@@ -118,11 +96,11 @@ def test_a_stage_of_the_start_is_a_line(talk, caplog):
 
 def test_a_draft_that_has_failed_is_not_waited_for(talk):
     """Neither is one that is on its way: the target goes on in the meantime."""
-    talk(b'{"awaited": "the draft\'s Ray"}\n').workers_started()
-    made = talk(b'{"failed": "no luck"}\n')
+    talk(b'{"awaited": "the draft\'s Ray"}\n').check()
+    made = talk(b'{"failed": "no luck"}\n', name="others")
     with pytest.raises(RuntimeError, match="the draft could not be started: no luck"):
         for _ in range(1000):  # until the listener has heard it
-            made.workers_started()
+            made.check()
             time.sleep(0.01)
 
 
@@ -166,7 +144,7 @@ def end(keeper):
 
 def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
     made = talk(b'{"ready": "r"}\n', max_restarts=1)
-    (made._run_dir / launch.SPEC_FILE).touch()
+    (made.run_dir / launch.SPEC_FILE).touch()
     made.wait_ready()
     end(talk.keepers[0])
     until(lambda: len(talk.commands) == 2)
@@ -182,7 +160,7 @@ def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
 def test_a_keeper_that_put_everything_away_is_not(talk, caplog):
     made = talk(b'{"ready": "r"}\n')
     made.wait_ready()
-    (made._run_dir / launch.SPEC_FILE).unlink()
+    (made.run_dir / launch.SPEC_FILE).unlink()
     end(talk.keepers[0])
     until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
     assert len(talk.commands) == 1
@@ -191,7 +169,7 @@ def test_a_keeper_that_put_everything_away_is_not(talk, caplog):
 def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     """It was killed in the middle of a word, and the next one cannot be started at first."""
     made = talk(b'{"ready": "r"}\n{"lo', max_restarts=3)
-    (made._run_dir / launch.SPEC_FILE).touch()
+    (made.run_dir / launch.SPEC_FILE).touch()
     made.wait_ready()
     start, failures = launch.subprocess.run, [OSError(24, "Too many open files")]
 
@@ -207,42 +185,11 @@ def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     until(lambda: "back" in caplog.text)
 
 
-def asleep(made):
-    """The thread in which a draft is put to sleep."""
-    thread = threading.Thread(target=made.sleep, daemon=True)
-    thread.start()
-    return thread
-
-
-def test_a_draft_that_dies_as_it_goes_to_sleep(talk, caplog):
-    made = talk(b'{"ready": "r"}\n')
-    made.wait_ready()
-    seen = []
-    draft = ControlServer()
-    draft.listen(endpoint(made._run_dir), dict.fromkeys(get_args(Request), seen.append))
-    thread = asleep(made)
-    while not seen:
-        draft.drain(wait_s=5)
-    draft.close()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert f"SSD: the draft did not sleep: {DIED}" in caplog.text
-
-
-def test_a_draft_that_is_lost_for_good_is_not_put_to_sleep(talk):
-    made = talk(b'{"ready": "r"}\n')
-    made.wait_ready()
-    thread = asleep(made)
-    os.write(talk.keepers[0], b'{"given_up": "dead"}\n')
-    thread.join(30)
-    assert not thread.is_alive()
-
-
 def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):
     """vLLM kills an engine core that waits for long."""
     made = talk(b'{"ready": "here"}\n')
     made.wait_ready()
-    run_dir = made._run_dir
+    run_dir = made.run_dir
     made.begin_stop()
     made.stop()
     assert rundir.is_alive(run_dir) and rundir.table_path(run_dir).exists(), "it works with them"
@@ -264,23 +211,7 @@ def test_the_end_of_the_target_is_time_for_the_keeper(talk, monkeypatch):
     monkeypatch.setattr(made._listener, "join", waits.append)
     made.stop()
     assert waits == [pytest.approx(0.25 * launch.STOP_S)]
-    rundir.remove(made._run_dir)
-
-
-def test_a_gpu_that_ray_gave_is_given_back(talk, monkeypatch):
-    class Holder:
-        """Has the GPU as long as somebody remembers it."""
-
-    holders = [Holder()]
-    holder = weakref.ref(holders[0])
-    monkeypatch.setattr(draft_device, "place_target_by_ray", lambda _: None)
-    monkeypatch.setattr(draft_device, "reserve_gpu_by_ray", lambda _: (holders.pop(), "6"))
-    made = talk(b"", parallel(2, use_ray=True))
-    gc.collect()
-    assert holder() is not None and not holders
-    made.stop()
-    gc.collect()
-    assert holder() is None
+    rundir.remove(made.run_dir)
 
 
 def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_path):
@@ -291,9 +222,9 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
     monkeypatch.setattr(launch, "make_keeper_spec", lambda *_: "nothing")
-    made = DraftLauncher(engine(parallel(1)))
+    made = launcher("drafts")
     made.start()
-    run_dir = made._run_dir
+    run_dir = made.run_dir
     with pytest.raises(RuntimeError, match="could not be started: ValidationError: Expected"):
         made.wait_ready()
     assert not run_dir.exists()
@@ -305,11 +236,11 @@ def test_a_keeper_that_fails_at_once(monkeypatch, tmp_path):
     (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
-    made = DraftLauncher(engine(parallel(1)))
+    made = launcher("drafts")
     made.start()
     with pytest.raises(RuntimeError, match="could not be started: its keeper process ended; see"):
         made.wait_ready()
-    assert not made._run_dir.exists()
+    assert not made.run_dir.exists()
 
 
 def test_paths_for_another_working_directory(monkeypatch, tmp_path):
@@ -327,19 +258,41 @@ def test_the_end_of_a_forked_child_is_not_the_engines(talk):
         made.stop()
         os._exit(0)
     assert os.waitpid(child, 0) == (child, 0)
-    assert rundir.is_alive(made._run_dir) and rundir.table_path(made._run_dir).exists()
+    assert rundir.is_alive(made.run_dir) and rundir.table_path(made.run_dir).exists()
     ends = talk.keepers[-1:]
     assert not select.select(ends, [], [], 0)[0], "the keeper would leave"
     made.begin_stop()
     assert select.select(ends, [], [], 0)[0]
 
 
-def test_the_next_engine_does_not_inherit_the_targets_cores(talk, monkeypatch):
-    name = "VLLM_CPU_OMP_THREADS_BIND"
-    monkeypatch.delenv(name, raising=False)
-    device = DraftDevice([1], of_target={name: "0"})
-    monkeypatch.setattr(launch, "choose_device", lambda *_: device)
-    made = talk(b'{"ready": "here"}\n')
-    assert os.environ[name] == "0", "its workers start now"
-    made.workers_started()
-    assert name not in os.environ
+def test_a_service_that_has_this_name_already(talk):
+    """It is the user's; this one has left nothing."""
+    other = talk(b"")
+    with pytest.raises(ValueError, match=f"a draft server 'drafts' already, in {other.run_dir}"):
+        talk(b"")
+    assert rundir.living() == [other.run_dir]
+
+
+def test_what_it_leaves_is_still_there(talk):
+    """As long as the keeper of a service that engines share has it."""
+    made = talk(b'{"ready": "here"}\n', name="dp:1")
+    made.wait_ready()
+    run_dir, _ = find("dp:1")
+    owner = SpeculationTable.open(rundir.table_path(run_dir), writable=False).owner
+    assert (owner.model, owner.draft_server, owner.pid) == ("", "dp:1", os.getpid())
+    assert not select.select(talk.keepers, [], [], 0)[0]
+    made.leave()
+    made.stop()
+    assert select.select(talk.keepers, [], [], 0)[0], "the keeper sees that it is gone"
+    assert find("dp:1")[0] == run_dir and rundir.table_path(run_dir) in rundir.tables()
+    while talk.locks:
+        os.close(talk.locks.pop())
+    assert not rundir.is_alive(run_dir) and rundir.table_path(run_dir) not in rundir.tables()
+    rundir.remove(run_dir)
+
+
+@pytest.mark.parametrize("name, kept_for", [("drafts", ""), ("own:1-ab/0", "own:1-ab/0")])
+def test_a_keeper_knows_for_whom_it_stays(talk, name, kept_for):
+    made = talk(b"", name=name)
+    spec = msgspec.json.decode((made.run_dir / launch.SPEC_FILE).read_bytes(), type=KeeperSpec)
+    assert spec.name == kept_for

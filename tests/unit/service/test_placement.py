@@ -13,12 +13,11 @@ from vllm_ssd.service.placement import (
     Placement,
     engine_index,
     gpu_environment,
-    group_name,
     local_engines,
+    own_draft_name,
     place_draft,
 )
-
-CPU = SimpleNamespace(is_cpu=lambda: True)
+from vllm_ssd.table import is_own_draft
 
 
 @pytest.mark.parametrize(
@@ -41,21 +40,23 @@ def test_drafts_come_after_all_targets(engines, target, count, drafts):
     assert places == [Placement(draft) for draft in drafts]
 
 
-def test_who_shares_a_draft():
-    """All engines of this host, unless each has a device for one of its own."""
+def test_the_draft_that_engines_start_has_one_name_for_all_of_them():
+    """And another one for others."""
     served = SimpleNamespace(data_parallel_rank_local=None)
-    for platform, one, several in ((gpus(6), "4", "4,5"), (CPU, "4-5,7", "4-5|7")):
-        for device in (None, 4, one):
-            assert group_name(2, device, served, platform).startswith(f"dp:{os.getpid()}-")
-            assert group_name(1, device, served, platform) == ""
-        assert group_name(2, several, served, platform) == ""
-    assert group_name(2, None, served, CPU) != group_name(2, None, served, CPU)
-    offline = SimpleNamespace(
-        data_parallel_rank_local=1,
-        data_parallel_master_ip="10.0.0.1",
-        data_parallel_master_port=29500,
-    )
-    assert group_name(2, None, offline, CPU) == "dp:10.0.0.1:29500"
+    for engines in (1, 2):
+        assert own_draft_name(engines, served).startswith(f"own:{os.getpid()}-")
+        assert own_draft_name(engines, served) != own_draft_name(engines, served)
+    ports = [
+        SimpleNamespace(
+            data_parallel_rank_local=1,
+            data_parallel_master_ip="10.0.0.1",
+            data_parallel_master_port=port,
+        )
+        for port in (29500, 29500, 29501)
+    ]
+    one, same, other = (own_draft_name(2, offline) for offline in ports)
+    assert one == same != other and is_own_draft(one)
+    assert own_draft_name(1, ports[0]) != own_draft_name(1, ports[0]), "they do not meet"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.service import rundir, server
-from vllm_ssd.service.messages import ControlServer, Reload, Request, endpoint
+from vllm_ssd.service.messages import ControlServer, Reload, endpoint
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import RELOADING
@@ -42,7 +41,7 @@ def make(monkeypatch):
         one._draft = SimpleNamespace(engine=engine, served=served)
         one._status = {}
         one._control = ControlServer()
-        one._control.listen(endpoint(run_dir), dict.fromkeys(get_args(Request), print))
+        one._control.listen(endpoint(run_dir), {})
         return one
 
     monkeypatch.setattr(server.os, "_exit", leave)

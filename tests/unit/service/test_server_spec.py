@@ -42,9 +42,8 @@ def make(tmp_path):
 
 def test_memory_is_planned_once_for_a_group(make):
     """Not where each of its engines has a draft of its own."""
-    found = [make(DraftDevice(), CPU, engines=3, group=group) for group in ("", "dp:1")]
+    found = [make(DraftDevice(), CPU, engines=3, share_draft=share) for share in (False, True)]
     assert [spec.server.model.max_requests for spec in found] == [5, 15]
-    assert [spec.group for spec in found] == ["", "dp:1"]
 
 
 def test_what_a_server_is_told(make):

@@ -1,7 +1,6 @@
 """The target's client: waits are bounded, a dead draft is not waited for, slots are shared out."""
 
 import time
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from vllm_ssd.service.messages import (
     ControlClient,
     ControlServer,
     Remove,
-    Request,
     endpoint,
 )
 from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
@@ -306,7 +304,7 @@ def test_a_draft_that_takes_over_hears_of_the_next_request(table, tmp_path, cloc
     policy = WaitPolicy("wait", 0.5)
     client = SpeculationClient(Connection(table, control, policy, VOCAB, MAX_LEN))
     for number, (pid, draft) in enumerate(drafts.items()):
-        draft.listen(address, dict.fromkeys(get_args(Request), heard[pid].append))
+        draft.listen(address, dict.fromkeys((Add, Remove), heard[pid].append))
         table.draft["pid"] = pid
         beat(table, clock)
         client.add(str(number), [number])

@@ -1,8 +1,8 @@
-"""One draft for all engines of a data parallel group on this host.
+"""The draft of an engine that names no draft server: a draft service that the engine starts itself.
 
-The first of them starts a draft service for the group, and every one, the first too, joins it as it
-would join one that a user has started. The service ends when no engine of the group is left,
-whoever has started it: its keeper stays for those that have the group's name in their tables.
+The engines of a data parallel group share one, unless each has a device of its own for its draft:
+the first of them starts it. All of them join it as they would join one that a user has started. It
+ends when no engine is left that has its name, whoever has started it.
 """
 
 from __future__ import annotations
@@ -10,63 +10,82 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm_ssd.service import joined_draft
 from vllm_ssd.service.draft_device import DraftDevice, choose_device
 from vllm_ssd.service.draft_names import DraftName, find_all
-from vllm_ssd.service.joined_draft import JoinedDraft
-from vllm_ssd.service.launch import STOP_S
+from vllm_ssd.service.joined_draft import JoinedDraft, Service
+from vllm_ssd.service.launch import STOP_S, DraftLauncher
+from vllm_ssd.service.messages import Leave, ask
 from vllm_ssd.service.own_table import engines_of
 from vllm_ssd.service.placement import engine_index
-from vllm_ssd.service.shared_launch import SharedDraftLauncher
 from vllm_ssd.service.target_environment import TargetEnvironment
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class GroupDraft(JoinedDraft):
-    """One per engine core of the group, in place of a ``DraftLauncher``, with the same methods."""
+class OwnDraft(JoinedDraft):
+    """One per engine core, with the methods of ``JoinedDraft``."""
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
-        self._launcher: SharedDraftLauncher | None = None  # of the engine that starts the service
+        self._launcher: DraftLauncher | None = None  # of the engine that starts the service
+        self._device = DraftDevice()  # not chosen yet; it may hold a GPU of Ray's
         self._environment = TargetEnvironment()
         self._stop_begun = 0.0
 
+    @property
+    def about(self) -> str:
+        return "the draft"
+
     def start(self) -> None:
-        """Start the service, if this is the first engine, and join it as soon as it is ready."""
+        """Start the service, unless another engine does, and join it as soon as it is ready.
+        Returns before it is, unless it may share a GPU with the target, whose KV cache is to have
+        the rest."""
         from vllm.platforms import current_platform
 
         parallel = self._vllm_config.parallel_config
-        first = engine_index(parallel) == 0
+        starts = not self._config.share_draft or engine_index(parallel) == 0
         # Ray gives a GPU for the draft once, to the first.
-        known = first or not parallel.use_ray
-        device = choose_device(self._vllm_config, current_platform) if known else DraftDevice()
-        if first:
-            own = replace(device, of_target={})
+        if starts or not parallel.use_ray:
+            self._device = choose_device(self._vllm_config, current_platform)
+        if starts:
             named = DraftName(self._name, options={})
-            self._launcher = SharedDraftLauncher(self._vllm_config, named, own)
+            self._launcher = DraftLauncher(self._vllm_config, named, self._device)
             self._launcher.start()
-        self._environment.set(device.of_target)
+            self._speaks = False  # the launcher does
+        self._environment.set(self._device.of_target)
         super().start()
-        if device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
-            self._await_draft()  # as a ``DraftLauncher`` does
+        if self._device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
+            # A worker looks at the free memory when it starts and again when it has run once, and
+            # counts as the target's own what has gone in between: the draft must have taken all
+            # of its memory before the first look. Elsewhere both load at the same time.
+            self._await_draft()
 
     def workers_started(self) -> None:
-        self._environment.restore()
+        self._environment.restore()  # what is started later is not the target's
         if self._launcher is not None:
-            self._launcher.workers_started()
+            self._launcher.check()
         super().workers_started()
 
     def wait_ready(self) -> None:
         if self._launcher is not None and not self._started:
             self._launcher.wait_ready()
+            self._next_try = 0.0
             if self._launcher.given_up:  # which it has said
                 self._started = self._lost = True
         super().wait_ready()
+
+    def sleep(self) -> None:
+        super().sleep()
+        launcher = self._launcher
+        if launcher is not None and not launcher.given_up:
+            # Also if the draft is being started again: it is to sleep as soon as it is there.
+            leave = Leave(str(self._run_dir), asleep=True)
+            timeout_s = self._config.start_timeout_s
+            ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up)
 
     def begin_stop(self) -> None:
         self._stop_begun = self._stop_begun or time.monotonic()
@@ -80,6 +99,7 @@ class GroupDraft(JoinedDraft):
             return
         self.begin_stop()
         self._environment.restore()
+        self._device = DraftDevice()  # a GPU that was reserved is free now
         alone = not engines_of(self._name)
         if self._launcher is not None:
             if alone:
@@ -90,7 +110,7 @@ class GroupDraft(JoinedDraft):
         elif alone:
             self._await_end()
 
-    def _services(self) -> list[joined_draft.Service]:
+    def _services(self) -> list[Service]:
         """None as long as the first engine has not started it."""
         try:
             return super()._services()
@@ -99,9 +119,11 @@ class GroupDraft(JoinedDraft):
 
     def _await_draft(self) -> None:
         """There is no thread yet that would join it."""
+        if self._launcher is not None:
+            self._launcher.wait_ready()
         timeout_s = self._config.start_timeout_s
         deadline = time.monotonic() + timeout_s
-        while not self._tried:
+        while not self._tried and not (self._launcher and self._launcher.given_up):
             if time.monotonic() >= deadline:
                 self._say(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 break
