@@ -129,12 +129,15 @@ class JoinedDraft:
         """Leave the service, and leave nothing behind."""
         if os.getpid() != self._process:
             return  # forked, it ends while the engine goes on
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._end_watch()
         self._leave()
         if self._files is not None:
             self._files.remove()
+
+    def _end_watch(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _watch(self) -> None:
         next_touch = time.monotonic() + rundir.TOUCH_S

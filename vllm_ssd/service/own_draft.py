@@ -88,7 +88,12 @@ class OwnDraft(JoinedDraft):
             ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up)
 
     def begin_stop(self) -> None:
+        if os.getpid() != self._process:
+            return  # forked, it ends while the engine goes on
         self._stop_begun = self._stop_begun or time.monotonic()
+        self._end_watch()
+        if self._service is not None and not self._config.share_draft:
+            self._part()  # the service ends, too: it need not be told, and may hang
         super().stop()
         if self._launcher is not None:
             self._launcher.begin_stop()

@@ -172,8 +172,10 @@ def test_one_engine_and_its_draft(launchers, group, caplog):
     draft.wake()
     until(lambda: lives(draft))
     assert said(caplog) == []
+    asked = list(launcher.service.asked)
     draft.stop()
     assert launcher.events == ["begin to stop", "stop"]
+    assert launcher.service.asked == asked, "it may hang, and vLLM kills who waits for long"
 
 
 def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, group):
