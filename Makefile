@@ -50,7 +50,7 @@ lint: setup
 # Two processes, of one thread each: the models are tiny, and a second thread would only wait for the
 # first, by spinning. The files' tests share what they start.
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
 
 test: lint unit bench-clients
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu

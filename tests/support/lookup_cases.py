@@ -257,7 +257,7 @@ def a_live_draft_is_waited_for(folder, device):
 def tokens_of_another_round_are_never_used(folder, device):
     """Not even while the records are being replaced."""
     # The interpreter takes milliseconds for a look, and must not always come too late.
-    rounds, hurry, looks = (12, 0.003, 50) if device.type == "cpu" else (80, 0.3, 2000)
+    rounds, hurry, looks = (6, 0.003, 50) if device.type == "cpu" else (80, 0.3, 2000)
     bonus = VOCAB - 1  # no draft, so that none is left over for the next round
     target = Target(folder / "t", device, max_wait_s=looks * LOOK_NS / 1e9)
     beat(target.table, seconds_ahead=1000)

@@ -22,3 +22,15 @@ def same_environment():
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+# Two files run at a time: the longest come first, lest one be left at the end.
+LONGEST = [
+    f"test_{name}.py"
+    for name in ("fused_layers", "lookup_kernel", "kernels_for_amd", "loaded_draft", "exactness")
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))

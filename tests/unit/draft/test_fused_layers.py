@@ -59,23 +59,24 @@ else:
     # With products of which several programs have a part.
     SPLIT = {"hidden_size": 256, "intermediate_size": 320, "num_attention_heads": 4}
 
+    # The interpreter takes seconds for many tokens: those of three tiles with one of them.
     @pytest.mark.parametrize(
-        "name, sizes",
+        "name, sizes, counts",
         [
-            ("llama", SPLIT),
-            ("qwen2", SMALL),
-            ("qwen3", SPLIT),
-            ("mistral", SMALL),
-            ("granite", SMALL),
+            ("llama", SPLIT, (5, 40, 130)),
+            ("qwen2", SMALL, (5, 40)),
+            ("qwen3", SPLIT, (5, 40)),
+            ("mistral", SMALL, (5, 40)),
+            ("granite", SMALL, (5, 40)),
         ],
     )
-    def test_same_hidden_states(tmp_path, name, sizes):
+    def test_same_hidden_states(tmp_path, name, sizes, counts):
         model = draft(tmp_path, name, **sizes)
         with torch.inference_mode():
             weights = read_weights(model._model)
             fused = FusedLayers(weights, model.attention)
             theirs = model._forward, model.logits, model.attention
-            assert largest_difference(fused, *theirs, counts=(5, 40, 130)) < 1e-4
+            assert largest_difference(fused, *theirs, counts=counts) < 1e-4
             other = FusedLayers(replace(weights, residual_multiplier=0.2), model.attention)
             assert largest_difference(other, *theirs, counts=(5,)) > TOLERANCE
             hidden = torch.randn(20, model.hidden_size)
