@@ -5,8 +5,6 @@ where that has two drafts, that one of them dies."""
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,56 +20,18 @@ import pytest
 from benchmarks.common import server as serve
 from benchmarks.common.running import alive, counters, leftovers, processes_of
 from benchmarks.soak.requests import Choice, Question
-from tests.engine.deaths import Draft
 from tests.engine.load import Load
+from tests.support.draft_command import BACK, LOST, NAME, Service
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import find_all
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
-NAME = f"tests-{os.getpid()}"
 SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
 # The draft has a core, and all targets the other.
 CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' is back"
-
-
-class Service:
-    """`vllm-ssd draft` in a process of its own."""
-
-    def __init__(self, draft: Path, log: Path, device: str = "1"):
-        self.log = log
-        command = [sys.executable, "-m", "vllm_ssd.cli", "draft", str(draft), "--name", NAME]
-        command += f"--device {device} --k 3 --f 1 --dtype float32 --max-model-len 256".split()
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "--max-num-seqs", "16"], stdout=output, stderr=subprocess.STDOUT
-            )
-
-    def wait_ready(self) -> None:
-        wait_for("draft server", lambda: self._said("engines join it") or self.ended(), START_S)
-        assert not self.ended(), self.log.read_text()[-2000:]
-        self.drafts = [Draft(run_dir) for run_dir, _ in find_all(NAME)]
-        self.draft = self.drafts[0]
-        self.run_dir = self.draft.run_dir
-
-    def joined(self) -> int:
-        """Engines that it drafts for."""
-        found: int = self.draft.counted()["joined"]
-        return found
-
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(END_S)
-
-    def _said(self, text: str) -> bool:
-        return text in self.log.read_text(errors="replace")
 
 
 @dataclass
@@ -117,12 +77,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def service(busy_pair, folder) -> Iterator[Service]:
     one = Service(busy_pair[1], folder / "service.log")
-    try:
-        one.wait_ready()
+    with one.running():
         yield one
-    finally:
-        if not one.ended():
-            one.end()
 
 
 @pytest.fixture(scope="module")
@@ -223,19 +179,17 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
     _, second = engines
     own = processes_of(service.run_dir)
     with second.under_load():
-        assert service.end() == 0
+        service.end()
         second.load.until("loss", lambda: second.said(LOST) == 2)
         assert not second.serves()
         wait_gone(service.run_dir, own, END_S)
     # Without a load: one of the drafts has the targets' core, where its start would take long.
-    another = Service(busy_pair[1], folder / "another.log", device="0|1")
-    try:
-        another.wait_ready()
+    another = Service(busy_pair[1], folder / "another.log", flags="--device 0|1")
+    with another.running():
         wait_for("return", lambda: second.said(BACK) == 2)
         spare, used = sorted(another.drafts, key=lambda draft: draft.counted()["joined"])
         assert (spare.counted()["joined"], used.counted()["joined"]) == (0, 1)
-        own = [psutil.Process(another.process.pid)]
-        own += [one for draft in another.drafts for one in processes_of(draft.run_dir)]
+        own = [psutil.Process(another.process.pid), *another.processes()]
         with second.under_load():
             assert sum(second.rounds()["accepted"][1:]) > 0
             hung = used.server()
@@ -250,8 +204,6 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
             second.load.until("move", lambda: used.counted()["joined"] == 1)
             assert counters(second.run_dir)["pid"] == used.server().pid
             assert sum(second.rounds()["accepted"][1:]) > 0
-    finally:
-        another.end()
     for draft in another.drafts:
         wait_gone(draft.run_dir, own, END_S)
     processes = second.server.processes()

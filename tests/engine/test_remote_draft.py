@@ -4,10 +4,6 @@ killed, and Ray places it again."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,23 +17,20 @@ from benchmarks.common import server as serve
 from benchmarks.common.running import counters, processes_of
 from benchmarks.remote.nodes import Node, another_node, why_not
 from benchmarks.soak.requests import Choice, Question
-from tests.engine.deaths import Draft
 from tests.engine.load import Load
+from tests.support.draft_command import BACK, LOST, NAME, Service
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import find
 from vllm_ssd.table import SpeculationTable
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests, tokens of each, rounds looked at
 CUT_S = 10.0
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
-NAME = f"tests-{os.getpid()}"
 # The draft has a core, and the target the other.
 CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' is back"
 
 
 @pytest.fixture(scope="module")
@@ -53,51 +46,19 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
-class Service:
-    """`vllm-ssd draft` for engines on other nodes. flags: where it runs. environment: added."""
+class RemoteService(Service):
+    """For engines on other nodes. flags: where it runs."""
 
-    def __init__(self, draft: Path, folder: Path, flags: str, **environment: str):
-        self.key_file, self.log = folder / "drafts.key", folder / "service.log"
-        command = [sys.executable, "-m", "vllm_ssd.cli", "draft", str(draft), "--name", NAME]
-        command += [*flags.split(), "--key-file", str(self.key_file), "--max-num-seqs", "16"]
-        command += "--device 1 --k 3 --f 1 --dtype float32 --max-model-len 256".split()
-        self._command, self._environment = command, environment
-
-    def start(self, node: Node | None = None) -> None:
-        """On this node, or another."""
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                node.command(*self._command) if node else self._command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self._environment},
-            )
-
-    def said(self, text: str) -> int:
-        return self.log.read_text(errors="replace").count(text)
-
-    def wait_ready(self) -> None:
-        def ready() -> bool:
-            assert self.process.poll() is None, self.log.read_text()[-2000:]
-            return bool(self.said('"draft_server_key": "drafts.key"'))
-
-        wait_for("draft server", ready, START_S)
-        self.run_dir, _ = find(NAME)
-        self.draft = Draft(self.run_dir)
+    def __init__(self, model: Path, folder: Path, flags: str, **environment: str):
+        self.key_file = folder / "drafts.key"
+        flags += f" --device 1 --key-file {self.key_file}"
+        super().__init__(model, folder / "service.log", flags, **environment)
 
     def relay(self) -> psutil.Process:
         """The draft's end of it."""
         own = processes_of(self.run_dir)
         (found,) = [each for each in own if "vllm_ssd.relay.draft_end" in each.cmdline()]
         return found
-
-    def processes(self) -> list[psutil.Process]:
-        """On the draft's node, without the one that has started all others."""
-        return [*processes_of(self.run_dir), *psutil.Process(self.process.pid).children()]
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(END_S) == 0
 
 
 class Served:
@@ -136,21 +97,10 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def service(node, busy_pair, folder) -> Iterator[Service]:
-    with ended(Service(busy_pair[1], folder, f"--listen {node.there}:7400")) as one:
-        one.start(node)
-        one.wait_ready()
+def service(node, busy_pair, folder) -> Iterator[RemoteService]:
+    one = RemoteService(busy_pair[1], folder, f"--listen {node.there}:7400")
+    with one.running(node):
         yield one
-
-
-@contextmanager
-def ended(service: Service) -> Iterator[Service]:
-    """At the end, unless it has ended by then."""
-    try:
-        yield service
-    finally:
-        if service.process.poll() is None:
-            service.end()
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +157,8 @@ def test_a_draft_that_ray_places(served, service, node, busy_pair, folder):
         wait_gone(service.run_dir, theirs)
         cluster = ends.enter_context(ray_cluster(node, "draft=yes", folder / "ray"))
         flags = "--ray-address auto --ray-labels draft=yes"
-        placed = ends.enter_context(ended(Service(busy_pair[1], folder, flags, **cluster)))
-        placed.start()
-        placed.wait_ready()
+        placed = RemoteService(busy_pair[1], folder, flags, **cluster)
+        ends.enter_context(placed.running())
         served.wait_hits(load, lost + 1)
         drafting = psutil.Process(placed.draft.counted()["pid"])
         assert drafting.nice() <= 0, "Ray gives its actor the niceness 15"
