@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,14 +19,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 # Two files run at a time, on two cores: the longest come first, lest one be left at the end.
-LONGEST = ["test_remote_draft.py", "test_restart.py", "test_draft_service.py", "test_server.py"]
+LONGEST = [
+    f"test_{name}.py"
+    for name in (
+        "draft_service",
+        "remote_draft",
+        "restart",
+        "lossless",
+        "server",
+        "features",
+        "tune",
+    )
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 @pytest.fixture(scope="session")
@@ -52,16 +63,6 @@ def even_target() -> str:
     from benchmarks.standin import ensure_target
 
     return str(ensure_target(ROOT / ".models", "even", "float32"))
-
-
-@pytest.fixture(scope="session")
-def plain(target) -> dict[str, Any]:
-    """What an engine without SSD answers to ``test_lossless.run_all``."""
-    from tests.engine.test_lossless import OPTIONS, run_all
-    from tests.support.harness import engine
-
-    with engine(target, **OPTIONS) as llm:
-        return run_all(llm)
 
 
 @pytest.fixture(scope="session")

@@ -50,11 +50,6 @@ class Draft:
         return bool(self.counted()["heartbeat"] == 0)
 
 
-def killed(draft: Draft, load: Load) -> None:
-    """As by the kernel when the machine has no memory left."""
-    draft.server().kill()
-
-
 def stopped(draft: Draft, load: Load) -> None:
     """It is there, and does nothing any more."""
     draft.server().suspend()

@@ -1,4 +1,4 @@
-"""With the option and without it: the same engine, the same tokens."""
+"""With the option, too, texts are the target's own, token for token."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.common.running import counters, processes_of
+from tests.support.greedy_texts import stopped, text_answers
 from tests.support.harness import (
     SSD,
     damage,
@@ -34,6 +36,7 @@ PROMPTS = [
     # Longer than max_num_batched_tokens below: prefilled in chunks by the target.
     *(f"List what you know about {s}. " * 20 for s in SUBJECTS[:4]),
 ]
+STOP = [".", "\n"]
 STORIES = slice(12, 16)  # prompts whose texts go on to the last token that is asked for
 SHORT = 32  # positions of a draft that knows few
 # Chunked prefill, more requests than fit at once, and so few KV blocks that some may be preempted.
@@ -51,9 +54,22 @@ def run_all(llm) -> dict[str, object]:
     return {
         "batch": texts(llm.generate(PROMPTS, greedy(), use_tqdm=False)),
         "single": texts(single),
-        "stop": texts(llm.generate(PROMPTS[:6], greedy(48, stop=[".", "\n"]), use_tqdm=False)),
+        "stop": texts(llm.generate(PROMPTS[:6], greedy(48, stop=STOP), use_tqdm=False)),
         "after_abort": abort_one(llm),
         "beside_sampled": beside_sampled(llm),
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(target) -> dict[str, Any]:
+    """What the target's own texts come to in ``run_all``."""
+    batch = text_answers(target, PROMPTS, 64)
+    return {
+        "batch": batch,
+        "single": cut(batch[6:18:3], 32),
+        "stop": stopped(target, cut(batch[:6], 48), STOP),
+        "after_abort": cut(batch[:3:2], 40),
+        "beside_sampled": cut(batch[:8:2], 32),
     }
 
 
@@ -93,7 +109,7 @@ def abort_one(llm) -> list[object]:
     return texts([output for name, output in sorted(done.items()) if "-1" not in name])
 
 
-def test_same_tokens_with_and_without(target, draft, plain):
+def test_same_tokens_as_the_target(target, draft, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; with
     fewer drafts a row in batches than alone, which leaves some over for later rounds; then what the
     draft says is damaged all the time; then the draft is killed in the middle of a batch;

@@ -18,7 +18,6 @@ from benchmarks.common import server as serve
 from benchmarks.soak.requests import Question
 from tests.engine.deaths import (
     Draft,
-    killed,
     killed_while_loading,
     out_of_memory,
     stopped,
@@ -38,8 +37,7 @@ AT_ONCE, OTHERS, TOKENS = 16, 12, 64
 DEATHS: list[tuple[Callable[[Draft, Load], None], int]] = [
     (without_ray, 0),
     (out_of_memory, 0),
-    (stopped, 0),
-    (killed, 1),
+    (stopped, 1),
 ]
 COUNT = sum(1 + after for _, after in DEATHS)
 ROUNDS = 100  # in which hits are counted

@@ -83,7 +83,7 @@ def lines_of_ssd(server: Server) -> list[str]:
 def test_a_start_is_a_few_lines(servers):
     for server in servers:
         starting, *stages, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
-        assert str(server.run_dir) in starting
+        assert starting.startswith("starting the draft of ")
         assert stages == [
             "waiting for the draft's Ray",
             "waiting for the draft model",
@@ -136,18 +136,15 @@ NUMBER, CHOICE = "A random number: ", ["5.", "5)", "54"]
 def test_structured_output_keeps_the_targets_distribution(servers, target):
     """Sampled over HTTP, the second token of each choice after drafts."""
     server = servers[1]
-    picked = [
-        CHOICE.index(choice.text)
-        for _ in range(2)
-        for choice in server.client.completions.create(
-            model=serve.NAME,
-            prompt=NUMBER,
-            n=128,
-            max_tokens=4,
-            temperature=1.0,
-            extra_body={"structured_outputs": {"choice": CHOICE}},
-        ).choices
-    ]
+    answer = server.client.completions.create(
+        model=serve.NAME,
+        prompt=NUMBER,
+        n=128,
+        max_tokens=4,
+        temperature=1.0,
+        extra_body={"structured_outputs": {"choice": CHOICE}},
+    )
+    picked = [CHOICE.index(choice.text) for choice in answer.choices]
     chance = chance_of(torch.tensor([picked]).T, len(CHOICE), probabilities(target))
     assert chance > 1e-4, picked
 

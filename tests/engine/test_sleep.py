@@ -75,15 +75,18 @@ def at_work(watched: Watched, plain: Any) -> None:
 
 
 def test_sleep_and_wake(watched, plain):
+    """It sleeps for long: the keeper does not take it for a draft that hangs."""
     at_work(watched, plain)
     watched.llm.sleep(level=1)
     assert not watched.serves(), "asleep before sleep() returns"
+    time.sleep(HANG_S + 1)
     watched.llm.wake_up()
     found, counted = watched.news()
     assert found == plain
     assert counted["timeouts"] == 0
     wait_for("draft", watched.serves)
     at_work(watched, plain)
+    assert watched.counters()["restarts"] == 0
 
 
 def name_checkpoint(llm: Any, path: Path) -> None:
@@ -129,16 +132,6 @@ def test_weights_that_will_not_do(watched, plain, tiny, tmp_path):
         send_to_draft(watched.llm, tiny, every=2)
     wait_for("draft", watched.serves)
     at_work(watched, plain)
-
-
-def test_a_long_sleep(watched, plain):
-    """The keeper does not take it for a draft that hangs."""
-    watched.llm.sleep(level=1)
-    time.sleep(HANG_S + 1)
-    watched.llm.wake_up()
-    wait_for("draft", watched.serves)
-    at_work(watched, plain)
-    assert watched.counters()["restarts"] == 0
 
 
 def test_new_weights_during_a_sleep(watched, plain, tiny, tmp_path):

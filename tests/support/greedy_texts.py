@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.soak.requests import Choice
 
@@ -32,3 +32,39 @@ def tiny_answers(folder: Path, prompts: Sequence[Sequence[int]], tokens: int) ->
     """As a server whose target has this folder's function gives them, without its text."""
     model = LlamaForCausalLM.from_pretrained(folder).float().eval()
     return [Choice("", text, "length") for text in greedy_texts(model, prompts, tokens)]
+
+
+def text_answers(
+    folder: str, prompts: Sequence[str], tokens: int
+) -> list[tuple[list[int], str | None]]:
+    """Token ids and finish reason of each answer, as ``harness.texts`` returns them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    rows = tokenizer(list(prompts), padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        found = model.generate(**rows, do_sample=False, max_new_tokens=tokens)
+    answers: list[tuple[list[int], str | None]] = []
+    for text in found[:, rows["input_ids"].shape[1] :].tolist():
+        if tokenizer.eos_token_id in text:
+            answers.append((text[: text.index(tokenizer.eos_token_id) + 1], "stop"))
+        else:
+            answers.append((text, "length"))
+    return answers
+
+
+def stopped(
+    folder: str, answers: Sequence[tuple[list[int], str | None]], stop: Sequence[str]
+) -> list[tuple[list[int], str | None]]:
+    """What these answers are if they end where one of the strings ``stop`` has come."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def end(tokens: list[int]) -> int | None:
+        for size in range(1, len(tokens) + 1):
+            if any(each in tokenizer.decode(tokens[:size]) for each in stop):
+                return size
+        return None
+
+    return [
+        (tokens, reason) if (size := end(tokens)) is None else (tokens[:size], "stop")
+        for tokens, reason in answers
+    ]
