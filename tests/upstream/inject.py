@@ -19,6 +19,8 @@ SEEN = "SSD_UPSTREAM_SEEN"
 PLAIN = "SSD_UPSTREAM_PLAIN"
 # What they all have for method: "ssd", or "ngram" or "none" to see whose fault it is.
 METHOD = "SSD_UPSTREAM_METHOD"
+# Tokens of a block of KV memory: the fewest on CPUs.
+BLOCK = 32
 # The folder of a target's draft, in the target's own.
 DRAFT = "draft"
 
@@ -46,8 +48,10 @@ def _with_ssd(original: Callable[..., Any]) -> Callable[..., Any]:
         # What CPUs can do, and in a type in which texts can be compared.
         self.dtype, self.enforce_eager, self.async_scheduling = "float32", True, False
         self.attention_config = AttentionConfig()
-        if self.num_gpu_blocks_override:
-            self.block_size = 16  # a GPU's: tests give as few blocks as to be short of them
+        if self.num_gpu_blocks_override and self.block_size != BLOCK:
+            # Tests give as few of a GPU's blocks, of 16 tokens, as to be short of them.
+            self.num_gpu_blocks_override = -(-self.num_gpu_blocks_override * 16 // BLOCK)
+            self.block_size = BLOCK
         return original(self, *args, **kwargs)
 
     return create_engine_config
