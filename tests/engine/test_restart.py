@@ -123,7 +123,8 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
         assert mib - before.mib[name] < limit, name
     load.check()
     assert load.outcome.compared == load.outcome.finished > 10 * AT_ONCE
-    assert draft.counted()["restarts"] == COUNT + 1
+    # Whether one counts that was killed as it was loading depends on how far it had come.
+    assert len(DEATHS) + 1 <= draft.counted()["restarts"] <= COUNT + 1
     seen = [*server.processes(), *draft.seen.values()]
     server.end()
     wait_gone(draft.run_dir, seen, 90)

@@ -82,14 +82,17 @@ def lines_of_ssd(server: Server) -> list[str]:
 
 def test_a_start_is_a_few_lines(servers):
     for server in servers:
-        starting, *stages, loaded = (line.partition("SSD: ")[2] for line in lines_of_ssd(server))
+        lines = [line.partition("SSD: ")[2] for line in lines_of_ssd(server)]
+        starting, joining, *stages, loaded, joined = lines
         assert starting.startswith("starting the draft of ")
+        assert joining.startswith("joining the draft of ") and str(server.run_dir) in joining
         assert stages == [
             "waiting for the draft's Ray",
             "waiting for the draft model",
             "loading the draft's weights",
         ]
         assert loaded.startswith("draft ") and " loaded in " in loaded
+        assert joined == "the draft drafts for this engine"
 
 
 def completion(server: Server, prompt: str) -> Completion:
