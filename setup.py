@@ -18,7 +18,6 @@ setup(
         "Development Status :: 4 - Beta",
         "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Developers",
-        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
