@@ -11,6 +11,7 @@ import tomllib
 LIST: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
+_WHERE = {"engine": "CPU:", "gpu": "GPU:", "unit": "unit:"}
 
 
 def tables() -> Iterator[str]:
@@ -36,7 +37,7 @@ def _cells(known: Mapping[str, Any]) -> tuple[str, str]:
 
 def _link(test: str) -> str:
     file, name = test.split("::")
-    return f"[{file}](../tests/{file}) `{name}`"
+    return f"{_WHERE[file.partition('/')[0]]} [`{name}`](../tests/{file})"
 
 
 def named_tests() -> list[str]:
