@@ -13,7 +13,15 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["vllm_ssd", "vllm_ssd.*"]),
-    python_requires=">=3.10",
+    python_requires=">=3.11",  # as vLLM
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     install_requires=[
         "ray>=2.52",
         "pyzmq>=25",

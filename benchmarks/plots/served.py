@@ -1,6 +1,6 @@
-"""The picture in README.md, from the table of a served run:
+"""The picture in docs/tuning.md, from the table of a served run:
 
-python -m benchmarks.plots.served benchmarks/results/h200-served.md docs/served.svg
+python -m benchmarks.plots.served benchmarks/results/h200-eagle3.md docs/served.svg
 """
 
 from __future__ import annotations
@@ -10,29 +10,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib
+from benchmarks.serving.plots.style import COLOURS, plot
 
-matplotlib.use("svg")
-from matplotlib import pyplot
-
-PLAIN, SSD = "#8a8f98", "#e8743b"  # both can be told from white and from black
-TEXT = "#7d8590"
+_CLIENTS, _PLAIN, _SSD = "clients", "plain, 1 GPU", "ssd k=7 f=3, 2 GPUs"
+_EAGLE3 = ("EAGLE-3 k=3, 1 GPU", "EAGLE-3 k=5, 1 GPU")
+TITLE = "70B-like stand-in on H200: tokens/s as a multiple of plain vLLM on one GPU"
 
 
 @dataclass(frozen=True)
 class Load:
-    """One row: clients at the same time, and output tokens a second without and with ssd."""
+    """One row: clients at the same time, and output tokens a second of each side. eagle3: with the
+    better of its k. ssd: of two GPUs together."""
 
     clients: int
     plain: float
+    eagle3: float
     ssd: float
 
 
 def read_table(markdown: str) -> list[Load]:
-    """The rows of the first table with the columns clients, plain tokens/s and ssd tokens/s;
-    ``ValueError`` if there is none."""
+    """The rows of the first table with all columns; ``ValueError`` if there is none."""
     columns: list[str] = []
     loads: list[Load] = []
     for line in markdown.splitlines():
@@ -41,53 +39,39 @@ def read_table(markdown: str) -> list[Load]:
             if loads:
                 break
             columns = []
-        elif {"clients", "plain tokens/s", "ssd tokens/s"} <= set(cells):
+        elif {_CLIENTS, _PLAIN, _SSD, *_EAGLE3} <= set(cells):
             columns = cells
         elif columns and not set(line) <= set("|- :"):
             row = dict(zip(columns, cells))
-            plain, ssd = float(row["plain tokens/s"]), float(row["ssd tokens/s"])
-            loads.append(Load(int(row["clients"]), plain, ssd))
+            eagle3 = max(float(row[name]) for name in _EAGLE3)
+            loads.append(Load(int(row[_CLIENTS]), float(row[_PLAIN]), eagle3, float(row[_SSD])))
     if not loads:
-        raise ValueError("no table has the columns clients, plain tokens/s and ssd tokens/s")
+        raise ValueError(f"no table has the columns {_PLAIN}, {_SSD} and those of EAGLE-3")
     return loads
 
 
 def draw(loads: Sequence[Load], path: Path) -> None:
-    """Write the picture: two lines over the clients, and above ssd's by what it is more."""
-    colours = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), TEXT)
-    ticks = dict.fromkeys(("xtick.color", "ytick.color"), TEXT)
-    # A fixed salt: the same table makes the same file.
-    settings: dict[Any, Any] = {
-        **colours,
-        **ticks,
-        "svg.hashsalt": "served",
-        "svg.fonttype": "none",
-    }
+    """Write the picture: gains over the clients, of ssd in all and per GPU, and of EAGLE-3."""
     clients = [load.clients for load in loads]
-    with pyplot.rc_context(settings):
-        figure, axes = pyplot.subplots(figsize=(7.2, 3.4))
-        axes.plot(clients, [load.ssd for load in loads], "o-", color=SSD, label="with SSD")
-        axes.plot(clients, [load.plain for load in loads], "o-", color=PLAIN, label="plain vLLM")
+    with plot(path, TITLE, "clients at the same time", "x plain vLLM") as axes:
+        for label, colour, dashes, gains in (
+            ("SSD, 2 GPUs together", COLOURS["ssd"], "-", [x.ssd / x.plain for x in loads]),
+            ("SSD per GPU", COLOURS["ssd"], "--", [x.ssd / x.plain / 2 for x in loads]),
+            ("EAGLE-3, 1 GPU", COLOURS["eagle3"], "-", [x.eagle3 / x.plain for x in loads]),
+            ("plain vLLM, 1 GPU", COLOURS["plain"], ":", [1.0 for _ in loads]),
+        ):
+            axes.plot(clients, gains, f"o{dashes}", color=colour, label=label)
         for load in loads:
             axes.annotate(
-                f"{load.ssd / load.plain:.1f}×",
-                (load.clients, load.ssd),
-                xytext=(0, 8),
+                f"{load.ssd / load.plain:.2f}",
+                (load.clients, load.ssd / load.plain),
+                xytext=(6, 6),
                 textcoords="offset points",
-                ha="center",
-                color=SSD,
+                color=COLOURS["ssd"],
             )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_ylim(top=2 * max(load.ssd for load in loads))
         axes.set_xticks(clients, [str(number) for number in clients])
-        axes.set_xlabel("clients at the same time")
-        axes.set_ylabel("output tokens/s")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
-        figure.tight_layout()
-        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
-        pyplot.close(figure)
+        axes.set_ylim(0, 1.15 * max(load.ssd / load.plain for load in loads))
 
 
 def main() -> int:

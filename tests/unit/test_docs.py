@@ -1,35 +1,33 @@
-"""README and docs say what is: every command is run by a test or marked as needing more than a
-test has, options are those of the config, links lead somewhere."""
+"""What README and docs tell to type: every command is run by a test, or needs more than a test has;
+options and flags exist, with the defaults that are told."""
 
 from __future__ import annotations
 
-import ast
+import argparse
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 
 import pytest
+import tomllib
 from markdown_it import MarkdownIt
 from vllm.config.utils import get_field
 
-from tests.upstream.listed import FILES
-from tests.upstream.table import reasons
+from tests.support.pages import EXAMPLES, PAGES, ROOT, check_test_exists, text_of
+from vllm_ssd import stats
+from vllm_ssd.check import command as check
+from vllm_ssd.config.default_drafts import FAMILIES
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
+from vllm_ssd.draft_server import command as draft
+from vllm_ssd.tune import command as tune
 
-ROOT = Path(__file__).parents[2]
-PAGES = (
-    "README.md",
-    *(
-        f"docs/{name}.md"
-        for name in ("deployment", "installation", "options", "operations", "tuning")
-    ),
-)
-PAGES = (*PAGES, "docs/exactness.md", "docs/troubleshooting.md")
-_MARK = re.compile(r"<!-- (as it is: tests/\S+::\w+|needs: [^>]+) -->")
-_TEST = re.compile(r"(tests/\S+\.py)::(\w+)")
+# Commands of these pages are for machines and models that no test has, or they are diagrams.
+FOR_OTHER_MACHINES = {"docs/architecture.md", "docs/benchmarks.md", "docs/rocm.md", *EXAMPLES}
+COMMANDS = tomllib.loads((ROOT / "tests/support/documented_commands.toml").read_text())["blocks"]
 # Options whose default depends on the machine or the models: how the page begins to say it.
 _BY_MACHINE = {
     "model": "by family",
@@ -46,61 +44,106 @@ _BY_MACHINE = {
 
 @dataclass(frozen=True)
 class Block:
-    """Commands of a page (a fence of "text" is what they print). mark: the comment before them, ""
-    if there is none."""
+    """Commands of a page (a fence of "text" is what they print)."""
 
     page: str
     line: int
     code: str
-    mark: str
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
 
-def blocks() -> list[Block]:
-    found = []
-    for page in PAGES:
-        tokens = MarkdownIt().parse((ROOT / page).read_text())
-        for before, token in zip([None, *tokens], tokens):
-            if token.type in ("code_block", "fence") and token.info != "text":
-                mark = before.content.strip() if before and before.type == "html_block" else ""
-                found.append(Block(page, token.map[0] + 1, token.content, mark))
-    return found
+BLOCKS = [
+    Block(page, token.map[0] + 1, token.content)
+    for page in PAGES
+    for token in MarkdownIt().parse(text_of(page))
+    if token.type in ("code_block", "fence") and token.info != "text"
+]
+CHECKED_BLOCKS = [block for block in BLOCKS if block.page not in FOR_OTHER_MACHINES]
 
 
-BLOCKS = blocks()
+@pytest.mark.parametrize("block", CHECKED_BLOCKS, ids=str)
+def test_commands_are_run_by_a_test_or_need_more(block):
+    known = [each for each in COMMANDS if block.code.startswith(each["begins"])]
+    assert known, f"{block} is not in documented_commands.toml"
+    for each in known:
+        assert each["tests"] or each["needs"]
+        for test in each["tests"]:
+            check_test_exists(f"tests/{test}")
+
+
+def test_no_commands_are_listed_that_no_page_has():
+    for each in COMMANDS:
+        assert any(block.code.startswith(each["begins"]) for block in CHECKED_BLOCKS), each
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_commands_are_run_by_a_test_or_marked(block):
-    assert _MARK.fullmatch(block.mark), f"{block} has no mark before its commands"
-    for path, name in _TEST.findall(block.mark):
-        tree = ast.parse((ROOT / path).read_text())
-        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert name in functions, f"{block} names a test that is not in {path}"
-    for module in re.findall(r"python -m ((?:examples|benchmarks|vllm_ssd)[\w.]*)", block.code):
+def test_programs_and_flags_exist(block):
+    for module in re.findall(r"python3? -m ((?:examples|benchmarks|vllm_ssd)[\w.]*)", block.code):
         assert importlib.util.find_spec(module), f"{block} runs {module}, which does not exist"
+    for line in block.code.splitlines():
+        words = re.match(r"vllm-ssd (\w+) (.*)", line)
+        # The others take vLLM's arguments, too.
+        if words and words[1] in ("draft", "stats"):
+            flags = re.findall(r"(?<!\S)--[\w-]+", words[2])
+            assert set(flags) <= flags_of(words[1]), line
+
+
+@cache
+def flags_of(command: str) -> set[str]:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for each in (stats, check, tune, draft):
+        each.add_command(commands)
+    return set(commands.choices[command]._option_string_actions)
+
+
+def test_flags_in_the_text_exist():
+    """In the tables of ``vllm-ssd tune``, and beside the name of a command."""
+    table = re.search(r"\n\| option \| default.*?\n\n", text_of("docs/tuning.md"), re.S)
+    flags = {name for row in re.findall(r"^\| (`-.*?) \|", table[0], re.M) for name in named(row)}
+    assert flags and flags <= flags_of("tune")
+    for page in PAGES:
+        for command, flag in re.findall(r"`vllm-ssd (\w+) (--[\w-]+)", text_of(page)):
+            assert flag in flags_of(command), f"{page}: {flag}"
+
+
+def named(cell: str) -> list[str]:
+    return re.findall(r"`(--?[\w-]+)", cell)
 
 
 def test_make_has_the_targets_that_are_named():
-    named = {name for block in BLOCKS for name in re.findall(r"^make (\w+)", block.code, re.M)}
-    rules = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
-    assert named and named <= rules
+    said = "\n".join(text_of(page) for page in PAGES)
+    targets = set(re.findall(r"^    make ([\w-]+)|`make ([\w-]+)", said, re.M))
+    rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert targets and {one or other for one, other in targets} <= rules
+
+
+def configs() -> Iterator[dict]:
+    for page in PAGES:
+        for config in re.findall(r"--speculative-config '(\{.*?\})'", text_of(page)):
+            yield json.loads(config)
 
 
 def test_every_speculative_config_in_the_docs_is_valid():
-    said = [text for page in PAGES for text in [(ROOT / page).read_text()]]
-    configs = re.findall(r"--speculative-config '(\{.*?\})'", "\n".join(said))
-    assert configs
-    for config in map(json.loads, configs):
+    found = list(configs())
+    assert found
+    for config in found:
         assert config.pop("method") == "ssd"
         assert set(config) <= set(OPTIONS)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_options_in_the_text_exist(page):
+    """As in `"on_miss":"wait"`."""
+    for name in re.findall(r'`"(\w+)" ?: ?[^`]+`', text_of(page)):
+        assert name in OPTIONS or name in ("vllm_xargs", "temperature"), f"{page}: {name}"
+
+
 def documented() -> dict[str, str]:
     """The options of docs/options.md, with what it says of the default."""
-    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", (ROOT / "docs/options.md").read_text(), re.M)
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", text_of("docs/options.md"), re.M)
     return {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
 
 
@@ -135,36 +178,8 @@ def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def test_the_page_of_vllms_tests_says_what_the_list_says():
-    page = (ROOT / "docs/vllm-spec-tests.md").read_text()
-    for file in FILES.values():
-        row = rf"\| `{re.escape(file.path)}` \| [^|]+ \| {re.escape(reasons(file))} \|"
-        assert re.search(row, page), file.path
-    for path in re.findall(r"`((?:engine|gpu|unit)/[\w/]+(?:\.py)?)`", page):
-        assert (ROOT / "tests" / path).exists(), path
-
-
-MORE_PAGES = tuple(f"docs/{name}.md" for name in ("architecture", "security", "vllm-spec-tests"))
-
-
-@pytest.mark.parametrize("page", [*PAGES, *MORE_PAGES])
-def test_links_lead_somewhere(page):
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        path, _, anchor = target.partition("#")
-        if re.match(r"https?:", path):
-            continue
-        file = (ROOT / page).parent / path if path else ROOT / page
-        assert file.exists(), f"{page}: {target}"
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
-            assert anchor in {_anchor(heading) for heading in headings}, f"{page}: {target}"
-
-
-def _anchor(heading: str) -> str:
-    """As GitHub makes them."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 100
+def test_default_drafts_are_those_of_the_code():
+    rows = re.findall(r"^\| ([\w. ]+) \| `([\w./-]+)` \|$", text_of("docs/installation.md"), re.M)
+    assert [(target.removesuffix(".x"), name) for target, name in rows] == [
+        (family.name, family.draft) for family in FAMILIES
+    ]

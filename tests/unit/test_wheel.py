@@ -25,17 +25,27 @@ SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built by the Makefile's own command, from a copy, since building leaves files behind."""
-    folder = tmp_path_factory.mktemp("wheel")
+def sources(tmp_path_factory) -> Path:
+    """What an sdist unpacks to, made from a copy, since building leaves files behind."""
+    folder = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         shutil.copy(ROOT / name, folder)
     pycache = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "vllm_ssd", folder / "vllm_ssd", ignore=pycache)
+    subprocess.run([sys.executable, "setup.py", "--quiet", "sdist"], cwd=folder, check=True)
+    (archive,) = (folder / "dist").iterdir()
+    shutil.unpack_archive(archive, folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sources) -> Path:
+    """Built from the sdist by the Makefile's own command."""
     (options,) = re.findall(r"^\t\$\(PIP\) wheel (.*)$", (ROOT / "Makefile").read_text(), re.M)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
-    subprocess.run([*pip, *shlex.split(options)], cwd=folder, check=True)
-    (made,) = (folder / "dist").iterdir()
+    subprocess.run([*pip, *shlex.split(options)], cwd=sources, check=True)
+    (made,) = (sources / "dist").iterdir()
     return made
 
 

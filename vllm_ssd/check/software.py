@@ -14,9 +14,9 @@ _GROUP, _PLUGIN = "vllm.general_plugins", "ssd"
 
 
 def look_at_software() -> Iterator[Finding]:
-    """vLLM, its device and the plugin's entry point. The first bad one is the last: the others need
-    what it lacks."""
-    for look in (_look_at_vllm, _look_at_platform, _look_at_plugin):
+    """vLLM, its device, its functions that ssd replaces, and the plugin's entry point. The first
+    bad one is the last: the others need what it lacks."""
+    for look in (_look_at_vllm, _look_at_platform, _look_at_functions, _look_at_plugin):
         finding = look()
         yield finding
         if finding.state == "bad":
@@ -62,6 +62,23 @@ def _look_at_platform() -> Finding:
         except (ValueError, RuntimeError) as error:
             return refusal("platform", error)
     return Finding("ok", "platform", f"{current_platform.device_type} on {host.machine()}")
+
+
+def _look_at_functions() -> Finding:
+    from vllm_ssd.config.versions import SUPPORTED
+    from vllm_ssd.hooks.known_functions import changed_functions
+
+    changed = changed_functions()
+    if not changed:
+        return Finding(
+            "ok", "functions", "those that ssd replaces are as in a vLLM it was made for"
+        )
+    return Finding(
+        "note",
+        "functions",
+        f"ssd replaces {', '.join(changed)}, which this build of vLLM has changed",
+        f"run ssd's tests with this build, or install a released vLLM {SUPPORTED}",
+    )
 
 
 def _look_at_plugin() -> Finding:

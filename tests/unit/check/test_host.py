@@ -10,6 +10,7 @@ import pytest
 from vllm_ssd.check import software
 from vllm_ssd.check.host import look_at_locked_memory, look_at_shared_memory
 from vllm_ssd.check.software import look_at_software
+from vllm_ssd.hooks import known_functions
 from vllm_ssd.service import rundir
 from vllm_ssd.table import SpeculationTable, TableShape
 
@@ -52,7 +53,16 @@ def test_the_limit_of_locked_memory(monkeypatch, limit, state):
 
 def test_software_is_in_order(monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert [each.state for each in look_at_software()] == ["ok"] * 3
+    assert [each.state for each in look_at_software()] == ["ok"] * 4
+
+
+def test_functions_that_vllm_has_changed(monkeypatch):
+    """Are a note: they may still do."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setattr(known_functions, "KNOWN", frozenset())
+    (note,) = (each for each in look_at_software() if each.state != "ok")
+    assert note.state == "note" and "install a released vLLM" in note.remedy
+    assert "vllm.v1.executor.abstract.Executor.shutdown" in note.fact
 
 
 def test_a_plugin_that_is_left_out(monkeypatch):

@@ -8,12 +8,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from vllm.config import SpeculativeConfig
+from vllm.config import ParallelConfig, SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.executor.abstract import Executor
 
 from tests.support.sentences import one_sentence
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.config.target_checks import check_target
 from vllm_ssd.hooks.engine_args import PROPOSER, with_proposer
 from vllm_ssd.hooks.runner_v2 import with_speculator
 from vllm_ssd.plugin import register
@@ -130,6 +131,7 @@ def test_bad_options_reach_the_user_as_one_sentence(refusal):
             "--prefill-context-parallel-size",
         ),
         ({"enable_dbo": True}, "dual batch overlap", "--enable-dbo"),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, "a target on several nodes", "--nnodes"),
         ({"watermark_config": {"algorithm": "gumbel"}}, "watermarking", "--watermark-config"),
         ({"async_scheduling": True}, "asynchronous scheduling on CPUs", "--async-scheduling"),
     ],
@@ -157,6 +159,13 @@ def test_external_launcher(refusal, monkeypatch):
 
 def test_pooling_targets(refusal):
     assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
+
+
+def test_encoder_decoder_targets(models):
+    target = SimpleNamespace(runner_type="generate", is_encoder_decoder=True)
+    with pytest.raises(ValueError) as error:
+        check_target(EngineArgs(model=models.target), target, ParallelConfig())
+    assert "does not support an encoder-decoder target" in one_sentence(error)
 
 
 @pytest.mark.parametrize("v2", [False, True])

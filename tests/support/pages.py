@@ -1,0 +1,49 @@
+"""The pages of the documentation, for the tests that read them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+EXAMPLES = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/README.md")))
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS, *EXAMPLES)
+
+
+@cache
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def paragraphs(page: str) -> Iterator[str]:
+    """Without blocks of commands; a table belongs to the paragraph before it, and an item of a list
+    is one."""
+    text = re.sub(r"```.*?```", "", text_of(page), flags=re.S)
+    text = re.sub(r"\n\n(?=\|)", "\n", re.sub(r"^    .*$", "", text, flags=re.M))
+    for part in re.split(r"\n\s*\n|\n(?=\s*[*-] |\s*\d+\. )", text):
+        yield part.strip()
+
+
+def said_in_the_code() -> list[str]:
+    """All texts in the package's code."""
+    nodes = (
+        node
+        for path in (ROOT / "vllm_ssd").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def check_test_exists(test: str) -> None:
+    """test: as in "tests/unit/test_docs.py::test_links"."""
+    path, name = test.split("::")
+    functions = {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert name in functions, f"{test} does not exist"

@@ -1,0 +1,127 @@
+"""What README and docs say: links lead somewhere, figures stand in the results that are linked,
+tables are those of the lists, sentences those of the code, and paragraphs are short."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import vllm_ssd
+from tests.support import compatibility
+from tests.support.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    check_test_exists,
+    paragraphs,
+    said_in_the_code,
+    text_of,
+)
+from tests.upstream.listed import FILES
+from tests.upstream.table import reasons
+from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
+
+# Quotes others' figures, too, and makes means.
+OF_MANY_SOURCES = {"docs/benchmarks.md"}
+MOST_WORDS = 120  # of a paragraph
+# Pages that are still to be rewritten: with longer paragraphs, and without a link to the glossary.
+LONG = {"docs/architecture.md", "docs/benchmarks.md"}
+WITHOUT_GLOSSARY = {"docs/benchmarks.md", "docs/vllm-spec-tests.md", "docs/glossary.md"}
+
+
+def test_versions_are_those_of_the_code():
+    (row,) = re.findall(r"^\| \d.*$", text_of("docs/compatibility.md"), re.M)
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[1:3] == [vllm_ssd.__version__, f"`{SUPPORTED_ON_GPUS}`"]
+    assert cells[3].startswith(f"`{SUPPORTED}`")
+    assert f"## {vllm_ssd.__version__}" in text_of("CHANGELOG.md")
+
+
+def test_the_tables_of_compatibility_are_those_of_the_list():
+    assert text_of("docs/compatibility.md").endswith("\n".join(compatibility.tables()) + "\n")
+
+
+@pytest.mark.parametrize("test", sorted(set(compatibility.named_tests())))
+def test_what_compatibility_names_exists(test):
+    check_test_exists(test)
+
+
+def test_what_is_refused_is_said_in_the_code():
+    said = said_in_the_code()
+    for part in compatibility.refusals():
+        assert any(part in text for text in said), part
+
+
+def test_symptoms_are_said_in_the_code():
+    """What the page quotes of sentences: its parts between what depends on the machine."""
+    said = said_in_the_code()
+    rows = re.findall(r"^\| (.*?) \|", text_of("docs/troubleshooting.md"), re.M)
+    quoted = [code for cell in rows for code in re.findall(r"`([^`]+)`", cell) if " " in code]
+    assert quoted
+    for part in (p for code in quoted for p in re.split(r"\.\.\.|N of N|\b\d+\b", code)):
+        assert any(part.strip(" :") in text for text in said), part
+
+
+def test_the_page_of_vllms_tests_says_what_the_list_says():
+    page = text_of("docs/vllm-spec-tests.md")
+    for file in FILES.values():
+        row = rf"\| `{re.escape(file.path)}` \| [^|]+ \| {re.escape(reasons(file))} \|"
+        assert re.search(row, page), file.path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page):
+    for path in re.findall(r"`(?:tests/)?((?:engine|gpu|unit|support)/[\w/]+\.py)`", text_of(page)):
+        assert (ROOT / "tests" / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", text_of(page)):
+        path, _, anchor = target.partition("#")
+        if re.match(r"https?:", path):
+            continue
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            assert anchor in {_anchor(heading) for heading in headings}, f"{page}: {target}"
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes them."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+FIGURE = re.compile(r"(?<![\w.`<>=/-])\d*\.\d+(?![\w.-])")
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", *DOCS} - OF_MANY_SOURCES))
+def test_figures_stand_in_the_results_that_are_linked(page):
+    """Every number with a point where results are linked; and no gain is told without a source."""
+    for part in paragraphs(page):
+        linked = re.findall(r"benchmarks/results/([\w-]+\.md)", part)
+        figures = {float(figure) for figure in FIGURE.findall(re.sub(r"\]\([^)]*\)", "", part))}
+        texts = [(ROOT / "benchmarks/results" / name).read_text() for name in linked]
+        known = {float(figure) for text in texts for figure in FIGURE.findall(text)}
+        assert not linked or figures <= known, (part, figures - known)
+        gain = re.search(r"\d\.\d+ (times|x) ", part)
+        assert linked or not gain or "https://" in part, f"{page} names no source: {part}"
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - LONG))
+def test_paragraphs_are_short(page):
+    for part in paragraphs(page):
+        words = part.partition("\n|")[0].split()
+        assert part.startswith("|") or len(words) <= MOST_WORDS, f"{page}: {part}"
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", "CONTRIBUTING.md", *DOCS} - WITHOUT_GLOSSARY))
+def test_every_page_links_the_glossary(page):
+    assert "glossary.md" in text_of(page)
+
+
+def test_readme_is_short():
+    assert len(text_of("README.md").splitlines()) < 100
+    assert "<!--" not in text_of("README.md")
