@@ -8,6 +8,7 @@ each engine that it drafts for, its clients are DEALERs.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Union
@@ -168,6 +169,8 @@ class ControlClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
+        # Also if it is only forgotten: a context that is forgotten before its socket waits for it.
+        self.close = weakref.finalize(self, _close, self._socket, self._context)
 
     def reconnect(self) -> None:
         """Send to the draft that listens at the address now; what an earlier one, which may hang,
@@ -183,9 +186,10 @@ class ControlClient:
             return False
         return True
 
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
+
+def _close(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    socket.close()
+    context.term()
 
 
 def ask(

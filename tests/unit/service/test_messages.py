@@ -1,6 +1,8 @@
 """Control messages over a real socket."""
 
+import gc
 import threading
+import weakref
 
 import msgspec
 import pytest
@@ -112,6 +114,16 @@ def test_sending_to_nobody_does_not_block(tmp_path):
     results = [client.send(Remove(0, 1)) for _ in range(3000)]
     assert results[0] and not results[-1]
     client.close()
+
+
+def test_a_client_that_is_forgotten_holds_up_nobody(tmp_path):
+    """In a circle, whose parts end in any order."""
+    client = ControlClient(endpoint(tmp_path))
+    client.itself = client
+    forgotten = weakref.ref(client)
+    del client
+    gc.collect()
+    assert forgotten() is None
 
 
 def test_whoever_asks_gets_the_answer(tmp_path):
