@@ -64,7 +64,7 @@ class Load:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     args = _parse(arguments)
-    if reason := why_not():
+    if reason := why_not(args.network):
         sys.exit(f"benchmarks.remote: {reason}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a namespace would be left
     prompts = [[(7 * n + m**2) % VOCABULARY for m in range(5 + 2 * n)] for n in range(16)]

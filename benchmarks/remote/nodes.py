@@ -45,13 +45,16 @@ class Node:
         return [line.split()[3] for line in sockets if f"pid={pid}," in line]
 
 
-def why_not() -> str:
-    """Why this machine and user cannot have another node; "" if they can."""
+def why_not(networks: Sequence[str] = ()) -> str:
+    """Why this machine and user cannot have another node, or these networks between both nodes; ""
+    if they can."""
     if os.geteuid():
         return "only root makes network namespaces"
     try:
         with another_node() as node:
             node.listening(os.getpid())
+            for network in networks:
+                node.slow_down(network)
     except FileNotFoundError as error:
         return f"there is no {error.filename}, of iproute2"
     except subprocess.CalledProcessError as error:
