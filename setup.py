@@ -38,13 +38,12 @@ setup(
         # Builds of vLLM and FlashInfer for ROCm are named in docs/rocm.md; this is what the latter
         # compiles its kernels with.
         "rocm": ["ninja"],
-        "bench": ["datasets", "gguf", "httpx", "matplotlib", "pandas"],
+        "bench": ["aiohttp", "gguf", "httpx", "pandas"],
         "dev": [
             "gguf",
             "httpx",
             "hypothesis",
             "kubernetes-validate",
-            "matplotlib",
             "mypy",
             "pandas",
             "pytest",

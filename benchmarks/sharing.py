@@ -30,8 +30,8 @@ from benchmarks.common.running import counters
 from benchmarks.common.server import Server
 from benchmarks.common.sides import engine_environment
 from benchmarks.common.subject import Subject, find_subject
-from benchmarks.serving.clients.client import Task
 from benchmarks.serving.clients.own import OwnClient
+from benchmarks.serving.clients.task import Task
 from benchmarks.serving.datasets import BUILT_IN
 from benchmarks.serving.records import Load
 from benchmarks.standin import environment
@@ -175,7 +175,7 @@ def _ask_all(servers: Sequence[Server], load: Load, texts: Iterator[str], tokeni
         asked = []
         for server in servers:
             prompts = [next(texts) for _ in range(load.requests)]
-            task = Task(server.url, tokenizer, load, prompts, {}, Path())
+            task = Task(server.url, tokenizer, load, prompts, Path())
             asked.append(threads.submit(OwnClient().measure, task))
         return sum(one.result().tokens for one in asked)
 

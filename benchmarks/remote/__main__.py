@@ -1,11 +1,11 @@
 """What a draft on another node gains over a network of some delay and loss.
 
-Another node is a network namespace of this machine, behind a wire whose delay and loss are chosen
-(`wire.py`); only root can have one. The target is a random function of 50 million parameters, whose
-step takes a CPU core about as long as a large model's takes a GPU, and its draft the same function
-in its own size. The target has core 0 and the draft core 1 on every side. Every answer is compared
-with plain vLLM's. Prints one markdown table; the exit status is 1 if a text is another one or a
-request failed.
+Another node is a network namespace of this machine; only root can have one. --network delays and
+loses what the target's node sends, where the kernel has netem. The target is a random function of
+50 million parameters, whose step takes a CPU core about as long as a large model's takes a GPU, and
+its draft the same function in its own size. The target has core 0 and the draft core 1 on every
+side. Every answer is compared with plain vLLM's. Prints one markdown table; the exit status is 1 if
+a text is another one or a request failed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.common.draft_server import draft_server
 from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.running import counters
 from benchmarks.common.server import Server, healthy_server
-from benchmarks.remote.nodes import Node, slow_node, why_not
+from benchmarks.remote.nodes import Node, another_node, why_not
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, greedy_request
 from benchmarks.standin import Shape
@@ -46,11 +46,9 @@ ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "0",
 }
-# One-way delays in seconds, and shares of packets that are lost.
-WIRES = ((0.0, 0.0), (1e-4, 0.0), (1e-3, 0.0), (5e-3, 0.0), (1e-3, 1e-3), (1e-3, 1e-2))
 NAME = "remote-benchmark"
 PORT, START_S, STALL_S, VOCABULARY = 7400, 240.0, 30.0, 400
-COLUMNS = ("draft", "one way, ms", "lost", "there and back, ms", "clients", "tokens/s", "x plain")
+COLUMNS = ("draft", "network", "there and back, ms", "clients", "tokens/s", "x plain")
 COUNTED = ("tokens a round", "hit / miss / late", "wait a round, ms")
 
 
@@ -66,7 +64,7 @@ class Load:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     args = _parse(arguments)
-    if reason := why_not():
+    if reason := why_not(args.network):
         sys.exit(f"benchmarks.remote: {reason}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a namespace would be left
     prompts = [[(7 * n + m**2) % VOCABULARY for m in range(5 + 2 * n)] for n in range(16)]
@@ -77,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (folder / name).mkdir()
         draft = save_tiny(folder / "draft")
         target = widened(draft, folder / "target", TARGET)
-        node, wire = ends.enter_context(slow_node())
+        node = ends.enter_context(another_node())
         key_file = ends.enter_context(_service(node, draft, folder, args))
         remote = {"draft_server": NAME, "draft_server_key": str(key_file)}
         local = {"model": str(draft), "k": args.k, "f": args.f, "draft_device": "1"}
@@ -91,10 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for clients in args.clients:
             rows.measure("none", plain, clients)
             rows.measure("on the same node", here, clients)
-            for delay_s, loss in WIRES:
-                wire.set(delay_s, loss)
-                rows.measure("on another node", there, clients, wire=(delay_s, loss))
-            wire.set(0.0, 0.0)
+            rows.measure("on another node", there, clients, network="as it is")
+        for network in args.network:
+            node.slow_down(network)
+            for clients in args.clients:
+                rows.measure("on another node", there, clients, network=network)
     return 1 if rows.wrong else 0
 
 
@@ -109,10 +108,8 @@ class Rows:
         self._plain: dict[int, float] = {}  # tokens a second, by clients
         self.wrong: list[str] = []
 
-    def measure(
-        self, name: str, server: Server, clients: int, wire: tuple[float, float] | None = None
-    ) -> None:
-        """Print a line. wire: one-way delay in seconds, and loss."""
+    def measure(self, name: str, server: Server, clients: int, network: str = "") -> None:
+        """Print a line. network: between the nodes, in words; empty for a draft on this node."""
         run_dir = server.run_dir()
         self._follow(server.url, clients, self._load.warm_up_s)
         before = counters(run_dir) if run_dir else None
@@ -120,15 +117,23 @@ class Rows:
         outcome = self._follow(server.url, clients, self._load.seconds)
         speed = outcome.flow.tokens / (time.monotonic() - began)
         plain = self._plain.setdefault(clients, speed)
-        cells = [name, "", "", "", str(clients), f"{speed:.0f}", f"{speed / plain:.2f}", "", "", ""]
+        cells = [
+            name,
+            network,
+            "",
+            str(clients),
+            f"{speed:.0f}",
+            f"{speed / plain:.2f}",
+            "",
+            "",
+            "",
+        ]
         if run_dir and before:
             counted = subtract(counters(run_dir), before)
             found = rates(counted)
             shares = " / ".join(f"{100 * found[kind]:.0f}" for kind in ("hit", "miss", "late"))
             cells[-3:] = [f"{found['tokens_per_round']:.2f}", shares, f"{found['wait_ms']:.2f}"]
-            cells[3] = f"{counted['link_us'] / 1000:.2f}" if wire else ""
-        if wire:
-            cells[1:3] = [f"{wire[0] * 1000:g}", f"{wire[1]:.1%}" if wire[1] else "0"]
+            cells[2] = f"{counted['link_us'] / 1000:.2f}" if network else ""
         print(table_row(cells), flush=True)
 
     def _follow(self, url: str, clients: int, seconds: float) -> Outcome:
@@ -183,6 +188,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     add = parser.add_argument
     add("--clients", type=int, nargs="+", default=[1, 4])
+    add("--network", nargs="+", default=[], help="as for netem: 'delay 1ms' 'delay 1ms loss 1%%'")
     add("--k", type=int, default=5)
     add("--f", type=int, default=2)
     add("--tokens", type=int, default=128, help="of an answer")

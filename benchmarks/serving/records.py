@@ -14,22 +14,18 @@ KINDS: tuple[Kind, ...] = (
     "ssd",
     "ssd-quantised",
 )
-# Of the target, then of the draft.
-Work = Literal["verify", "wait", "prefill", "fallback", "glue", "branch"]
 OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draft of their own
 
 
 class Load(msgspec.Struct, frozen=True):
     """What clients ask of a server. concurrency: requests under way at most; None: any number.
-    rate: requests a second that arrive, as a Poisson process; None: all at once. prompt_tokens: of
-    each prompt, about; None: as the data set has it. tokens: of each answer. repeat: which time it
-    is measured, beginning with 0."""
+    prompt_tokens: approximate length of each prompt; None: the data set's own. tokens: length of
+    each answer. repeat: number of this repetition, from 0."""
 
     dataset: str
     requests: int
     tokens: int
     concurrency: int | None = None
-    rate: float | None = None
     prompt_tokens: int | None = None
     temperature: float = 0.0
     repeat: int = 0
@@ -47,10 +43,10 @@ class Seen(msgspec.Struct, frozen=True):
     """What a client saw of one load.
 
     seconds: from the first request to the end of the last. tokens: output, of all answers. ttft:
-    time to the first token; itl: time between two messages with tokens, of which speculation puts
-    several into one; tpot: an answer's time after its first token, divided by the tokens after it;
-    e2e: of a whole answer; gap: an answer's longest itl. good: requests a second that kept the
-    bounds. ttfts_ms, itls_ms: every single one. None, or empty: the client does not tell.
+    time to the first token; itl: time between two messages with tokens (speculation puts several
+    tokens into one message); tpot: an answer's time after its first token, divided by the tokens
+    after it; e2e: of a whole answer; gap: an answer's longest itl. texts: the answers, in the order
+    of the prompts. None, or empty: the client does not tell.
     """
 
     completed: int
@@ -61,9 +57,7 @@ class Seen(msgspec.Struct, frozen=True):
     itl: Spread
     tpot: Spread
     gap: Spread | None = None
-    good: float | None = None
-    ttfts_ms: list[float] = []
-    itls_ms: list[float] = []
+    texts: list[str] = []
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -97,30 +91,16 @@ class Run(msgspec.Struct, frozen=True):
     speculation: Speculation | None = None
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """A piece of work of target or draft, from and to a time in milliseconds. ended: of a verify
-    step, what its outcome was: "hit", "miss" or "late"."""
-
-    work: Work
-    begin: float
-    end: float
-    ended: str = ""
-
-
 class Result(msgspec.Struct):
-    """A side with its runs. timeline: of one more request, if it was asked for. error: why there
-    are no more runs, if it failed."""
+    """A side with its runs. error: why there are no more runs, if it failed."""
 
     side: Side
     runs: list[Run] = []
-    timeline: list[Moment] = []
     error: str | None = None
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A file of results. about: what is true of all of them, by name. bounds: milliseconds that a
-    good answer may take, of "ttft", "tpot" and "e2el"."""
+    """A file of results. about: what is true of all of them, by name."""
 
     about: dict[str, str]
-    bounds: dict[str, float]
     results: list[Result]

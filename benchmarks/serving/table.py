@@ -14,7 +14,6 @@ _OF_LOAD: dict[str, Callable[[Run], str]] = {
     "data": lambda run: run.load.dataset,
     "prompt": lambda run: _told(run.load.prompt_tokens, "own"),
     "T": lambda run: f"{run.load.temperature:g}",
-    "requests/s": lambda run: _told(run.load.rate, "at once"),
     "clients": lambda run: _told(run.load.concurrency, "any"),
     "repeat": lambda run: str(run.load.repeat),
 }
@@ -82,7 +81,16 @@ def _row(
     yield "longest gap", _spread(seen.gap, 0)
     yield "tokens a round", f"{counted.tokens_per_round:.2f}" if counted else _NONE
     yield "hit / miss / late", _shares(counted)
-    yield "good requests/s", _told(seen.good, _NONE, ".2f")
+    plain = None if side.kind == "plain" else beside(side, run, runs, "plain")
+    yield "texts as plain", _same_texts(run, plain)
+
+
+def _same_texts(run: Run, plain: Run | None) -> str:
+    """How many greedy answers are plain vLLM's, of all. In 16 bits some part at near ties."""
+    if plain is None or run.load.temperature or not (run.seen.texts and plain.seen.texts):
+        return _NONE
+    same = sum(own == other for own, other in zip(run.seen.texts, plain.seen.texts))
+    return f"{same} of {len(run.seen.texts)}"
 
 
 def _by_load(runs: Sequence[tuple[Side, Run]]) -> list[tuple[Side, Run]]:

@@ -4,13 +4,14 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
+from benchmarks.common.streaming import RequestFailed, session, stream
 from benchmarks.soak.requests import (
     Choice,
     Question,
@@ -22,10 +23,6 @@ from benchmarks.soak.requests import (
 
 PAUSE_S = 1.0  # of a client between two requests, in the mean
 MOST_FAILURES = 20  # more say nothing new
-
-
-class RequestFailed(Exception):
-    """The server answered something else than was asked for."""
 
 
 @dataclass
@@ -77,19 +74,19 @@ class Clients:
 
     def __init__(self, url: str, stall_limit_s: float):
         self.outcome = Outcome()
+        self._url = url
         self._stall_limit_s = stall_limit_s
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            timeout=httpx.Timeout(None, read=stall_limit_s),
-            limits=httpx.Limits(max_connections=None),
-        )
+        self._ends = AsyncExitStack()
         self._count = 0
 
     async def __aenter__(self) -> "Clients":
+        self._session = await self._ends.enter_async_context(
+            session(self._url, self._stall_limit_s)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._ends.aclose()
 
     async def ask_all(self, requests: Sequence[Request], at_once: int) -> list[Choice]:
         """The only answer to each; `RequestFailed` if there is none."""
@@ -129,8 +126,8 @@ class Clients:
         outcome = self.outcome
         try:
             choices = await self._ask(request)
-        except (httpx.HTTPError, RequestFailed) as error:
-            stalled = isinstance(error, httpx.ReadTimeout)
+        except (aiohttp.ClientError, RequestFailed) as error:
+            stalled = isinstance(error, TimeoutError)
             said = f"no token for {self._stall_limit_s:g} s" if stalled else repr(error)
             settings = {name: v for name, v in request.body.items() if name != "prompt"}
             outcome.failures.append(f"question {request.question} {settings}: {said}")
@@ -153,43 +150,29 @@ class Clients:
         choices = [Choice() for _ in range(request.body.get("n", 1))]
         flow.begin(number, time.monotonic())
         try:
-            async with self._http.stream("POST", "/v1/completions", json=request.body) as response:
-                if request.cut != 0:
-                    await self._hear(response, number, choices, request.cut)
+            if request.cut == 0:
+                async with self._session.post("/v1/completions", json=request.body):
+                    pass
+            else:
+                await self._hear(request, number, choices)
         finally:
             flow.end(number)
         return choices
 
-    async def _hear(
-        self, response: httpx.Response, number: int, choices: list[Choice], cut: int | None
-    ) -> None:
+    async def _hear(self, request: Request, number: int, choices: list[Choice]) -> None:
         heard = 0
-        async with aclosing(_pieces(response)) as pieces:
-            async for piece in pieces:
-                tokens = _take(choices[piece["index"]], piece)
-                if tokens:
-                    heard += tokens
-                    self.outcome.flow.came(number, tokens, time.monotonic())
-                if cut is not None and heard >= cut:
+        async with aclosing(stream(self._session, request.body)) as messages:
+            async for message in messages:
+                event = json.loads(message)
+                if "error" in event:
+                    raise RequestFailed(str(event["error"]))
+                for piece in event["choices"]:
+                    tokens = _take(choices[piece["index"]], piece)
+                    if tokens:
+                        heard += tokens
+                        self.outcome.flow.came(number, tokens, time.monotonic())
+                if request.cut is not None and heard >= request.cut:
                     break
-
-
-async def _pieces(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The choices of all server-sent events."""
-    if response.is_error:
-        raise RequestFailed((await response.aread()).decode(errors="replace"))
-    async for line in response.aiter_lines():
-        if not line:
-            continue
-        data = line.removeprefix("data: ")
-        if data == "[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise RequestFailed(str(event["error"]))
-        for choice in event["choices"]:
-            yield choice
-    raise RequestFailed("the stream ended before its end was announced")
 
 
 def _take(choice: Choice, piece: dict[str, Any]) -> int:

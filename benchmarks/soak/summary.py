@@ -1,41 +1,21 @@
 """What a soak comes to: figures, a verdict, and both as text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
-from benchmarks.common.markdown import table_row
+from benchmarks.common.markdown import table_head, table_row
 from benchmarks.soak.load import Outcome
 from benchmarks.soak.watch import Sample
 
 PARTS = 4
 _EXAMPLES = 10  # of what went wrong; more are in the JSON file
-_MEANS = (
-    "target_mib",
-    "draft_mib",
-    "ray_mib",
-    "gpu_mib",
-    "open_files",
-    "shared_files",
-)
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One of the equal parts of the time under load. hit, miss, late: shares of its rounds, None
-    without any; the others of `_MEANS`, as in `Sample`."""
-
-    tokens_per_s: float
-    hit: float | None
-    miss: float | None
-    late: float | None
-    target_mib: float
-    draft_mib: float
-    ray_mib: float
-    gpu_mib: float | None
-    open_files: float
-    shared_files: float
+_MEANS = ("target_mib", "draft_mib", "ray_mib", "gpu_mib", "open_files", "shared_files")
+_SHARES = ("hits", "misses", "late")
+# Figures of one of the equal parts of the time under load, by name: shares of its rounds for
+# `_SHARES`, means for `_MEANS`. None: there is no such figure.
+Part = dict[str, float | None]
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -116,26 +96,19 @@ def _parts(samples: Sequence[Sample]) -> list[Part]:
 def _part(samples: Sequence[Sample]) -> Part:
     first, last = samples[0], samples[-1]
     rounds = last.rounds - first.rounds
-
-    def share(name: str) -> float | None:
-        counted: int = getattr(last, name) - getattr(first, name)
-        return counted / rounds if rounds else None
-
-    def mean(name: str) -> Any:
+    part: Part = {"tokens_per_s": (last.tokens - first.tokens) / (last.at - first.at)}
+    for name in _SHARES:
+        part[name] = (getattr(last, name) - getattr(first, name)) / rounds if rounds else None
+    for name in _MEANS:
         values = [getattr(sample, name) for sample in samples]
-        return None if None in values else sum(values) / len(values)
-
-    return Part(
-        tokens_per_s=(last.tokens - first.tokens) / (last.at - first.at),
-        hit=share("hits"),
-        miss=share("misses"),
-        late=share("late"),
-        **{name: mean(name) for name in _MEANS},
-    )
+        part[name] = None if None in values else sum(values) / len(values)
+    return part
 
 
 def markdown(summary: Summary) -> str:
     """Two tables: of the whole, and of its parts; then what went wrong."""
+    at = ", ".join(f"{at:.0f}" for at in summary.harmed_at)
+    there = "there at the end" if summary.draft_back else "not there at the end"
     rows = {
         "under load": f"{summary.seconds:.0f} s, {summary.tokens} tokens",
         "requests finished / aborted / failed": (
@@ -144,57 +117,27 @@ def markdown(summary: Summary) -> str:
         "greedy texts compared / different": f"{summary.compared} / {len(summary.differences)}",
         "longest gap between tokens while others got some": f"{summary.longest_gap:.2f} s",
         "longest wait for a first token": f"{summary.longest_start:.2f} s",
-        f"draft {summary.harm}": _harm(summary),
+        f"draft {summary.harm}": f"{len(summary.harmed_at)} times (s: {at or 'never'}), {there}",
         "left after the end": str(len(summary.leftovers)),
         "verdict": "; ".join(summary.problems) or "good",
     }
-    lines = [["", ""], ["---"] * 2, *([name, text] for name, text in rows.items())]
-    text = [table_row(cells) for cells in lines]
-    text += ["", *map(table_row, _by_parts(summary.parts))]
+    text = [table_head(["", ""]), *(table_row(row) for row in rows.items())]
+    text += ["", table_head(["part", *summary.parts[0]])]
+    for number, part in enumerate(summary.parts, 1):
+        cells = [_cell(value, ".0%" if name in _SHARES else ".1f") for name, value in part.items()]
+        text.append(table_row([str(number), *cells]))
+    first, last = summary.parts[0], summary.parts[-1]
+    drift = [_drift(first[name], last[name]) if name in _MEANS else "" for name in first]
+    text.append(table_row(["last - first", *drift]))
     for name in ("failures", "differences", "leftovers"):
         found = getattr(summary, name)
         text += ["", f"{name}:", *(f"* {line}" for line in found[:_EXAMPLES])] if found else []
     return "\n".join(text)
 
 
-def _harm(summary: Summary) -> str:
-    if not summary.harmed_at:
-        return "never"
-    times = ", ".join(f"{at:.0f}" for at in summary.harmed_at)
-    after = "there at the end" if summary.draft_back else "not there at the end"
-    return f"{len(summary.harmed_at)} times (after {times} s), {after}"
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
-def _by_parts(parts: Sequence[Part]) -> list[list[str]]:
-    def shares(part: Part) -> str:
-        return " / ".join(
-            "–" if s is None else f"{s:.0%}" for s in (part.hit, part.miss, part.late)
-        )
-
-    def number(name: str) -> Callable[[Part], str]:
-        def show(part: Part) -> str:
-            value = getattr(part, name)
-            return "–" if value is None else f"{value:.1f}"
-
-        return show
-
-    columns: dict[str, Callable[[Part], str]] = {
-        "tokens/s": number("tokens_per_s"),
-        "hit / miss / late": shares,
-        "target MiB": number("target_mib"),
-        "draft MiB": number("draft_mib"),
-        "keeper and Ray MiB": number("ray_mib"),
-        "GPU MiB": number("gpu_mib"),
-        "open files": number("open_files"),
-        "shared files": number("shared_files"),
-    }
-    drift = ["last - first", "", ""]
-    for name in _MEANS:
-        first, last = getattr(parts[0], name), getattr(parts[-1], name)
-        drift.append("–" if first is None or last is None else f"{last - first:+.1f}")
-    return [
-        ["part", *columns],
-        ["---"] * (len(columns) + 1),
-        *([str(n), *(show(part) for show in columns.values())] for n, part in enumerate(parts, 1)),
-        drift,
-    ]
+def _drift(first: float | None, last: float | None) -> str:
+    return "–" if first is None or last is None else f"{last - first:+.1f}"

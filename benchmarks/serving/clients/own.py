@@ -2,18 +2,20 @@
 
 import asyncio
 import json
-import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import aiohttp
+import numpy as np
 
 from benchmarks.common.server import NAME
-from benchmarks.serving.clients.client import Answer, ClientFailed, Task, sum_up
-from benchmarks.serving.records import Load, Seen
+from benchmarks.common.streaming import RequestFailed, session, stream
+from benchmarks.serving.clients.task import ClientFailed, Task
+from benchmarks.serving.records import Load, Seen, Spread
 
-_LIMIT_S = 3600.0  # of an answer
-_DATA = b"data: {"
+_STALL_S = 3600.0
 
 
 class OwnClient:
@@ -25,33 +27,75 @@ class OwnClient:
         """It runs everywhere."""
 
     def measure(self, task: Task) -> Seen:
-        """As `Client.measure`."""
+        """Run a load. `ClientFailed` if a request fails."""
         started = time.monotonic()
         try:
-            answers = asyncio.run(_ask_all(task.url, task.prompts, task.load))
-        except aiohttp.ClientError as error:
+            streams = asyncio.run(_ask_all(task.url, task.prompts, task.load))
+        except (aiohttp.ClientError, RequestFailed) as error:
             raise ClientFailed(str(error)) from None
-        return sum_up(answers, time.monotonic() - started, task.bounds)
+        seconds = time.monotonic() - started
+        # Decoded now, so that decoding delays no other answer.
+        return sum_up([_decode(begun, messages) for begun, messages in streams], seconds)
 
 
-async def _ask_all(url: str, prompts: Sequence[str], load: Load) -> list[Answer]:
-    timeout = aiohttp.ClientTimeout(total=_LIMIT_S)
-    connector = aiohttp.TCPConnector(limit=0)
+@dataclass
+class Answer:
+    """Seconds from the request to the arrival of each message with tokens; the text, and the number
+    of its tokens."""
+
+    arrivals_s: list[float] = field(default_factory=list)
+    text: str = ""
+    tokens: int = 0
+
+    @property
+    def itls_s(self) -> list[float]:
+        """Seconds between messages."""
+        return [later - earlier for earlier, later in pairwise(self.arrivals_s)]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds for each token after the first; None without such."""
+        seconds = self.arrivals_s[-1] - self.arrivals_s[0]
+        return seconds / (self.tokens - 1) if self.tokens > 1 else None
+
+
+def sum_up(answers: Sequence[Answer], seconds: float) -> Seen:
+    """The figures of ``answers``, one at least, which took ``seconds`` together."""
+    tpots = [answer.tpot_s for answer in answers]
+    return Seen(
+        completed=len(answers),
+        seconds=seconds,
+        tokens=sum(answer.tokens for answer in answers),
+        e2e=spread([answer.arrivals_s[-1] for answer in answers]),
+        ttft=spread([answer.arrivals_s[0] for answer in answers]),
+        itl=spread([itl for answer in answers for itl in answer.itls_s]),
+        tpot=spread([tpot for tpot in tpots if tpot is not None]),
+        gap=spread([max(answer.itls_s, default=0.0) for answer in answers]),
+        texts=[answer.text for answer in answers],
+    )
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Mean, median and 99th percentile in ms of times in seconds; zeros if there are none."""
+    times = 1000 * np.asarray(seconds or [0.0])
+    p50, p99 = np.percentile(times, (50, 99))
+    return Spread(float(times.mean()), float(p50), float(p99))
+
+
+_Stream = tuple[float, list[tuple[float, bytes]]]  # when asked, and when each message came
+
+
+async def _ask_all(url: str, prompts: Sequence[str], load: Load) -> list[_Stream]:
     places = asyncio.Semaphore(load.concurrency or len(prompts))
-    # The same arrivals on every side.
-    chance = random.Random(0)
-    async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
+    async with session(url, _STALL_S) as opened:
 
-        async def ask(prompt: str) -> Answer:
+        async def ask(prompt: str) -> _Stream:
             async with places:
-                return await _ask(session, _body(load, prompt))
+                begun = time.monotonic()
+                body = _body(load, prompt)
+                return begun, [(time.monotonic(), line) async for line in stream(opened, body)]
 
-        asked = []
-        for prompt in prompts:
-            asked.append(asyncio.create_task(ask(prompt)))
-            if load.rate is not None:
-                await asyncio.sleep(chance.expovariate(load.rate))
-        return await asyncio.gather(*asked)
+        return await asyncio.gather(*map(ask, prompts))
 
 
 def _body(load: Load, prompt: str) -> dict[str, object]:
@@ -66,28 +110,16 @@ def _body(load: Load, prompt: str) -> dict[str, object]:
     }
 
 
-async def _ask(session: aiohttp.ClientSession, body: dict[str, object]) -> Answer:
-    begun = last = time.monotonic()
-    answer: Answer | None = None
-    message = b""
-    async with session.post("/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise aiohttp.ClientError(f"the server refused a request: {await response.text()}")
-        async for line in response.content:
-            if not line.startswith(_DATA):
-                continue
-            now = time.monotonic()
-            message = line
-            if b'"choices":[]' in line.replace(b" ", b""):  # the usage, which has no tokens
-                continue
-            if answer is None:
-                answer = Answer(now - begun)
-            else:
-                answer.itls_s.append(now - last)
-            last = now
-    usage = json.loads(message[len(_DATA) - 1 :] or b"{}").get("usage")
-    if answer is None or not usage:
-        raise aiohttp.ClientError(f"an answer ended early: {message.decode(errors='replace')}")
-    answer.e2e_s = last - begun
-    answer.tokens = usage["completion_tokens"]
+def _decode(begun: float, messages: Sequence[tuple[float, bytes]]) -> Answer:
+    answer = Answer()
+    for now, line in messages:
+        message = json.loads(line)
+        if message.get("usage"):
+            answer.tokens = message["usage"]["completion_tokens"]
+        for choice in message.get("choices", ()):
+            answer.arrivals_s.append(now - begun)
+            answer.text += choice["text"]
+    if not answer.arrivals_s or not answer.tokens:
+        last = messages[-1][1].decode() if messages else "nothing"
+        raise ClientFailed(f"an answer has no tokens: {last}")
     return answer

@@ -1,21 +1,18 @@
 """`python -m sglang.bench_serving --backend vllm` as the client, from an environment of its own."""
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.server import NAME
-from benchmarks.serving.clients.client import ClientFailed, Task
+from benchmarks.serving.clients.task import ClientFailed, Task, check_completed, run_program
 from benchmarks.serving.records import Seen, Spread
 
 _ROOT = Path(__file__).parents[3]
 PYTHON = _ROOT / ".venv-bench" / "bin" / "python"
 _LONGEST = 1024  # tokens of a prompt; it leaves out longer ones
 _SENT_AS_IT_IS = _LONGEST - 24  # of one that may be some tokens longer than said
-_LAST_WORDS = 3000
 
 
 class SglangClient:
@@ -30,27 +27,18 @@ class SglangClient:
             raise ValueError("--client sglang needs its own environment: run `make bench-clients`")
 
     def measure(self, task: Task) -> Seen:
-        """As `Client.measure`."""
+        """Run a load. `ClientFailed` if a request fails."""
         prompts = task.scratch / "prompts.json"
         answer = "It takes conversations, and only those with an answer."
         turns = [[{"value": prompt}, {"value": answer}] for prompt in task.prompts]
         prompts.write_text(json.dumps([{"conversations": pair} for pair in turns]))
         # It looks for a model of the served one's name, for a warning only.
         offline = {"HF_HUB_OFFLINE": "1"} if Path(task.tokenizer).exists() else {}
-        done = subprocess.run(
-            [str(PYTHON), "-m", "sglang.bench_serving", *_arguments(task, prompts)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **offline},
-        )
-        if done.returncode:
-            raise ClientFailed(f"sglang.bench_serving failed:\n{done.stdout[-_LAST_WORDS:]}")
+        command = [str(PYTHON), "-m", "sglang.bench_serving", *_arguments(task, prompts)]
+        printed = run_program("sglang.bench_serving", command, offline)
         told = json.loads((task.scratch / "seen.jsonl").read_text(encoding="utf-8"))
-        if told["completed"] != task.load.requests:
-            missing = task.load.requests - told["completed"]
-            raise ClientFailed(f"{missing} requests failed:\n{done.stdout[-_LAST_WORDS:]}")
-        return _seen(told, done.stdout)
+        check_completed(task, told["completed"], printed)
+        return _seen(told, printed)
 
 
 def _arguments(task: Task, prompts: Path) -> list[str]:
@@ -69,8 +57,6 @@ def _arguments(task: Task, prompts: Path) -> list[str]:
         words += ["--random-output-len", str(load.tokens)]
     if load.concurrency is not None:
         words += ["--max-concurrency", str(load.concurrency)]
-    if load.rate is not None:
-        words += ["--request-rate", str(load.rate)]
     return words
 
 

@@ -2,16 +2,14 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.server import NAME, VLLM, VLLM_MODULE
-from benchmarks.serving.clients.client import ClientFailed, Task, spread
+from benchmarks.serving.clients.own import spread
+from benchmarks.serving.clients.task import Task, check_completed, run_program
 from benchmarks.serving.records import Seen, Spread
-
-_LAST_WORDS = 3000
 
 
 class VllmClient:
@@ -25,22 +23,15 @@ class VllmClient:
             raise ValueError("--client vllm needs pandas: pip install pandas, or --client own")
 
     def measure(self, task: Task) -> Seen:
-        """As `Client.measure`."""
+        """Run a load. `ClientFailed` if a request fails."""
         prompts = task.scratch / "prompts.jsonl"
         lines = [json.dumps({"prompt": prompt}) for prompt in task.prompts]
         prompts.write_text("\n".join(lines), encoding="utf-8")
         script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
-        done = subprocess.run(
-            [*script, *_arguments(task, prompts)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            raise ClientFailed(f"vllm bench serve failed:\n{done.stdout[-_LAST_WORDS:]}")
+        command = [*script, *_arguments(task, prompts)]
+        printed = run_program("vllm bench serve", command, {})
         told = json.loads((task.scratch / "seen.json").read_text(encoding="utf-8"))
-        if told["failed"]:
-            raise ClientFailed(f"{told['failed']} requests failed:\n{done.stdout[-_LAST_WORDS:]}")
+        check_completed(task, told["completed"], printed)
         return _seen(told)
 
 
@@ -56,10 +47,6 @@ def _arguments(task: Task, prompts: Path) -> list[str]:
     words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"]
     if load.concurrency is not None:
         words += ["--max-concurrency", str(load.concurrency)]
-    if load.rate is not None:
-        words += ["--request-rate", str(load.rate)]
-    if task.bounds:
-        words += ["--goodput", *(f"{name}:{limit:g}" for name, limit in task.bounds.items())]
     return words
 
 
@@ -76,7 +63,5 @@ def _seen(told: dict[str, Any]) -> Seen:
         itl=found("itl"),
         tpot=found("tpot"),
         gap=spread([max(of_answer, default=0.0) for of_answer in told["itls"]]),
-        good=told.get("request_goodput"),
-        ttfts_ms=[round(1000 * ttft, 3) for ttft in told["ttfts"]],
-        itls_ms=[round(1000 * itl, 3) for of_answer in told["itls"] for itl in of_answer],
+        texts=told["generated_texts"],
     )

@@ -8,7 +8,7 @@ from benchmarks.common.server import command_line
 from benchmarks.soak.load import Flow, Outcome
 from benchmarks.soak.requests import CHOICES, Choice, Question, Request, difference, malformed
 from benchmarks.soak.requests import random_request as draw
-from benchmarks.soak.summary import markdown, summarise
+from benchmarks.soak.summary import summarise
 from benchmarks.soak.watch import Sample
 
 PLAIN = Choice("one two, three", [1, 2, 3, 4], "length", [3.0, 0.5, 2.0, 1.0])
@@ -105,10 +105,10 @@ def test_parts_leave_nothing_out() -> None:
     samples = [sample(at, rounds=2 * at, hits=at, late=at) for at in range(9)]
     summary = summarise(Outcome(finished=1, compared=1), samples, "killed", [], 0, True, [], True)
     assert summary.problems == [] and len(summary.parts) == 4
-    assert [part.target_mib for part in summary.parts] == [101, 103, 105, 107]
+    assert [part["target_mib"] for part in summary.parts] == [101, 103, 105, 107]
     for part in summary.parts:
-        assert (part.hit, part.miss, part.late, part.tokens_per_s) == (0.5, 0, 0.5, 10)
-    assert "| last - first |  |  | +6.0 | +0.0 | +0.0 | – |" in markdown(summary)
+        assert (part["hits"], part["misses"], part["late"]) == (0.5, 0, 0.5)
+        assert part["tokens_per_s"] == 10 and part["gpu_mib"] is None
 
 
 def test_verdict() -> None:
@@ -116,7 +116,6 @@ def test_verdict() -> None:
     samples = [sample(0), sample(1)]
     summary = summarise(outcome, samples, "killed", [0.5], 1, False, ["a file"], True)
     assert len(summary.problems) == 4
-    assert "| draft killed | 1 times (after 0 s), not there at the end |" in markdown(summary)
     assert len(summarise(outcome, samples, "killed", [], 0, True, [], False).problems) == 1
     assert summarise(Outcome(), samples, "killed", [], 0, True, [], True).problems == [
         "no greedy text was compared"

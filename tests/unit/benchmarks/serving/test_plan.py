@@ -1,17 +1,15 @@
 """The served benchmark without servers: its command line, loads, sides and table."""
 
-import math
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.models import Model
 from benchmarks.serving import __main__ as serving
-from benchmarks.serving.arguments import parse
+from benchmarks.serving.arguments import loads, parse
 from benchmarks.serving.clients import sglang
 from benchmarks.serving.records import KINDS, Load, Result, Run, Seen, Side, Speculation, Spread
 from benchmarks.serving.sides import Plan
-from benchmarks.serving.sweeps import SWEEPS, loads
 from benchmarks.serving.table import markdown
 
 ONE, TWO = Model("one", "one", "auto", "one"), Model("two", "two", "auto", "two")
@@ -66,26 +64,6 @@ def test_sides_that_need_more_gpus_are_left_out_and_named():
     assert "needs a GPU, or another --quantisation" in why
 
 
-@pytest.mark.parametrize("quick", [[], ["--quick"]])
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_sweep_has_defaults(sweep, quick):
-    args = parse([sweep, *quick], None)
-    assert len(args.k) and loads(args)
-    varied = {(load.concurrency, load.rate, load.prompt_tokens, load.temperature)
-              for load in loads(args)}  # fmt: skip
-    of_servers = len(args.k) * len(args.f) * len(args.drafts) * len(args.tps)
-    of_data = len(args.dataset)
-    assert len(varied) * of_servers * of_data > 1 or (sweep == "tp" and quick)
-
-
-def test_the_command_line_overrides_a_sweep():
-    args = parse(["rate", "--quick", "--rates", "4,inf", "--seconds", "10"], None)
-    slow, at_once = loads(args)
-    assert (slow.rate, slow.requests, slow.concurrency) == (4.0, 40, None)
-    assert (at_once.rate, at_once.requests) == (None, 40), "as many as at the highest rate"
-    assert math.inf in args.rates
-
-
 def test_requests_for_every_place():
     args = parse(["--concurrency", "1,16", "--requests-per-client", "3"], None)
     assert [load.requests for load in loads(args)] == [8, 48]
@@ -98,7 +76,6 @@ def test_requests_for_every_place():
     [
         (["--sides", "plain,magic"], "no such sides: magic; choose from plain, draft_model"),
         (["--client", "curl"], "no such clients: curl; choose from vllm, sglang, own"),
-        (["--goodput", "itl:5"], "'itl:5' is not ttft|tpot|e2el:MILLISECONDS"),
         (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
     ],
 )
@@ -114,7 +91,7 @@ def test_a_bad_command_line(arguments, sentence, capsys):
         (["--client", "sglang"], "run `make bench-clients`"),
         (["--client", "own", "--dataset", "nothing"], "no data set 'nothing': write passages"),
         (["--client", "own", "--dataset", "none.jsonl"], "there is no file none.jsonl"),
-        (["length", "--client", "own"], "smollm2 takes texts of 8192 tokens, and 33088 are asked"),
+        (["--client", "own", "--max-model-len", "9000"], "smollm2 takes texts of 8192 tokens"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(arguments, sentence, capsys, monkeypatch):
@@ -124,13 +101,11 @@ def test_what_is_missing_is_said_before_anything_starts(arguments, sentence, cap
     assert sentence in capsys.readouterr().err
 
 
-def result(kind, tokens, gpus=1, name=None, tp=1, clients=(1,), speculation=None):
+def result(kind, tokens, gpus=1, name=None, tp=1, clients=(1,), speculation=None, texts=()):
     side = Side(name or kind, kind, tp, gpus, {}, {})
     times = Spread(1.0, 2.0, None)
-    runs = [
-        Run("own", Load("passages", 4, 9, each), Seen(4, 2.0, tokens, *[times] * 4), speculation)
-        for each in clients
-    ]
+    seen = Seen(4, 2.0, tokens, *[times] * 4, texts=list(texts))
+    runs = [Run("own", Load("passages", 4, 9, each), seen, speculation) for each in clients]
     return Result(side, runs)
 
 
@@ -158,25 +133,15 @@ def test_table_has_ratios_to_every_other_kind():
     assert found[0]["E2E"] == "1 / 2 / –" and "longest gap" not in found[0]
 
 
-def test_runs_of_a_load_stand_together():
-    found = rows([result("plain", 100, clients=(1, 8)), result("ssd", 300, clients=(1, 8))])
-    assert [(row["clients"], row["side"]) for row in found] == [
-        ("1", "plain"),
-        ("1", "ssd"),
-        ("8", "plain"),
-        ("8", "ssd"),
-    ]
-
-
 def test_ratios_are_between_as_many_ranks():
     found = rows([result("plain", 100, tp=1), result("plain", 200, tp=2), result("ssd", 300, tp=2)])
     assert found[2]["x plain"] == "1.50"
 
 
-def test_what_failed_is_told():
-    failed = result("ssd", 1, clients=())
-    failed.error = "no memory left"
-    assert "ssd failed:" in markdown([failed]) and "no memory left" in markdown([failed])
+def test_texts_are_compared_with_plain_ones():
+    plain = result("plain", 100, texts=("a", "b", "c"))
+    found = rows([plain, result("ssd", 300, texts=("a", "x", "c")), result("ngram", 100)])
+    assert [row["texts as plain"] for row in found] == ["–", "2 of 3", "–"]
 
 
 def test_sides_together_have_the_gpus_that_they_are_given():

@@ -1,1 +1,0 @@
-"""Pictures of what was measured, made from the tables in benchmarks/results."""
