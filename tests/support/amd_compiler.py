@@ -16,10 +16,25 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from vllm_ssd.worker.compile_ahead import NoGPU
-
 # The GPUs and their local memory, in bytes of a compute unit.
 LOCAL_MEMORY = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
+
+
+class NoGPU:
+    """A Triton driver that has no GPU. target: compiles for this ``GPUTarget``; name: Triton caches
+    kernels under it."""
+
+    def __init__(self, target: GPUTarget, name: str):
+        self._target, self._name = target, name
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> str:
+        return self._name
+
+    def get_current_stream(self, device: str | None = None) -> int:
+        return 0
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tests.support.control_socket import Sent
+from tests.support.guess import continuation, in_vocabulary
 from tests.support.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Target, beat
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
 from vllm_ssd.table.draft_probs import certain, pack
@@ -14,7 +15,6 @@ from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.guess import continuation, in_vocabulary
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
 from vllm_ssd.worker.wait_tuner import WaitPlan
 

@@ -105,8 +105,9 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
 def test_imports_are_found():
     assert f"{PACKAGE}.service.rundir" in IMPORTS[f"{PACKAGE}.stats"], "a module from a folder"
     assert f"{PACKAGE}.table" in IMPORTS[f"{PACKAGE}.stats"], "a name from a folder"
-    assert f"{PACKAGE}.worker.device_client" in IMPORTS[f"{PACKAGE}.worker.draft_lookup"], (
-        "in a function, and for type checking"
+    assert f"{PACKAGE}.worker.speculator" in IMPORTS[f"{PACKAGE}.hooks.runner_v2"], "in a function"
+    assert f"{PACKAGE}.worker.wait_tuner" in IMPORTS[f"{PACKAGE}.worker.speculator"], (
+        "for type checking"
     )
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

@@ -155,6 +155,7 @@ def _try_gpus(
         look_at_reach,
     )
     from vllm_ssd.service.placement import gpu_environment, target_gpus
+    from vllm_ssd.table.pages import REMEDY
 
     name = f"GPU {device.gpu}"
     trial = Trial(subject.heads, subject.backends, all_backends, table)
@@ -165,15 +166,16 @@ def _try_gpus(
         yield from look_at_memory(name, report, subject.need)
         yield from look_at_backends(subject.backends, report.backends, subject.left_out)
         used = next((each for each in report.backends if each.fault is None), None)
-        yield look_at_reach("draft", name, report, must=used is not None and used.graphs)
+        sdpa = 'write "tree_backend": "sdpa", whose draft publishes from the CPU'
+        graphs = used is not None and used.graphs
+        yield look_at_reach("draft", name, report, sdpa if graphs else "")
     # Of the target's GPUs the first one looks drafts up.
     first, *_ = target_gpus(subject.engines, subject.parallel, current_platform)
-    if first == device.gpu:
-        return
-    name = f"GPU {first}"
-    environment = gpu_environment(first, current_platform.is_rocm())
-    report = try_gpu(Trial(subject.heads, table=table), environment)
-    if isinstance(report, str):
-        yield failed_trial(name, report)
-    else:
-        yield look_at_reach("target", name, report, must=False)
+    if first != device.gpu:
+        name = f"GPU {first}"
+        environment = gpu_environment(first, current_platform.is_rocm())
+        report = try_gpu(Trial(subject.heads, table=table), environment)
+        if isinstance(report, str):
+            yield failed_trial(name, report)
+    if not isinstance(report, str):
+        yield look_at_reach("target", name, report, REMEDY)

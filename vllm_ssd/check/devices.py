@@ -90,19 +90,13 @@ def look_at_backends(
         yield Finding("ok", "attention", f"{name} {why}: not used")
 
 
-def look_at_reach(whose: str, device: str, report: Report, must: bool) -> Finding:
-    """Whether a GPU reaches the speculation table. whose: "target" or "draft". must: it cannot do
-    without, as a draft cannot whose programs are CUDA graphs."""
+def look_at_reach(whose: str, device: str, report: Report, remedy: str) -> Finding:
+    """Whether a GPU reaches the speculation table. whose: "target" or "draft". remedy: "" if it
+    does not need to, as a draft whose programs are no CUDA graphs."""
     name = f"{whose}'s table"
     if report.out_of_reach is None:
         return Finding("ok", name, f"{device} looks in {report.look_ns} ns, and its atomics arrive")
     fact = f"{device} cannot reach it ({report.out_of_reach})"
-    if must:
-        fix = 'write "tree_backend": "sdpa", whose draft publishes from the CPU'
-        return Finding("bad", name, fact, fix)
-    return Finding(
-        "note",
-        name,
-        f"{fact}: the host looks drafts up, and vLLM then does not schedule ahead",
-        "raise the memlock limit, or in a virtual machine pass PCIe atomics through",
-    )
+    if remedy:
+        return Finding("bad", name, fact, remedy)
+    return Finding("ok", name, f"{fact}, and publishes from the CPU")

@@ -11,7 +11,7 @@ from vllm_ssd.service.cores import available_cores, parse_cores
 from vllm_ssd.service.placement import device_names, named_gpus, place_draft
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, ParallelConfig
+    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_ssd.config.ssd_config import SSDConfig
@@ -66,6 +66,12 @@ def check_host() -> None:
     others see in the order in which they were made."""
     if host.machine() != "x86_64":
         raise _refusal(f"{host.machine()} hosts", "serve on an x86-64 host")
+
+
+def check_runner(config: VllmConfig) -> None:
+    """Raise ``ValueError`` if a kernel would have to look drafts up on a CPU."""
+    if config.use_v2_model_runner and current_platform.is_cpu():
+        raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
 
 
 def _refusal(what: str, fix: str) -> ValueError:

@@ -65,9 +65,11 @@ def with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
         config: VllmConfig = original(self, *args, **kwargs)
         if uses_ssd(config):
+            from vllm_ssd.config.target_checks import check_runner
             from vllm_ssd.config.verification import choose_verification
 
             choose_verification(config)
+            check_runner(config)
         if uses_ssd(config) and not config.use_v2_model_runner:
             # The name by which the V1 runner takes a proposer from outside of vLLM.
             config.speculative_config.method = "custom_class"

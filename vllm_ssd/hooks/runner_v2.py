@@ -25,11 +25,9 @@ def with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not uses_ssd(vllm_config):
             return original(vllm_config, device, req_states, *args, **kwargs)
-        from vllm_ssd.worker import compile_ahead
         from vllm_ssd.worker.speculator import SSDSpeculator
 
         apply(Where.WORKER_V2)
-        compile_ahead.start(vllm_config, device)
         speculator = SSDSpeculator(vllm_config, device, req_states)
         setattr(req_states, SPECULATOR, speculator)
         return speculator

@@ -127,7 +127,10 @@ class SpeculationClient:
         self._plan = plan = self._planner.plan(batch, has_prompts, self._undrafted)
         most_drafts = min(most_drafts, plan.drafts)
         if not most_drafts:
-            self._go_without(len(rows), sum(row.num_new for row in rows))
+            # Nothing is published: the draft has nothing to do, and reads later what it missed.
+            self._undrafted += sum(row.num_new for row in rows)
+            self.counters.went_without(len(rows))
+            self.counters.log()
             return [[] for _ in rows]
         states = [self._publish(row) for row in rows]
         first_looks = [state.found for state in states]
@@ -147,19 +150,6 @@ class SpeculationClient:
                 of_row[: len(some)] = state.slot.draft_probs[: len(some)]
         self.counters.log()
         return drafts
-
-    def go_without(self, rows: int, batch: int, has_prompts: bool = False) -> None:
-        """In place of ``exchange`` in a step in which ``rows`` requests got a token each, and after
-        which vLLM wants no drafts. batch, has_prompts: as there."""
-        self._step += 1
-        self._plan = self._planner.plan(batch, has_prompts, self._undrafted)
-        self._go_without(rows, rows)
-
-    def _go_without(self, rows: int, tokens: int) -> None:
-        """Nothing is published: the draft has nothing to do, and reads what it missed later."""
-        self._undrafted += tokens
-        self.counters.went_without(rows)
-        self.counters.log()
 
     def _publish(self, row: Row) -> RowState:
         """Publish a row's outcome and look it up for the first time."""

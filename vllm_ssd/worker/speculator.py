@@ -1,18 +1,22 @@
-"""Model Runner V2's speculator, a thin one: ``draft_lookup.py`` looks up the drafts that it
+"""Model Runner V2's speculator, a thin one: ``device_client.py`` looks up the drafts that it
 proposes, and ``hooks/runner_v2.py`` tells it which requests come and go."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from vllm_ssd.table.pages import REMEDY, register
+from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import DraftLogits
-from vllm_ssd.worker.draft_lookup import WARM_UP, DeviceLookup, HostLookup, make_draft_lookup
+from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
 from vllm_ssd.worker.draft_sampling import draft_sampling
 from vllm_ssd.worker.switch import drafts_wanted
 
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
+
+    from vllm_ssd.worker.wait_tuner import Limits
+
+# Prefixes of requests that vLLM makes up to warm its kernels; the draft need not hear of them.
+WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 
 
 class SSDSpeculator(BaseSpeculator):
@@ -48,20 +57,16 @@ class SSDSpeculator(BaseSpeculator):
         self._new: dict[str, SamplingParams] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self.has_proposed = True  # in the last step
-        self._lookup: HostLookup | DeviceLookup | None = None
+        self._states = req_states
+        self._client: DeviceClient | None = None
         if self._tp_group.is_first_rank:
-            self._lookup = make_draft_lookup(vllm_config, device, req_states)
+            self._client = connected_client(vllm_config, device, req_states)
         # Budget and drafts of a step are chosen on every rank, from the first one's confidences.
-        confidence = None if self._lookup is None else self._lookup.confidence
-        self.enable_adaptive_verification = bool(
-            self._tp_group.broadcast_object(
-                config.enable_adaptive_verification and confidence is not None, src=0
-            )
-        )
-        if confidence is None:
+        self.enable_adaptive_verification = bool(config.enable_adaptive_verification)
+        if self._client is None:
             confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
         else:
-            confidences = confidence.both
+            confidences = self._client.confidence.both
         self._confidences = confidences
         self.draft_token_confidence_probs, self.expected_confidence_probs = confidences
 
@@ -107,17 +112,25 @@ class SSDSpeculator(BaseSpeculator):
             return drafts.zero_()
         self.has_proposed = num_speculative_tokens != 0 or input_batch.num_draft_tokens > 0
         if not self.has_proposed:
-            if self._lookup is not None:
-                self._lookup.go_without(input_batch)
+            if self._client is not None:
+                slots = input_batch.idx_mapping_np[_got_token(input_batch)]
+                self._client.go_without(slots, input_batch.num_reqs, input_batch.has_prefill)
             return drafts
         draft_probs = (
             None if self._draft_probs is None else self._draft_probs[: input_batch.num_reqs]
         )
-        if self._lookup is not None:
-            most = (
-                self._drafts.shape[1] if num_speculative_tokens is None else num_speculative_tokens
+        if self._client is not None:
+            self._client.exchange(
+                num_sampled,
+                num_rejected,
+                input_batch.idx_mapping,
+                self._states.total_len.gpu,
+                self._states.all_token_ids.gpu,
+                drafts,
+                draft_probs,
+                input_batch.has_prefill,
+                num_speculative_tokens,
             )
-            self._lookup.look_up(input_batch, num_sampled, num_rejected, drafts, draft_probs, most)
         self._tp_group.broadcast(drafts, src=0)  # does nothing in a group of one
         if self.enable_adaptive_verification:
             self._tp_group.broadcast(self._confidences, src=0)
@@ -133,10 +146,44 @@ class SSDSpeculator(BaseSpeculator):
         params = self._new.pop(request_id, None)
         self._sampled[slot] = params is not None and params.temperature > 0
         told = drafts_wanted(params) and not request_id.startswith(WARM_UP)
-        if self._lookup is not None and told:
-            self._lookup.add(request_id, slot, tokens, draft_sampling(params))
+        if self._client is not None and told:
+            self._client.add(request_id, slot, tokens, draft_sampling(params))
 
     def on_removed(self, request_id: str) -> None:
         """A request leaves its slot."""
-        if self._lookup is not None:
-            self._lookup.remove(request_id)
+        if self._client is not None:
+            self._client.remove(request_id)
+
+
+def connected_client(
+    vllm_config: VllmConfig, device: torch.device, states: RequestState
+) -> DeviceClient:
+    """Connects the GPU to the engine's table; raises as ``connect``, and ``RuntimeError`` if the
+    GPU cannot reach the table."""
+    config: Any = vllm_config.speculative_config
+    connection = connect(Path(config.run_dir), vllm_config)
+    try:
+        register(connection.table, device)
+    except OSError as error:
+        raise RuntimeError(
+            f"SSD: the GPU cannot reach the speculation table ({error}): {REMEDY}"
+        ) from error
+    look_ns = measure_look_ns(connection.table, device)
+    limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
+    client = DeviceClient(connection, device, lambda: _host_texts(states), look_ns, limits)
+    client.compile_kernel(states.total_len.gpu, states.all_token_ids.gpu)
+    return client
+
+
+def _got_token(batch: InputBatch) -> NDArray[np.bool_]:
+    """bool [num_reqs]: of each request of a step, whether nothing was left of its prompt."""
+    seen = batch.num_computed_tokens_np + batch.num_scheduled_tokens
+    got_token: NDArray[np.bool_] = seen >= batch.prefill_len_np
+    return got_token
+
+
+def _host_texts(states: RequestState) -> NDArray[np.int32]:
+    """int32 [max_num_reqs, max_model_len], from vLLM's own buffer in host memory if it has one."""
+    tokens = states.all_token_ids
+    buffer = getattr(tokens, "_uva_buf", None)
+    return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()

@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.executor.abstract import Executor
 
 from tests.support.sentences import one_sentence
+from vllm_ssd.config import target_checks
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.target_checks import check_target
 from vllm_ssd.hooks.engine_args import PROPOSER, with_proposer
@@ -169,13 +170,21 @@ def test_encoder_decoder_targets(models):
 
 
 @pytest.mark.parametrize("v2", [False, True])
-def test_each_runner_gets_what_it_knows(v2):
+def test_each_runner_gets_what_it_knows(monkeypatch, v2):
     """V1 knows proposers by class; V2 asks ``init_speculator``."""
+    monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: not v2))
     speculation = SSDConfig(k=2, enable_adaptive_verification=False)
     made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=v2)
     config = with_proposer(lambda args: made)(None)
     assert config.speculative_config.method == ("ssd" if v2 else "custom_class")
     assert config.speculative_config.model == (None if v2 else PROPOSER)
+
+
+def test_v2_on_cpus():
+    speculation = SSDConfig(k=2, enable_adaptive_verification=False)
+    made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=True)
+    with pytest.raises(ValueError, match="V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"):
+        with_proposer(lambda args: made)(None)
 
 
 def test_other_methods_get_their_own_speculator():

@@ -1,11 +1,11 @@
-"""The guess for rows without drafts, on the host and as a kernel."""
+"""The guess for rows without drafts, in numpy and as a kernel."""
 
 import random
 
 import numpy as np
 import pytest
 
-from vllm_ssd.worker.guess import LONGEST, REACH, continuation
+from tests.support.guess import LONGEST, REACH, continuation
 
 VOCAB = 100
 

@@ -1,4 +1,4 @@
-"""Model Runner V2's speculator over a real table, looking up on the host: what the runner gets."""
+"""Model Runner V2's speculator over a real table, in Triton's interpreter: what the runner gets."""
 
 from types import SimpleNamespace
 
@@ -8,19 +8,25 @@ import torch
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from tests.support import interpreter
 from vllm_ssd.hooks import runner_v2
 from vllm_ssd.service.messages import Add
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.table.draft_probs import pack
 from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import speculator
-from vllm_ssd.worker.client import SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.draft_lookup import HostLookup
+from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.wait_policy import WaitPolicy
 
 K, VOCAB, TOP_M, SLOTS = 3, 20, 2, 4
 CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(not interpreter.HERE, reason="the interpreter runs these")
+
+
+@pytest.mark.skipif(interpreter.HERE, reason="this process is the interpreter")
+def test_the_speculator_in_the_interpreter():
+    interpreter.run_again(__file__)
 
 
 class Group:
@@ -34,12 +40,6 @@ class Group:
             self._wire.append(tensor.clone())
         else:
             tensor.copy_(self._wire.pop(0))
-
-    def broadcast_object(self, thing, src):
-        if self.is_first_rank:
-            self._wire.append(thing)
-            return thing
-        return self._wire.pop(0)
 
 
 class States:
@@ -70,15 +70,11 @@ def ranks(tmp_path, monkeypatch):
     table = SpeculationTable.create(tmp_path / "t", shape)
     sent, wire = [], []
     control = SimpleNamespace(send=lambda message: sent.append(message) or True)
-    client = SpeculationClient(Connection(table, control, WaitPolicy("skip", 1.0), VOCAB, 40))
+    connection = Connection(table, control, WaitPolicy("skip", 1.0), VOCAB, 40)
     states = [States(), States()]
-    monkeypatch.setattr(
-        speculator,
-        "make_draft_lookup",
-        lambda config, device, states: HostLookup(client, states, SLOTS, VOCAB, device),
-    )
-    at_once = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    monkeypatch.setattr(torch, "Event", lambda kind: at_once)
+    texts = states[0].all_token_ids.gpu.numpy()
+    client = DeviceClient(connection, CPU, lambda: texts, look_ns=1000, limits="vLLM")
+    monkeypatch.setattr(speculator, "connected_client", lambda *_: client)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(k=K, top_m=TOP_M, enable_adaptive_verification=True),
         scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
@@ -115,7 +111,7 @@ def propose(rank, temperatures, most=None, verified=0, **slots):
         None,
         None,
         one,
-        None,
+        torch.zeros_like(one),
         None,
         None,
         temperatures,
@@ -123,6 +119,7 @@ def propose(rank, temperatures, most=None, verified=0, **slots):
     )
 
 
+@interpreted
 def test_every_rank_has_the_distributions_of_the_drafts(ranks):
     """By slot, times the temperature; certain where there was no draft; -inf elsewhere. Where no
     request samples nobody asks for them."""
@@ -161,6 +158,7 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
         torch.testing.assert_close(found, expected)
 
 
+@interpreted
 def test_placeholders_of_a_prompt_are_never_proposed(ranks):
     """Of a request that the draft was not told of, and of one whose text goes on as it did before
     an image."""
@@ -174,6 +172,7 @@ def test_placeholders_of_a_prompt_are_never_proposed(ranks):
         assert propose(rank, torch.zeros(SLOTS), a=3, unknown=2).tolist() == [[0, 0, 9], [0, 0, 0]]
 
 
+@interpreted
 def test_drafts_are_certain_where_a_grammar_may_drop_them(ranks):
     """The draft is told to be greedy, while the target samples: it reads what it gets, and the slot
     has what the request before it got."""
@@ -205,15 +204,17 @@ def test_drafts_are_certain_where_a_grammar_may_drop_them(ranks):
             of_rank.remove_request(name)
 
 
+@interpreted
 def test_a_step_before_one_without_drafts_looks_nothing_up(ranks):
-    """On every rank; but where drafts have been verified, what was accepted is counted."""
+    """On every rank; but where drafts have been verified, what was accepted is counted, and with
+    it the steps before."""
     both, states, _, _ = ranks
     for rank, of_rank in zip(both, states):
         rank.before_add(SimpleNamespace(scheduled_new_reqs=[]))
         of_rank.add_request("a", all_token_ids=[1, 2])
-    table, temperatures = both[0]._lookup._client._table, torch.zeros(SLOTS)
+    table, temperatures = both[0]._client._table, torch.zeros(SLOTS)
     states[0].write(3, [1, 2, 6])
-    for verified, rounds, off in ((0, 0, 1), (2, 0, 2)):
+    for verified, rounds, off in ((0, 0, 0), (2, 0, 2)):
         for rank in both:
             propose(rank, temperatures, most=0, verified=verified, a=3)
             assert rank.has_proposed is (verified > 0)

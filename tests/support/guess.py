@@ -1,17 +1,11 @@
-"""Guessed tokens for a row without drafts, by prompt lookup.
-
-The request's own text is continued as it went on after the position that is most like its end. It
-costs nothing, as Model Runner V2 verifies k tokens of every row, and is right where a text repeats
-itself. The draft is not told: its branches are all for accepted length 0, the likeliest.
-"""
+"""What ``worker/guess_kernels.py`` is to guess, in numpy."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST = 4  # tokens at the end of the text that are compared
-REACH = 8192  # tokens before the end that are searched
+from vllm_ssd.worker.guess_kernels import LONGEST, REACH
 
 
 def in_vocabulary(tokens: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
