@@ -27,7 +27,6 @@ from dataclasses import replace
 
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
-from vllm_ssd.draft.glue import make_glue
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.intake import Intake
@@ -174,7 +173,7 @@ class DraftEngine:
         for request, count in zip(fitting, unfed):
             has_room = request.table.reserve(len(request.fed) + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
-            glues.append(make_glue(request, shape, verified, steps, has_room))
+            glues.append(request.glue(shape.fan_out, shape.steps, verified, steps, has_room))
             self.requests.await_outcome(request)
         planned = Counter(glue.request.served for glue in glues if glue.prediction is not None)
         for served, count in planned.items():

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from vllm_ssd.draft.budget import RoundShape
-from vllm_ssd.draft.glue import Glue
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
 from vllm_ssd.draft.programs import NOWHERE, Feed, is_sampled
-from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.draft.request import DraftRequest, Glue
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
 

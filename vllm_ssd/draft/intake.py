@@ -8,7 +8,7 @@ from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.moves import Move
-from vllm_ssd.draft.request import DraftRequest, Phase, Seen
+from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
@@ -80,7 +80,7 @@ class Intake:
             if request.came_true and row and predicted and not request.left_over:
                 complete = len(drafts) >= predicted.steps
                 self._budget.taken(request.served.window, row.batch.size, complete)
-            move = request.decide(drafts, self.seen(request))
+            move = request.decide(drafts, request.seen(self._states))
             if move is not None:
                 moves.append(move)
             if request.unfed or self._policy.branches:
@@ -90,20 +90,3 @@ class Intake:
         if moves:
             self._executor.move(moves)
         return len(decided)
-
-    def seen(self, request: DraftRequest) -> Seen | None:
-        """What the model has seen of the tokens after the request's text."""
-        if request.left_over is not None:
-            return request.left_over
-        published = request.served.predictions
-        if request.fallback is not None:
-            row, branch = request.fallback, 0
-            drafts = published.fallback_tokens(request.slot, request.stamp)
-        elif request.ahead is not None and request.came_true:
-            row, branch = request.ahead, request.branch or 0
-            drafts = published.branch_tokens(request.slot, request.stamp, branch)
-        else:
-            return None
-        entries = row.entries(branch)
-        states = self._states.branch(request.seat, branch, len(entries))
-        return Seen([request.tokens[-1], *drafts], entries, states)

@@ -1,4 +1,4 @@
-"""What the draft knows of one request. Plain state, no model."""
+"""What the draft knows of one request, and each step of its rounds. Plain state, no model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from enum import IntEnum, auto
 from typing import NamedTuple
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
+from vllm_ssd.draft.fan_out import outcomes
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.programs import Prediction, PublishSlot
@@ -33,6 +35,20 @@ class Seen(NamedTuple):
                 break
             count += 1
         return count
+
+
+class Glue(NamedTuple):
+    """One request's part of a glue: ``tokens`` are shown as ``chunk``; the hidden states after the
+    last of them are kept, in the rows ``kept``; ``tree`` is planted for the outcomes of
+    ``prediction``. Both None: nothing is drafted ahead, and the next outcome gets a fallback when
+    it comes."""
+
+    request: DraftRequest
+    chunk: Chunk
+    tokens: list[int]
+    kept: Sequence[int]
+    tree: Tree | None
+    prediction: Prediction | None
 
 
 class Phase(IntEnum):
@@ -138,6 +154,23 @@ class DraftRequest:
         self.drafts, self.states = [], []
         self.round, self.accepted = round_, accepted
 
+    def seen(self, states: HiddenStates) -> Seen | None:
+        """What the model has seen of the tokens after the text."""
+        if self.left_over is not None:
+            return self.left_over
+        published = self.served.predictions
+        if self.fallback is not None:
+            row, branch = self.fallback, 0
+            drafts = published.fallback_tokens(self.slot, self.stamp)
+        elif self.ahead is not None and self.came_true:
+            row, branch = self.ahead, self.branch or 0
+            drafts = published.branch_tokens(self.slot, self.stamp, branch)
+        else:
+            return None
+        entries = row.entries(branch)
+        rows = states.branch(self.seat, branch, len(entries))
+        return Seen([self.tokens[-1], *drafts], entries, rows)
+
     def decide(self, drafts: Sequence[int], seen: Seen | None) -> Move | None:
         """Take in what the target verifies next, of which the model has ``seen`` some, if it is
         this. The rest is to be shown to it, once the keys and values are copied that are returned,
@@ -178,6 +211,39 @@ class DraftRequest:
         """A tree of branches, for which KV is reserved. parents: how many tokens of the linear part
         each branch continues."""
         return Tree(self.table.blocks, len(self.fed), parents, num_steps)
+
+    def glue(
+        self,
+        fan_out: Sequence[int],
+        steps: int,
+        verified: Sequence[int],
+        tree_steps: int,
+        has_room: bool,
+    ) -> Glue:
+        """Show all unfed tokens, for which KV is reserved, and predict the outcomes of ``fan_out``,
+        each with ``steps`` tokens. verified: rows for hidden states, of the text's end and of each
+        draft. tree_steps: that the tree has room for. has_room: KV is reserved for the tree too; if
+        not, there is none."""
+        chunk, tokens = self.feed(self.unfed)
+        kept = verified[len(self.states) :]
+        states = [*self.states, *kept]
+        self.states = list(verified) if has_room else []  # where the prediction leaves them
+        if not has_room:
+            return Glue(self, chunk, tokens, kept, None, None)
+        accepted, ranks = outcomes(fan_out, len(self.drafts))
+        text = len(self.tokens)
+        tree = self.plant([text + length for length in accepted], tree_steps)
+        prediction = Prediction(
+            self.where,
+            self.next_stamp,
+            states=states,
+            verified=verified,
+            accepted=accepted,
+            ranks=ranks,
+            drafts=self.drafts,
+            steps=steps,
+        )
+        return Glue(self, chunk, tokens, kept, tree, prediction)
 
     def publish_slot(self, stamp: int, tree: Tree, k: int) -> PublishSlot:
         """Where the branches of a tree for the outcome ``stamp`` are published, with the random

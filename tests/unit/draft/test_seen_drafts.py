@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Target
+from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import make_stamp
 
@@ -153,7 +154,7 @@ def test_predictions_are_those_of_a_model_that_is_shown_all(
 def check_again(monkeypatch, script, again):
     """Play what a script did to ``again``, whose draft is shown all, and compare predictions."""
     names = script.drafts
-    monkeypatch.setattr(again.engine._intake, "seen", lambda request: None)
+    monkeypatch.setattr(DraftRequest, "seen", lambda request, states: None)
     for name in names:
         again.client.add(name, PROMPT)
     again.work()
