@@ -24,10 +24,7 @@ from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.kernel_access import read
 
 # For a target whose GPU does not reach the table.
-REMEDY = (
-    "raise the memlock limit, in a virtual machine pass PCIe atomics through, or set "
-    "VLLM_USE_V2_MODEL_RUNNER=0, with which the host looks drafts up"
-)
+REMEDY = "raise the memlock limit, or in a virtual machine pass PCIe atomics through"
 _MARK = 1234567  # what the trial has a kernel find
 
 
