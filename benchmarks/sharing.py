@@ -36,8 +36,8 @@ from benchmarks.serving.datasets import BUILT_IN
 from benchmarks.serving.records import Load
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
-from vllm_ssd.draft_server.configs import OPTIONS
 from vllm_ssd.metrics import rates, subtract
+from vllm_ssd.tools.draft_server.configs import OPTIONS
 
 SIDES = ("plain", "own", "shared")
 NAME = "sharing-benchmark"

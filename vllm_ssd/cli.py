@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_ssd import __version__, stats
-from vllm_ssd.check import command as check
-from vllm_ssd.draft_server import command as draft
-from vllm_ssd.tune import command as tune
+from vllm_ssd import __version__
+from vllm_ssd.tools import stats
+from vllm_ssd.tools.check import command as check
+from vllm_ssd.tools.draft_server import command as draft
+from vllm_ssd.tools.tune import command as tune
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.models import Model
-from vllm_ssd.draft_server.configs import OPTIONS
+from vllm_ssd.tools.draft_server.configs import OPTIONS
 
 _LAST_WORDS = 3000
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from benchmarks.common.times import Times
-from vllm_ssd.service.own_table import run_dir_of
+from vllm_ssd.lifecycle.own_table import run_dir_of
 
 VLLM = Path(sys.executable).with_name("vllm")
 VLLM_MODULE = "vllm.entrypoints.cli.main"

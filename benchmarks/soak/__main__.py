@@ -40,9 +40,9 @@ from benchmarks.soak.summary import markdown, summarise
 from benchmarks.soak.watch import STOPPED_S, Killer, Sample, Stopper, Watch
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
-from vllm_ssd.draft_server.configs import OPTIONS
-from vllm_ssd.service.cores import available_cores
-from vllm_ssd.service.draft_names import find_all
+from vllm_ssd.lifecycle.cores import available_cores
+from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.tools.draft_server.configs import OPTIONS
 
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended

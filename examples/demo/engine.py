@@ -76,7 +76,7 @@ async def _serve(
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from vllm_ssd.service.own_table import run_dir_of
+    from vllm_ssd.lifecycle.own_table import run_dir_of
 
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(

@@ -11,8 +11,7 @@ import psutil
 from benchmarks.common.running import alive, processes_of
 from tests.engine.load import Load
 from vllm_ssd.metrics import snapshot
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable, rundir
 
 
 class Draft:
@@ -63,7 +62,7 @@ def without_ray(draft: Draft, load: Load) -> None:
 
 def without_keeper(draft: Draft, load: Load) -> None:
     """Who starts a draft again is gone."""
-    (keeper,) = draft.named("vllm_ssd.service.keeper")
+    (keeper,) = draft.named("vllm_ssd.lifecycle.keeper")
     keeper.kill()
 
 

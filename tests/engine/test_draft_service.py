@@ -25,7 +25,7 @@ from tests.support.draft_command import BACK, LOST, NAME, Service
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.service import rundir
+from vllm_ssd.protocol import rundir
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
 OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.support.harness import SSD, engine, greedy, own_run_dir, texts, wait_for
-from vllm_ssd.service import rundir
+from vllm_ssd.protocol import rundir
 
 K = 3
 PROMPTS = [[7, 150, 33, 2, 91, 18], [399, 5, 5, 80], list(range(20, 60))]
@@ -75,7 +75,7 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(llm):
     own = [p for p in processes_of(run_dir) if "Agent" not in p.name()]
     children = psutil.Process().children(recursive=True)
     core = next(c for c in children if "EngineCore" in " ".join(c.cmdline()))
-    keeper = next(p for p in own if "vllm_ssd.service.keeper" in " ".join(p.cmdline()))
+    keeper = next(p for p in own if "vllm_ssd.lifecycle.keeper" in " ".join(p.cmdline()))
     assert len(own) > 2, "Ray and the draft server should be among them"
     for process in (core, keeper):
         process.kill()

@@ -16,9 +16,8 @@ from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.greedy_texts import text_answers
 from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
-from vllm_ssd.service import rundir
-from vllm_ssd.service.own_table import run_dir_of
-from vllm_ssd.table import SpeculationTable, TableOwner
+from vllm_ssd.lifecycle.own_table import run_dir_of
+from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
 
 
 def test_two_engines_of_one_server(target, draft, tmp_path):

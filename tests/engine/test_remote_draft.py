@@ -23,8 +23,7 @@ from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable, rundir
 
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests, tokens of each, rounds looked at
 CUT_S = 10.0

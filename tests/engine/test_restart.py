@@ -29,7 +29,7 @@ from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import ENGINE, SSD, START_S, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.service import rundir
+from vllm_ssd.protocol import rundir
 
 AT_ONCE, OTHERS, TOKENS = 16, 12, 64
 # How a serving draft dies, and the number of its successors that are killed while they load. Each
@@ -169,7 +169,7 @@ class Usage:
 
 def usage(server: serve.Server, draft: Draft) -> Usage:
     """What a server and its draft have in use now."""
-    lasting = [*server.processes(), *draft.named("vllm_ssd.service.keeper")]
+    lasting = [*server.processes(), *draft.named("vllm_ssd.lifecycle.keeper")]
     table = rundir.table_path(draft.run_dir)
     return Usage(
         kinds=kinds(server, draft),

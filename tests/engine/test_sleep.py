@@ -15,8 +15,8 @@ from benchmarks.common.running import counters
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, texts, wait_for
+from vllm_ssd.lifecycle.actor import HANG_S
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.service.actor import HANG_S
 
 PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + n)]} for n in range(4)]
 TOKENS = 48

@@ -1,5 +1,5 @@
 """`vllm-ssd tune`, as users run it: real servers, few tokens. Which candidates are measured, and
-what is made of their figures, is shown in tests/unit/tune."""
+what is made of their figures, is shown in tests/unit/tools/tune."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 
 from tests.support.harness import wait_for, wait_gone
 from tests.support.starts import ROOT
-from vllm_ssd.service.own_table import run_dir_of
+from vllm_ssd.lifecycle.own_table import run_dir_of
 
 SMALL = "--k 2 --f 1 --clients 2 --requests 2 --tokens 8 --temperature 0".split()
 ENGINE = "--dtype float32 --enforce-eager --max-num-seqs 4 --max-model-len 256".split()

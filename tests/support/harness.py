@@ -15,9 +15,9 @@ import psutil
 
 from benchmarks.common.running import leftovers
 from benchmarks.common.times import Times
-from vllm_ssd.service.own_table import run_dir_of
-from vllm_ssd.service.rundir import table_path
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.lifecycle.own_table import run_dir_of
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol.rundir import table_path
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 # Drafts of tests are as slow as their targets, or slower: they would never be worth a wait.

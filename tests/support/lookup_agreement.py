@@ -9,10 +9,10 @@ import torch
 from tests.support.control_socket import Sent
 from tests.support.guess import continuation, in_vocabulary
 from tests.support.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Target, beat
-from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
-from vllm_ssd.table.draft_probs import certain, pack
-from vllm_ssd.table.draft_states import DraftStates
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol import DRAFTING, GIVEN_UP, PREPARING, SpeculationTable, make_stamp
+from vllm_ssd.protocol.draft_probs import certain, pack
+from vllm_ssd.protocol.draft_states import DraftStates
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy

@@ -4,9 +4,9 @@ slot 0."""
 import random
 import time
 
-from vllm_ssd.table import SpeculationTable, make_stamp
-from vllm_ssd.table.outcomes import OutcomeReader
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol import SpeculationTable, make_stamp
+from vllm_ssd.protocol.outcomes import OutcomeReader
+from vllm_ssd.protocol.predictions import PredictionWriter
 
 
 def publish_fallbacks_slowly(path, rounds):

@@ -8,10 +8,10 @@ import torch
 
 from tests.support.lookup_cases import SAMPLED, SHAPE, TOP_M, K, Target
 from vllm_ssd.metrics.requests import Verifications, request_key
-from vllm_ssd.table import make_stamp
-from vllm_ssd.table.draft_probs import pack
-from vllm_ssd.table.outcomes import OutcomeReader
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol import make_stamp
+from vllm_ssd.protocol.draft_probs import pack
+from vllm_ssd.protocol.outcomes import OutcomeReader
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.confidence import MANY_ROWS
 from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_SIBLING, GUESSED, LEFT_OVER
 from vllm_ssd.worker.wait_policy import WaitPlanner

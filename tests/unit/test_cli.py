@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vllm_ssd import cli, stats
+from vllm_ssd import cli
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
-from vllm_ssd.table.predictions import LookupResult
+from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.protocol.predictions import LookupResult
+from vllm_ssd.tools import stats
 
 OWNER = TableOwner("the model", engine=1, pid=4321)
 
@@ -147,7 +147,7 @@ def test_another_versions_table_is_named(table, capsys):
 
 def test_engines_with_another_temporary_folder_are_found():
     hold = (
-        "from vllm_ssd.service import rundir; import sys; "
+        "from vllm_ssd.protocol import rundir; import sys; "
         "run_dir, locks = rundir.create(); rundir.table_path(run_dir).touch(); "
         "lock = rundir.hold_table(run_dir); print(run_dir, flush=True); sys.stdin.read(); "
         "rundir.remove(run_dir)"

@@ -18,12 +18,12 @@ from vllm.config.utils import get_field
 
 from tests.support.pages import EXAMPLES, PAGES, ROOT, check_test_exists, text_of
 from vllm_ssd import stats
-from vllm_ssd.check import command as check
 from vllm_ssd.config.default_drafts import FAMILIES
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
-from vllm_ssd.draft_server import command as draft
-from vllm_ssd.tune import command as tune
+from vllm_ssd.tools.check import command as check
+from vllm_ssd.tools.draft_server import command as draft
+from vllm_ssd.tools.tune import command as tune
 
 # Commands of these pages are for machines and models that no test has, or they are diagrams.
 FOR_OTHER_MACHINES = {"docs/architecture.md", "docs/benchmarks.md", "docs/rocm.md", *EXAMPLES}

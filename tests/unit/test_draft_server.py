@@ -10,11 +10,11 @@ from tests.support.model_folders import write_model
 from vllm_ssd import cli
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.draft_server import COMMON
-from vllm_ssd.draft_server import command, placed, serving
+from vllm_ssd.lifecycle import launch
+from vllm_ssd.lifecycle.cores import available_cores
+from vllm_ssd.lifecycle.draft_device import choose_lone_device
 from vllm_ssd.relay.keys import read_keys
-from vllm_ssd.service import launch
-from vllm_ssd.service.cores import available_cores
-from vllm_ssd.service.draft_device import choose_lone_device
+from vllm_ssd.tools.draft_server import command, placed, serving
 
 LOST = "vllm-ssd draft: the draft is lost for good, see above"
 

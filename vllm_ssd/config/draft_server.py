@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.lifecycle.server_spec import absolute
+from vllm_ssd.protocol.draft_names import NAME, DraftName, find
 from vllm_ssd.relay.finding import described
-from vllm_ssd.service.draft_names import NAME, DraftName, find
-from vllm_ssd.service.server_spec import absolute
 
 # Options that are the same for all engines of a draft server, and may be left out.
 COMMON = (

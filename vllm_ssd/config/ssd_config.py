@@ -138,7 +138,7 @@ class SSDConfig(SpeculativeConfig):
     asked_for_adaptive_verification: bool = False
     """Whether ``enable_adaptive_verification`` was given as true; set when the config is made."""
     run_dir: str = ""
-    """The engine's private directory (``service/rundir.py``); set when the draft is launched."""
+    """The engine's private directory (``protocol/rundir.py``); set when the draft is launched."""
     run_dirs: dict[int, str] = Field(default_factory=dict)
     """In a frontend: the same of its engines, by their places in the data parallel group."""
     engines: int = 1

@@ -37,8 +37,8 @@ from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
-from vllm_ssd.table import SpeculationTable, TableShape
-from vllm_ssd.table.publisher import Publisher
+from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol.publisher import Publisher
 
 # Seconds after a piece of work in which the target may still decide on the tokens it published.
 SETTLE_S = 200e-6

@@ -14,7 +14,7 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
 from vllm_ssd.draft.programs import Feed, Grow, Predict
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table.publisher import Publisher
+from vllm_ssd.protocol.publisher import Publisher
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens

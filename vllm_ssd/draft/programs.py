@@ -23,7 +23,7 @@ from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table.publisher import BranchTokens, Outcomes, Publisher
+from vllm_ssd.protocol.publisher import BranchTokens, Outcomes, Publisher
 
 
 class PublishSlot(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.executor.abstract import Executor
 
-    from vllm_ssd.service.joined_draft import JoinedDraft
+    from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 
 
 def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,14 +44,14 @@ def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
     config: Any = vllm_config.speculative_config
     if config.draft_server is None:
-        from vllm_ssd.service.own_draft import OwnDraft
+        from vllm_ssd.lifecycle.own_draft import OwnDraft
 
         return OwnDraft(vllm_config)
     if config.draft_is_remote:
         from vllm_ssd.relay.remote_draft import RemoteDraft
 
         return RemoteDraft(vllm_config)
-    from vllm_ssd.service.joined_draft import JoinedDraft
+    from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 
     return JoinedDraft(vllm_config)
 

@@ -91,7 +91,7 @@ def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
 def tables_of(vllm_config: VllmConfig) -> EngineTables:
     """Those that a frontend has heard of."""
     from vllm_ssd.metrics.tables import EngineTables
-    from vllm_ssd.service.rundir import table_path
+    from vllm_ssd.protocol.rundir import table_path
 
     config: Any = vllm_config.speculative_config
     # An engine core in this very process has no need to tell it.

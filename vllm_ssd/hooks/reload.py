@@ -90,11 +90,10 @@ def _run_dir_of_draft(worker: WorkerBase) -> Path:
     """Where the draft is asked; ``ValueError`` with a sentence if it cannot take weights."""
     import psutil
 
-    from vllm_ssd.service import rundir
-    from vllm_ssd.service.draft_names import find
-    from vllm_ssd.service.messages import NOT_ITS_OWN
-    from vllm_ssd.service.own_table import draft_name
-    from vllm_ssd.table import SpeculationTable
+    from vllm_ssd.lifecycle.own_table import draft_name
+    from vllm_ssd.protocol import SpeculationTable, rundir
+    from vllm_ssd.protocol.draft_names import find
+    from vllm_ssd.protocol.messages import NOT_ITS_OWN
 
     config: Any = worker.vllm_config.speculative_config
     if config.draft_server is not None:
@@ -111,7 +110,7 @@ def _speaks_for_all(worker: WorkerBase) -> bool:
     together, and so are all ranks of an engine."""
     from vllm.distributed.parallel_state import get_tp_group
 
-    from vllm_ssd.service.placement import engine_index
+    from vllm_ssd.lifecycle.placement import engine_index
 
     config: Any = worker.vllm_config.speculative_config
     shared = config.share_draft and engine_index(worker.vllm_config.parallel_config) > 0
@@ -119,7 +118,7 @@ def _speaks_for_all(worker: WorkerBase) -> bool:
 
 
 def _reload(worker: WorkerBase, run_dir: Path, checkpoint: Path) -> None:
-    from vllm_ssd.service.messages import Reload, ask
+    from vllm_ssd.protocol.messages import Reload, ask
 
     config: Any = worker.vllm_config.speculative_config
     problem = ask(run_dir, Reload(str(checkpoint)), config.start_timeout_s)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from vllm_ssd.metrics.requests import Verifications, request_key
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable
 
 
 class OwnVerifications(RequestSpecDecodeMetrics):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-    from vllm_ssd.table import SpeculationTable
+    from vllm_ssd.protocol import SpeculationTable
 
 logger = get_logger(__name__)
 
@@ -39,8 +39,7 @@ class _WorkersView:
     """What the worker says in the engine's table. ``OSError`` if the engine has none."""
 
     def __init__(self, config: VllmConfig):
-        from vllm_ssd.service import rundir
-        from vllm_ssd.table import SpeculationTable
+        from vllm_ssd.protocol import SpeculationTable, rundir
 
         speculation: Any = config.speculative_config
         path = rundir.table_path(Path(speculation.run_dir))

@@ -21,9 +21,9 @@ from prometheus_client.registry import Collector
 
 from vllm_ssd.metrics.figures import snapshot
 from vllm_ssd.metrics.tables import EngineTables
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.heartbeat import draft_lives, heartbeat_age_s
-from vllm_ssd.table.schema import SHORTEST_WAIT_US
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol.heartbeat import draft_lives, heartbeat_age_s
+from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
 
 WORK = ("prefill", "glue", "branch", "fallback")
 _RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}

@@ -11,9 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from vllm_ssd.metrics.figures import rates, snapshot, subtract
-from vllm_ssd.table import SpeculationTable, TableOwner
-from vllm_ssd.table.heartbeat import heartbeat_age_s
-from vllm_ssd.table.service_state import State, state_of
+from vllm_ssd.protocol import SpeculationTable, TableOwner
+from vllm_ssd.protocol.heartbeat import heartbeat_age_s
+from vllm_ssd.protocol.service_state import State, state_of
 
 # Kinds of the draft's work, and what is counted of each.
 _WORK = {

@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.schema import VERIFICATIONS
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol.schema import VERIFICATIONS
 
 Result = Literal["hits", "misses", "late"]
 

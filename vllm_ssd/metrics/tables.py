@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable
 
 logger = get_logger(__name__)
 

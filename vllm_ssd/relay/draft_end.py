@@ -16,6 +16,10 @@ import msgspec
 import zmq
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol.draft_names import DraftName
+from vllm_ssd.protocol.heartbeat import draft_lives
+from vllm_ssd.protocol.messages import Add, Remove, Wake
 from vllm_ssd.relay.frames import (
     Changed,
     Close,
@@ -40,11 +44,6 @@ from vllm_ssd.relay.process import run
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.status import read_status
 from vllm_ssd.relay.watch import REST_S, pause_s
-from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import Add, Remove, Wake
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.heartbeat import draft_lives
 
 logger = get_logger(__name__)
 

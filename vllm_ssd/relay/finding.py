@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.relay.frames import Hello, Malformed, Refused, Welcome, decode_to_target, encode
 from vllm_ssd.relay.keys import Contact, contacts_of, read_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.service.draft_names import DraftName
 
 REACH_S = 5.0  # for its answer
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Union
 
 import msgspec
 
-from vllm_ssd.service.messages import Add, Remove, Slot, Wake
-from vllm_ssd.table.schema import VERSION as TABLE_VERSION
+from vllm_ssd.protocol.messages import Add, Remove, Slot, Wake
+from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
 
 VERSION = 4
 _VERSIONS = bytes((VERSION, TABLE_VERSION))

@@ -7,11 +7,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.packing import int32s, pack, pack_probs, unpack_probs
 from vllm_ssd.relay.records import News, Record, Side
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.predictions import PredictionWriter
 
 _NO_TOKENS = np.empty((0, 1), np.int32)
 

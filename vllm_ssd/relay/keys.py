@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import zmq
 
-from vllm_ssd.table.own_file import open_own
+from vllm_ssd.protocol.own_file import open_own
 
 _Z85 = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
 Key = Annotated[str, msgspec.Meta(pattern=f"^{_Z85}$")]

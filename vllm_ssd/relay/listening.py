@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.relay.draft_end import DraftEndSpec
 from vllm_ssd.relay.keys import addresses_of, make_keys, read_keys, write_keys
 from vllm_ssd.relay.process import Child
-from vllm_ssd.service.draft_names import DraftName
 
 logger = get_logger(__name__)
 

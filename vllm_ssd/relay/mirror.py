@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_ssd.protocol import LOST, SpeculationTable
+from vllm_ssd.protocol.draft_states import DraftStates
+from vllm_ssd.protocol.messages import Add, Remove
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.growing import Fallback, Prediction
 from vllm_ssd.relay.records import Outcome, Plan, Record, Side, State, TooFarBehind
 from vllm_ssd.relay.watch import Watch
-from vllm_ssd.service.messages import Add, Remove
-from vllm_ssd.table import LOST, SpeculationTable
-from vllm_ssd.table.draft_states import DraftStates
 
 # By their places here frames name them, and in this order those of a slot are told.
 KINDS: tuple[type[Record], ...] = (Outcome, State, Fallback, Prediction, Plan)

@@ -21,8 +21,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from vllm_ssd.lifecycle.launch import absolute_paths
 from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.service.launch import absolute_paths
 
 STOP_S = 3.0  # for the child to end by itself
 Spec = TypeVar("Spec", bound=msgspec.Struct)

@@ -16,10 +16,10 @@ from typing import ClassVar, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.packing import int32s, pack
-from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
 
 
 class Side(Enum):

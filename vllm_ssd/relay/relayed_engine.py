@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from vllm_ssd.draft.served_table import ServedTable
+from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol.messages import NOT_ITS_OWN, Add, Remove, Request
 from vllm_ssd.relay.frames import Malformed, Open, Status, Told
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Answer, Sockets
 from vllm_ssd.relay.status import show_status
-from vllm_ssd.service import rundir
-from vllm_ssd.service.messages import NOT_ITS_OWN, Add, Remove, Request
-from vllm_ssd.table import SpeculationTable
 
 
 class RelayedEngine:

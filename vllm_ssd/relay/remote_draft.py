@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.lifecycle.joined_draft import JoinedDraft, Service
+from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.relay.finding import REACH_S, Where, contacts, where
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
-from vllm_ssd.service.joined_draft import JoinedDraft, Service
-from vllm_ssd.service.own_table import table_shape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from vllm_ssd.service.messages import Join, Leave, Request, Wake, endpoint
+from vllm_ssd.protocol.messages import Join, Leave, Request, Wake, endpoint
 
 _ROUNDS = 64  # messages of each socket that are read before the ends do their other work
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.relay.frames import Malformed, Status
-from vllm_ssd.table import SpeculationTable
 
 # What is written at the target's end.
 _OURS = ("heartbeat", "restarts", "link_us")

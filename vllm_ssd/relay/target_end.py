@@ -20,7 +20,10 @@ from pathlib import Path
 
 import msgspec
 
+from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.log import get_logger
+from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.protocol.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
 from vllm_ssd.relay.finding import Where, contacts, describe
 from vllm_ssd.relay.frames import (
     Changed,
@@ -44,10 +47,6 @@ from vllm_ssd.relay.relayed_engine import RelayedEngine
 from vllm_ssd.relay.sockets import Answer, Sockets
 from vllm_ssd.relay.status import show_status
 from vllm_ssd.relay.watch import REST_S, pause_s
-from vllm_ssd.service import rundir
-from vllm_ssd.service.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
-from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 
 logger = get_logger(__name__)
 

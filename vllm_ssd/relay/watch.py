@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable
 
 REST_S = 0.05  # between two looks without any request, when news come by messages only
 _FINEST_S, _COARSEST_S = 100e-6, 1e-3

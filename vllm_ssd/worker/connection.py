@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.service.messages import ControlClient, endpoint
-from vllm_ssd.service.rundir import table_path
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol.messages import ControlClient, endpoint
+from vllm_ssd.protocol.rundir import table_path
 from vllm_ssd.worker.wait_policy import WaitPolicy
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
-from vllm_ssd.table.outcome_kernels import confirm, publish
-from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_heads, read_newest
+from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
+from vllm_ssd.protocol.outcome_kernels import confirm, publish
+from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_heads, read_newest
 from vllm_ssd.worker.confidence_kernels import grade, weigh
 from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from vllm_ssd.table import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.worker.wait_tuner import Limits, WaitPlan, WaitTuner
 
 

@@ -7,9 +7,9 @@ import pytest
 from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_server
 from vllm_ssd.config.options import OPTIONS
-from vllm_ssd.draft_server.configs import OPTIONS as OF_THE_COMMAND
-from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import publish
+from vllm_ssd.protocol import rundir
+from vllm_ssd.protocol.draft_names import publish
+from vllm_ssd.tools.draft_server.configs import OPTIONS as OF_THE_COMMAND
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from tests.unit.draft.loop import MAX_LEN, PROMPT, SLOTS, VOCAB, Loop, Target
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.metrics import snapshot
-from vllm_ssd.table import make_stamp
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol import make_stamp
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker import client
 from vllm_ssd.worker.client import Row
 

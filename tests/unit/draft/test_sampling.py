@@ -8,7 +8,7 @@ import torch
 from tests.support.chi_square import chance_of
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table.draft_probs import are_sound, certain, pack, unpack
+from vllm_ssd.protocol.draft_probs import are_sound, certain, pack, unpack
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 K, VOCAB, TOP_M = 3, 11, 5

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Target
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table import make_stamp
+from vllm_ssd.protocol import make_stamp
 
 K = 4
 POLICY = DraftPolicy(K, (3, 2, 2, 1, 2), True, chunk=16)

@@ -14,7 +14,7 @@ from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engin
 from vllm_ssd.draft import engine as draft_engine
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
+from vllm_ssd.protocol import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
 
 K = 3
 POLICY = DraftPolicy(K, (2,) * (K + 1), True, chunk=16)

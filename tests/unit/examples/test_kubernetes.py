@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from vllm_ssd.config.options import OPTIONS
-from vllm_ssd.draft_server import command
-from vllm_ssd.draft_server.placed import labels
+from vllm_ssd.tools.draft_server import command
+from vllm_ssd.tools.draft_server.placed import labels
 
 FOLDER = Path(__file__).parents[3] / "examples" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))

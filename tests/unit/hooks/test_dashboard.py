@@ -11,8 +11,7 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
 METRIC = re.compile(r"(vllm:\w+)(?:\{([^}]*)\})?")

@@ -78,7 +78,7 @@ class FailingTarget(Target):
 @pytest.fixture
 def events(monkeypatch):
     module = SimpleNamespace(OwnDraft=FakeDraft)
-    monkeypatch.setitem(sys.modules, "vllm_ssd.service.own_draft", module)
+    monkeypatch.setitem(sys.modules, "vllm_ssd.lifecycle.own_draft", module)
     monkeypatch.setattr(FakeDraft, "events", [])
     return FakeDraft.events
 

@@ -17,8 +17,7 @@ from vllm_ssd.hooks.metrics import (
     with_ssd_collected,
     with_ssd_metrics,
 )
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 
 def process(speculation):

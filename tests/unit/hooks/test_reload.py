@@ -14,9 +14,8 @@ from tests.support.gpu_hosts import parallel
 from tests.support.sentences import one_sentence
 from vllm_ssd.hooks.received_weights import ReceivedWeights, keep_only
 from vllm_ssd.hooks.reload import reload_draft, start_draft_weight_update
-from vllm_ssd.service import draft_names, messages, rundir
-from vllm_ssd.service.messages import Reload
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, draft_names, messages, rundir
+from vllm_ssd.protocol.messages import Reload
 
 
 def start_draft(worker, _):

@@ -8,8 +8,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from tests.support.v2_scheduler import K, run, v2_scheduler
 from vllm_ssd.hooks.patches import COUNTING_OF_REQUESTS, apply_one
 from vllm_ssd.metrics.requests import RequestCounters, request_key
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 TOKENS = 10
 

@@ -8,8 +8,7 @@ import pytest
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.scheduler import with_plan_followed, with_verified_drafts
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 K = 3
 

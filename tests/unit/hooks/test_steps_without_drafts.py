@@ -5,8 +5,7 @@ import pytest
 
 from tests.support.v2_scheduler import K, run, v2_scheduler
 from vllm_ssd.hooks.patches import SCHEDULING, apply_one
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 TOKENS = 40
 

@@ -7,8 +7,7 @@ import pytest
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.traces import with_counts_added, with_request_found, with_tables_at_hand
 from vllm_ssd.metrics.requests import RequestCounters, request_key
-from vllm_ssd.service import rundir
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 OWN = {"gen_ai.latency.e2e": 1.5}
 

@@ -5,8 +5,8 @@ import pytest
 
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
 from vllm_ssd.metrics import counters as target_counters
-from vllm_ssd.table import SpeculationTable, TableShape
-from vllm_ssd.table.predictions import LookupResult
+from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol.predictions import LookupResult
 
 
 @pytest.fixture

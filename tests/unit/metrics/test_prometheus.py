@@ -10,8 +10,8 @@ from tests.support.scraping import values
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.metrics.prometheus import SpeculationCollector
 from vllm_ssd.metrics.tables import EngineTables
-from vllm_ssd.table import SpeculationTable, TableShape
-from vllm_ssd.table.predictions import LookupResult
+from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol.predictions import LookupResult
 
 HIT, MISS = (True, True), (True, False)
 

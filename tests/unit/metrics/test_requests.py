@@ -3,8 +3,8 @@
 import pytest
 
 from vllm_ssd.metrics.requests import RequestCounters, Verifications, request_key
-from vllm_ssd.table import SpeculationTable, TableShape
-from vllm_ssd.table.schema import VERIFICATIONS
+from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol.schema import VERIFICATIONS
 
 A, B = request_key("a"), request_key("b")
 

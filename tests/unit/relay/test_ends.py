@@ -11,8 +11,12 @@ import pytest
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, Reference, Target
-from tests.unit.service.test_joined_draft import said as logged
-from tests.unit.service.test_served_engine import Engine, Running, until
+from tests.unit.lifecycle.test_joined_draft import said as logged
+from tests.unit.lifecycle.test_served_engine import Engine, Running, until
+from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableShape, rundir
+from vllm_ssd.protocol.draft_names import DraftName
+from vllm_ssd.protocol.heartbeat import draft_lives
+from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.finding import Where, described
@@ -32,11 +36,6 @@ from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.mirrored_engine import MirroredEngine
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
-from vllm_ssd.service import rundir
-from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import Join, Leave, Reload, Remove, Wake, ask
-from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape
-from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.worker.client import SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.wait_policy import WaitPolicy

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sentences import one_sentence
+from vllm_ssd.protocol.messages import Add, Join, Remove, Wake
 from vllm_ssd.relay import frames
 from vllm_ssd.relay.frames import (
     Changed,
@@ -22,7 +23,6 @@ from vllm_ssd.relay.frames import (
     encode,
 )
 from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.service.messages import Add, Join, Remove, Wake
 
 STAMP = 2**64 - 1
 TO_DRAFT = [

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 
 from tests.unit.relay.test_packing import entries
+from vllm_ssd.protocol import DRAFTING, LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol.draft_states import DraftStates
+from vllm_ssd.protocol.messages import Add, Remove
+from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
+from vllm_ssd.protocol.predictions import PredictionReader, PredictionWriter
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.growing import Fallback, Prediction
 from vllm_ssd.relay.mirror import KINDS, LONGEST_TEXT, Mirror
@@ -11,11 +16,6 @@ from vllm_ssd.relay.packing import pack
 from vllm_ssd.relay.records import Outcome, Plan, Side, State
 from vllm_ssd.relay.status import read_status, show_status
 from vllm_ssd.relay.watch import pause_s
-from vllm_ssd.service.messages import Add, Remove
-from vllm_ssd.table import DRAFTING, LOST, SpeculationTable, TableShape, make_stamp
-from vllm_ssd.table.draft_states import DraftStates
-from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
-from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
 
 SESSION, VOCAB = 1, 400
 GENERATION = 5

@@ -12,21 +12,21 @@ import pytest
 
 from benchmarks.common.running import leftovers
 from tests.support.gpu_hosts import engine, parallel
+from tests.unit.lifecycle.test_joined_draft import SHAPE, FakeService, begin, lives, said, until
 from tests.unit.relay.test_ends import Stepping
-from tests.unit.service.test_joined_draft import SHAPE, FakeService, begin, lives, said, until
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.lifecycle import joined_draft
+from vllm_ssd.lifecycle.own_table import OwnFiles
+from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, rundir
+from vllm_ssd.protocol.draft_names import DraftName
+from vllm_ssd.protocol.heartbeat import draft_lives
+from vllm_ssd.protocol.messages import NO_ANSWER, Join, Leave, Wake, ask
 from vllm_ssd.relay import mirrored_engine
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.remote_draft import RemoteDraft
 from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.service import joined_draft, rundir
-from vllm_ssd.service.draft_names import DraftName
-from vllm_ssd.service.messages import NO_ANSWER, Join, Leave, Wake, ask
-from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner
-from vllm_ssd.table.heartbeat import draft_lives
 
 # Of its own, as other tests have services at the same time.
 NAMED = DraftName("far-drafts", {})

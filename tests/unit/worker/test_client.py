@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from tests.support.control_socket import Sent
-from vllm_ssd.service.messages import (
+from vllm_ssd.protocol import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol import heartbeat as heartbeat_module
+from vllm_ssd.protocol.draft_states import DraftStates
+from vllm_ssd.protocol.messages import (
     Add,
     ControlClient,
     ControlServer,
     Remove,
     endpoint,
 )
-from vllm_ssd.table import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
-from vllm_ssd.table import heartbeat as heartbeat_module
-from vllm_ssd.table.draft_states import DraftStates
-from vllm_ssd.table.outcomes import OutcomeReader
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol.outcomes import OutcomeReader
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker import client as client_module
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection

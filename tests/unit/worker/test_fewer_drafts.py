@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.control_socket import Sent
 from vllm_ssd.draft.request import DraftRequest
-from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.table.outcomes import OutcomeReader
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol.outcomes import OutcomeReader
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.switch import drafts_wanted

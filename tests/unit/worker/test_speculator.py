@@ -10,10 +10,10 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from tests.support import interpreter
 from vllm_ssd.hooks import runner_v2
-from vllm_ssd.service.messages import Add
-from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.table.draft_probs import pack
-from vllm_ssd.table.predictions import PredictionWriter
+from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol.draft_probs import pack
+from vllm_ssd.protocol.messages import Add
+from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker import speculator
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient

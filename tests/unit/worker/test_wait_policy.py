@@ -5,7 +5,7 @@ import random
 import pytest
 
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
 from vllm_ssd.worker.wait_tuner import WaitPlan, WaitTuner
 

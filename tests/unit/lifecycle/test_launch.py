@@ -1,0 +1,298 @@
+"""What starts a draft and its keeper: what it waits for, says of it, and leaves behind."""
+
+import logging
+import os
+import select
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from tests.support.gpu_hosts import engine, gpus, parallel
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.lifecycle import launch
+from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.launch import DraftLauncher
+from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
+from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol.draft_names import DraftName, find
+
+
+@pytest.fixture(autouse=True)
+def spec(monkeypatch):
+    """Of a draft that is never loaded: a real one's needs its model's config."""
+
+    def make(vllm_config, run_dir, device, platform, name) -> KeeperSpec:
+        model = DraftModelSpec({}, ("sdpa",), 64, 2**20, 2, 8)
+        policy = DraftPolicy(2, (1, 1, 1), True, 64)
+        server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
+        return KeeperSpec(server, 60.0, 3, name)
+
+    monkeypatch.setattr(launch, "make_keeper_spec", make)
+
+
+def launcher(name: str, **options) -> DraftLauncher:
+    device = DraftDevice([], 1, {"CUDA_VISIBLE_DEVICES": "1"})
+    return DraftLauncher(engine(parallel(1), **options), DraftName(name, {}), device)
+
+
+@pytest.fixture
+def talk(monkeypatch):
+    """Makes and starts a launcher whose keeper says this and then nothing. ``keepers``: their ends
+    of the channels; ``locks``: of files that they hold; ``commands``: how they were started."""
+    from vllm import platforms
+
+    made: list[DraftLauncher] = []
+    held: list[int] = []
+    locks: list[int] = []
+    commands: list[list[str]] = []
+
+    def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
+        def say(command, pass_fds, **_):
+            commands.append(command)
+            held.append(os.dup(int(command[4])))
+            locks.extend(map(os.dup, pass_fds[1:]))
+            os.write(held[-1], said)
+
+        monkeypatch.setattr(launch.subprocess, "run", say)
+        made.append(launcher(name, **options))
+        made[-1].start()
+        return made[-1]
+
+    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    monkeypatch.setattr(launch, "STOP_S", 0.1)
+    start.keepers, start.locks, start.commands = held, locks, commands
+    yield start
+    for one in made:
+        one.begin_stop()  # or it would start another keeper when one has ended
+    for end in held + locks:
+        os.close(end)
+    for one in made:
+        one.stop()
+
+
+def test_the_deadline_names_what_it_waited_for(talk):
+    made = talk(b'{"awaited": "the draft\'s Ray"}\n', start_timeout_s=0.3)
+    with pytest.raises(RuntimeError) as error:
+        made.wait_ready()
+    said = "the draft's Ray was not ready within 0.3 s (start_timeout_s)"
+    assert str(error.value) == f"SSD: the draft could not be started: {said}"
+
+
+def test_a_stage_of_the_start_is_a_line(talk, caplog):
+    caplog.set_level(logging.INFO)
+    words = (
+        b'{"awaited": "the draft\'s Ray"}\n{"awaited": "the draft model"}\n{"ready": "loaded"}\n'
+    )
+    talk(words).wait_ready()
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("launch")]
+    assert said[1:] == [
+        "SSD: waiting for the draft's Ray",
+        "SSD: waiting for the draft model",
+        "SSD: loaded",
+    ]
+
+
+def test_a_draft_that_has_failed_is_not_waited_for(talk):
+    """Neither is one that is on its way: the target goes on in the meantime."""
+    talk(b'{"awaited": "the draft\'s Ray"}\n').check()
+    made = talk(b'{"failed": "no luck"}\n', name="others")
+    with pytest.raises(RuntimeError, match="the draft could not be started: no luck"):
+        for _ in range(1000):  # until the listener has heard it
+            made.check()
+            time.sleep(0.01)
+
+
+def test_a_draft_that_is_not_required(talk, caplog):
+    made = talk(b'{"failed": "no luck"}\n', required=False)
+    made.wait_ready()
+    (record,) = (r for r in caplog.records if r.levelno > logging.INFO)
+    said = "no luck; serving begins without drafts, as required is false"
+    assert record.getMessage() == f"SSD: the draft could not be started: {said}"
+
+
+def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
+    kinds = ("ready", "lost", "not_back", "back", "given_up")
+    words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
+    made = talk(words, max_restarts=1)
+    made.wait_ready()
+    deadline = time.monotonic() + 10
+    said: list[str] = []
+    while len(said) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        # "r" is information, and may come before "l" or after it: another thread says it.
+        said = [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
+    lost, not_back, back, given_up = said
+    assert "lost (l)" in lost and "without drafts while it is started again" in lost
+    assert "could not be started again (n)" in not_back
+    assert back == "SSD: the draft is back: b"
+    assert "lost (g)" in given_up and "max_restarts is 1" in given_up
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def end(keeper):
+    """As if it were killed. Its number is somebody else's afterwards."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), keeper)
+
+
+def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
+    made = talk(b'{"ready": "r"}\n', max_restarts=1)
+    (made.run_dir / launch.SPEC_FILE).touch()
+    made.wait_ready()
+    end(talk.keepers[0])
+    until(lambda: len(talk.commands) == 2)
+    first, second = talk.commands
+    assert second[-1] == "again" and second[:4] == first[:4]
+    until(lambda: "back" in caplog.text)
+    end(talk.keepers[1])
+    until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
+    assert len(talk.commands) == 2, "one too many"
+    assert caplog.text.count("keeper is gone, and the draft with it") == 1
+
+
+def test_a_keeper_that_put_everything_away_is_not(talk, caplog):
+    made = talk(b'{"ready": "r"}\n')
+    made.wait_ready()
+    (made.run_dir / launch.SPEC_FILE).unlink()
+    end(talk.keepers[0])
+    until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
+    assert len(talk.commands) == 1
+
+
+def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
+    """It was killed in the middle of a word, and the next one cannot be started at first."""
+    made = talk(b'{"ready": "r"}\n{"lo', max_restarts=3)
+    (made.run_dir / launch.SPEC_FILE).touch()
+    made.wait_ready()
+    start, failures = launch.subprocess.run, [OSError(24, "Too many open files")]
+
+    def run(command, **how):
+        if failures:
+            raise failures.pop()
+        start(command, **how)
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    end(talk.keepers[0])
+    until(lambda: len(talk.commands) == 2)
+    assert "could not be started again: [Errno 24] Too many open files" in caplog.text
+    until(lambda: "back" in caplog.text)
+
+
+def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):
+    """vLLM kills an engine core that waits for long."""
+    made = talk(b'{"ready": "here"}\n')
+    made.wait_ready()
+    run_dir = made.run_dir
+    made.begin_stop()
+    made.stop()
+    assert rundir.is_alive(run_dir) and rundir.table_path(run_dir).exists(), "it works with them"
+    while talk.locks:
+        os.close(talk.locks.pop())
+    assert not rundir.is_alive(run_dir), "it alone has held them"
+    rundir.remove(run_dir)
+
+
+def test_the_end_of_the_target_is_time_for_the_keeper(talk, monkeypatch):
+    """Both are told to stop at the same time: the keeper is waited for no longer than ``STOP_S``
+    from then on."""
+    waits = []
+    made = talk(b'{"ready": "here"}\n')
+    made.wait_ready()
+    clock = iter((100.0, 100.0 + 0.75 * launch.STOP_S))  # the target stops in between
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    made.begin_stop()
+    monkeypatch.setattr(made._listener, "join", waits.append)
+    made.stop()
+    assert waits == [pytest.approx(0.25 * launch.STOP_S)]
+    rundir.remove(made.run_dir)
+
+
+def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_path):
+    """It begins for real, and ends at what it is told."""
+    from vllm import platforms
+
+    (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    monkeypatch.setattr(launch, "make_keeper_spec", lambda *_: "nothing")
+    made = launcher("drafts")
+    made.start()
+    run_dir = made.run_dir
+    with pytest.raises(RuntimeError, match="could not be started: ValidationError: Expected"):
+        made.wait_ready()
+    assert not run_dir.exists()
+
+
+def test_a_keeper_that_fails_at_once(monkeypatch, tmp_path):
+    from vllm import platforms
+
+    (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    made = launcher("drafts")
+    made.start()
+    with pytest.raises(RuntimeError, match="could not be started: its keeper process ended; see"):
+        made.wait_ready()
+    assert not made.run_dir.exists()
+
+
+def test_paths_for_another_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = launch.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
+    assert found == {"PYTHONPATH": f"{tmp_path}/lib:/opt", "HF_HOME": f"{tmp_path}/hf"}
+
+
+def test_the_end_of_a_forked_child_is_not_the_engines(talk):
+    made = talk(b'{"ready": "here"}\n')
+    made.wait_ready()
+    child = os.fork()
+    if not child:
+        made.begin_stop()
+        made.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert rundir.is_alive(made.run_dir) and rundir.table_path(made.run_dir).exists()
+    ends = talk.keepers[-1:]
+    assert not select.select(ends, [], [], 0)[0], "the keeper would leave"
+    made.begin_stop()
+    assert select.select(ends, [], [], 0)[0]
+
+
+def test_a_service_that_has_this_name_already(talk):
+    """It is the user's; this one has left nothing."""
+    other = talk(b"")
+    with pytest.raises(ValueError, match=f"a draft server 'drafts' already, in {other.run_dir}"):
+        talk(b"")
+    assert rundir.living() == [other.run_dir]
+
+
+def test_what_it_leaves_is_still_there(talk):
+    """As long as the keeper of a service that engines share has it."""
+    made = talk(b'{"ready": "here"}\n', name="dp:1")
+    made.wait_ready()
+    run_dir, _ = find("dp:1")
+    owner = SpeculationTable.open(rundir.table_path(run_dir), writable=False).owner
+    assert (owner.model, owner.draft_server, owner.pid) == ("", "dp:1", os.getpid())
+    assert not select.select(talk.keepers, [], [], 0)[0]
+    made.leave()
+    made.stop()
+    assert select.select(talk.keepers, [], [], 0)[0], "the keeper sees that it is gone"
+    assert find("dp:1")[0] == run_dir and rundir.table_path(run_dir) in rundir.tables()
+    while talk.locks:
+        os.close(talk.locks.pop())
+    assert not rundir.is_alive(run_dir) and rundir.table_path(run_dir) not in rundir.tables()
+    rundir.remove(run_dir)
+
+
+@pytest.mark.parametrize("name, kept_for", [("drafts", ""), ("own:1-ab/0", "own:1-ab/0")])
+def test_a_keeper_knows_for_whom_it_stays(talk, name, kept_for):
+    made = talk(b"", name=name)
+    spec = msgspec.json.decode((made.run_dir / launch.SPEC_FILE).read_bytes(), type=KeeperSpec)
+    assert spec.name == kept_for

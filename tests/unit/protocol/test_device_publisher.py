@@ -1,0 +1,120 @@
+"""The draft's GPU kernels in Triton's interpreter, against what runs on the host."""
+
+import pytest
+
+from tests.support import interpreter
+
+pytest.importorskip("triton")
+
+if interpreter.HERE:
+    import numpy as np
+    import torch
+
+    from tests.support.attention_cases import Pair, prompts_and_trees
+    from tests.support.publishing_cases import (
+        SIZES,
+        DeviceMemory,
+        publishing_leaves_the_same_bytes,
+    )
+    from vllm_ssd.draft.attention import triton as triton_attention
+    from vllm_ssd.draft.attention.base import AttentionShape
+    from vllm_ssd.draft.attention.kernels import pack_tree_masks
+    from vllm_ssd.draft.attention.masks import tree_mask
+    from vllm_ssd.draft.attention.self_test import largest_error
+    from vllm_ssd.draft.attention.triton import TritonAttention
+    from vllm_ssd.protocol import SpeculationTable, TableShape, pages
+    from vllm_ssd.protocol.device_publisher import DevicePublisher
+    from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, Outcomes
+
+    CPU = torch.device("cpu")
+
+    @pytest.mark.parametrize(
+        "group, contexts, odd",
+        [
+            (1, [33], {}),
+            (3, [1, 70], {}),
+            (1, [5, 150], {"window": 40}),  # whole blocks of KV are out of sight
+            (3, [33], {"window": 2, "sinks": True}),  # and a part of the branch
+        ],
+    )
+    def test_tree_attention(group, contexts, odd, monkeypatch):
+        monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)  # each takes long here
+        small = {"kv_heads": 2, "steps": 4}
+        prompts_and_trees(
+            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, CPU, **small, **odd)
+        )
+
+    def test_what_a_draft_tries_at_its_start(monkeypatch):
+        monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)
+        shape = AttentionShape(2, 6, 2, 16, 0.25, torch.float32, CPU)
+        assert largest_error(TritonAttention, shape, block_size=16) < 1e-5
+
+    @pytest.mark.parametrize("top_m, branches", SIZES)
+    def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):
+        publishing_leaves_the_same_bytes(tmp_path, CPU, top_m, branches)
+
+    def test_a_gpu_may_have_the_tables_at_other_addresses(tmp_path, monkeypatch):
+        """As on ROCm: all that is published is where the GPU has the tables, and nothing else."""
+        memory = DeviceMemory()
+        monkeypatch.setattr(pages, "address_kernel", memory)
+        tables = publishing_leaves_the_same_bytes(tmp_path, CPU, *SIZES[1], memory.read)
+        for table in tables:
+            untouched = SpeculationTable.create(tmp_path / f"new{table.shape.slots}", table.shape)
+            assert bytes(table.pages) == bytes(untouched.pages)
+
+    @pytest.mark.parametrize("kind", ["device", "host"])
+    def test_what_a_draft_that_hung_publishes_late_changes_nothing(tmp_path, kind):
+        """Another draft has predicted outcomes of later generations; or has withdrawn them."""
+        shape = TableShape(slots=3, k=3, branches=2, tail=16, top_m=2)
+        table = SpeculationTable.create(tmp_path / "t", shape)
+        publisher = DevicePublisher(shape, None) if kind == "device" else HostPublisher()
+        rows = torch.tensor([*publisher.join(table)[:2], 0])
+        probs = torch.randint(0, 2**62, (3, 2, 2))
+
+        def extend(generation, *steps):
+            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
+            for step in steps:
+                at = torch.tensor([step])
+                tokens = torch.randint(0, 100, (3, 2))
+                publisher.extend(BranchTokens(rows, stamps, tokens, at, probs))
+                one = tokens[:, :1], at, probs[:, :1]
+                publisher.fallback(BranchTokens(rows, stamps, *one))
+
+        def predict(generation):
+            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
+            outcomes = torch.randint(0, 4, (3, 2)), torch.randint(0, 100, (3, 2))
+            publisher.predict(Outcomes(rows, stamps, torch.tensor([3, 3, 3]), *outcomes))
+
+        predict(7)
+        extend(7, 0)
+        predict(8)
+        extend(8, 0)
+        before = bytes(table.pages)
+        extend(7, 1)
+        predict(7)
+        extend(7, 0)
+        assert bytes(table.pages) == before
+        extend(8, 1)
+        assert table.slots["prediction"]["depth"].max() == 2
+        for record in ("prediction", "fallback"):
+            table.slots[record]["stamp"] = 0
+        before = bytes(table.pages)
+        extend(7, 1)
+        assert bytes(table.pages) == before
+
+    def test_packed_masks():
+        linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))
+        lengths = linear + 3 * 5  # no multiples of 8
+        for step in range(3):
+            packed = torch.full((2, 40), 255, dtype=torch.uint8)
+            at = torch.tensor([step])
+            pack_tree_masks(packed, linear, parents, lengths, at)
+            for row, length in enumerate(lengths.tolist()):
+                (mask,) = tree_mask(linear[row : row + 1], parents[row : row + 1], at, length)
+                bits = np.packbits(mask.numpy().reshape(-1), bitorder="little")
+                assert packed[row, : len(bits)].tolist() == bits.tolist()
+
+else:
+
+    def test_the_draft_kernels_in_the_interpreter():
+        interpreter.run_again(__file__)

@@ -1,0 +1,194 @@
+"""Control messages over a real socket."""
+
+import gc
+import threading
+import weakref
+
+import msgspec
+import pytest
+import zmq
+
+from vllm_ssd.protocol.messages import (
+    DIED,
+    Add,
+    ControlClient,
+    ControlServer,
+    Reload,
+    Remove,
+    Stop,
+    Wake,
+    ask,
+    endpoint,
+)
+
+
+def listening(folder, handlers):
+    server = ControlServer()
+    server.listen(endpoint(folder), handlers)
+    return server
+
+
+def collecting(seen):
+    """Handlers that only note what comes."""
+    return dict.fromkeys((Add, Remove, Stop, Wake, Reload), seen.append)
+
+
+@pytest.fixture
+def wire(tmp_path):
+    seen: list[object] = []
+    server = listening(tmp_path, collecting(seen))
+    client = ControlClient(endpoint(tmp_path))
+    yield server, client, seen
+    client.close()
+    server.close()
+
+
+def test_messages_arrive_whole_and_in_order(wire):
+    server, client, seen = wire
+    sent = [Add(1, 2, list(range(5000))), Remove(1, 2), Stop()]
+    for message in sent:
+        assert client.send(message)
+    while len(seen) < len(sent):
+        assert server.drain(wait_s=5)
+    assert seen == sent
+
+
+def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
+    """Killed, it leaves its socket's file behind. What it had taken in is lost with it."""
+    server, client, seen = wire
+    client.send(Remove(1, 2))
+    server.drain(wait_s=5)
+    path = tmp_path / "control.sock"
+    path.rename(tmp_path / "kept")
+    server.close()
+    (tmp_path / "kept").rename(path)
+    sent = [Add(1, generation, [5] * 1000) for generation in range(3, 8)]
+    assert all(client.send(message) for message in sent)
+    later = listening(tmp_path, collecting(seen))
+    while len(seen) < 1 + len(sent):
+        assert later.drain(wait_s=5)
+    assert seen[1:] == sent
+    later.close()
+
+
+def test_several_addresses_and_one_of_them_no_longer(tmp_path):
+    """Each message is handled where it came; who is hung up on is heard by the next one."""
+    seen: dict[str, list[object]] = {"one": [], "two": []}
+    server, clients = ControlServer(), {}
+    for name, heard in seen.items():
+        (tmp_path / name).mkdir()
+        server.listen(endpoint(tmp_path / name), collecting(heard))
+        clients[name] = ControlClient(endpoint(tmp_path / name))
+    for round_ in range(1, 21):
+        for slot, (name, client) in enumerate(clients.items()):
+            message = Remove(slot, round_)
+            while message not in seen[name]:  # one that is on its way to who hangs up is lost
+                client.send(message)
+                server.drain(wait_s=0.2)
+        server.hang_up(endpoint(tmp_path / "two"))
+        server.listen(endpoint(tmp_path / "two"), collecting(seen["two"]))
+    for slot, heard in enumerate(seen.values()):
+        assert {message.slot for message in heard} == {slot}
+    for client in clients.values():
+        client.close()
+    server.close()
+
+
+def test_malformed_messages_are_consumed_and_reported(wire, tmp_path):
+    server, client, seen = wire
+    raw = zmq.Context().socket(zmq.DEALER)
+    raw.connect(endpoint(tmp_path))
+    unknown = msgspec.msgpack.encode({"type": "Leave", "run_dir": "x"})  # nobody handles it here
+    for body in (b"", b"junk", msgspec.msgpack.encode({"type": "Add", "slot": "x"}), unknown):
+        raw.send(body)
+        with pytest.raises(msgspec.DecodeError):
+            server.drain(wait_s=5)
+    client.send(Remove(3, 4))
+    server.drain(wait_s=5)
+    assert seen == [Remove(3, 4)]
+    raw.close(linger=0)
+
+
+def test_sending_to_nobody_does_not_block(tmp_path):
+    client = ControlClient(endpoint(tmp_path))
+    results = [client.send(Remove(0, 1)) for _ in range(3000)]
+    assert results[0] and not results[-1]
+    client.close()
+
+
+def test_a_client_that_is_forgotten_holds_up_nobody(tmp_path):
+    """In a circle, whose parts end in any order."""
+    client = ControlClient(endpoint(tmp_path))
+    client.itself = client
+    forgotten = weakref.ref(client)
+    del client
+    gc.collect()
+    assert forgotten() is None
+
+
+def test_whoever_asks_gets_the_answer(tmp_path):
+    """Beside messages that have none."""
+    handlers = {**collecting([]), Wake: lambda _: "", Reload: lambda m: f"no {m.path}"}
+    server = listening(tmp_path, handlers)
+    client = ControlClient(endpoint(tmp_path))
+    answers: list[str | None] = []
+
+    def work() -> None:
+        for message in (Wake(), Reload("folder")):
+            client.send(Remove(1, 2))
+            answers.append(ask(tmp_path, message, 10))
+
+    asking = threading.Thread(target=work)
+    asking.start()
+    while asking.is_alive():
+        server.drain(wait_s=0.01)
+    assert answers == ["", "no folder"]
+    client.close()
+    server.close()
+
+
+def asking(folder, *given_up):
+    """A thread that asks for a long time, and the list that its answer comes to."""
+    answers: list[str | None] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(ask(folder, Wake(), 300, *given_up)), daemon=True
+    )
+    thread.start()
+    return thread, answers
+
+
+def test_a_draft_that_died_with_the_question_is_not_waited_for(tmp_path):
+    seen: list[object] = []
+    server = listening(tmp_path, collecting(seen))
+    thread, answers = asking(tmp_path)
+    while not seen:
+        server.drain(wait_s=5)
+    server.close()
+    thread.join(30)
+    assert answers == [DIED]
+
+
+def test_a_draft_that_is_started_meanwhile_gets_the_question(tmp_path):
+    thread, answers = asking(tmp_path)
+    server = listening(tmp_path, {**collecting([]), Wake: lambda _: "done"})
+    while thread.is_alive():
+        server.drain(wait_s=0.1)
+    assert answers == ["done"]
+    server.close()
+
+
+def test_a_draft_that_will_not_come_is_not_waited_for(tmp_path):
+    gone: list[bool] = []
+    thread, answers = asking(tmp_path, lambda: bool(gone))
+    assert thread.is_alive() and not answers
+    gone.append(True)
+    thread.join(30)
+    assert answers == [None]
+
+
+def test_what_was_asked_too_long_ago_is_withdrawn(tmp_path):
+    assert ask(tmp_path, Wake(), 0.05) is None
+    seen: list[object] = []
+    server = listening(tmp_path, collecting(seen))
+    assert not server.drain(wait_s=0.3) and not seen
+    server.close()

@@ -1,0 +1,109 @@
+"""Engines that a start would take or refuse, of models without weights, and the draft's needs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from vllm import platforms
+from vllm.config import ModelConfig, ParallelConfig
+
+from benchmarks.standin.tiny import tiny_llama
+from tests.support.gpu_hosts import gpus
+from tests.support.model_folders import write_model
+from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.tools.check import command, device_trial
+from vllm_ssd.tools.check.device_trial import Report, Trial, TriedBackend
+from vllm_ssd.tools.check.engine import look_at_engine, parse_engine, usual_subject, weight_bytes
+from vllm_ssd.tools.check.findings import could_start
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> SimpleNamespace:
+    def make(name, **shape):
+        return write_model(tmp_path_factory.mktemp(name), **shape)
+
+    others = [f"v{i}" for i in range(60)]
+    return SimpleNamespace(
+        target=make("target", layers=2), draft=make("draft"), other=make("other", words=others)
+    )
+
+
+def look(models, draft, *further):
+    words = ["--dtype", "float32", "--enforce-eager", *further]
+    return look_at_engine(parse_engine(models.target, draft, words))
+
+
+def test_a_pair_that_fits(models, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    options = ["--speculative-config", '{"k": 3, "f": 2}', "--max-num-seqs", "4"]
+    found, subject = look(models, models.draft, *options)
+    assert could_start(found)
+    facts = {each.name: each.fact for each in found}
+    assert "k=3, f=2" in facts["draft"] and facts["vocabularies"].startswith("64 tokens")
+    assert facts["model runner"] == "V1"
+    assert subject.backends == ("sdpa",) and subject.device.cores
+    assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
+    assert subject.need.weights is None, "there are none"
+    assert 0 < subject.need.least < subject.need.kv_cache <= 2**30
+
+
+@pytest.mark.parametrize(
+    "further, name, remedy",
+    [
+        (["-pp", "2"], "target", "--tensor-parallel-size"),
+        (["--speculative-config", '{"draft_device": "4000"}'], "draft's device", "choose from"),
+        (["--max-model-len", "100000"], "target", "see that it serves without ssd"),
+    ],
+)
+def test_what_a_start_would_refuse(models, further, name, remedy):
+    found, subject = look(models, models.draft, *further)
+    assert subject is None
+    assert found[-1].state == "bad" and found[-1].name == name
+    assert remedy in found[-1].remedy
+
+
+def test_another_vocabulary(models):
+    found, subject = look(models, models.other)
+    assert subject is None and [each.state for each in found] == ["ok", "bad"]
+    assert "different vocabularies" in found[-1].fact and "name another" in found[-1].remedy
+
+
+def test_weights_as_they_will_be_loaded(tmp_path):
+    model = tiny_llama(1, 400, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    count = sum(each.numel() for each in model.parameters())
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        config = ModelConfig(str(tmp_path), dtype=dtype, skip_tokenizer_init=True)
+        assert weight_bytes(config) == count * size
+
+
+def test_one_gpu_is_too_few(monkeypatch):
+    monkeypatch.setattr(platforms, "current_platform", gpus(1))
+    with pytest.raises(ValueError, match="its draft needs 1 more"):
+        command._usual_subject()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_both_gpus_are_tried_as_their_processes_see_them(monkeypatch, shared):
+    """The draft's with its attention, and the target's first one, unless that is the same."""
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def try_gpu(trial: Trial, environment):
+        asked.append((environment["CUDA_VISIBLE_DEVICES"], trial.backends))
+        done = [TriedBackend(b, None, 1.0, 0.1, graphs=True) for b in trial.backends]
+        return Report("NVIDIA H200", 2**37, 2**37, done, None, "no atomics")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(platforms, "current_platform", gpus(3))
+    monkeypatch.setattr(device_trial, "try_gpu", try_gpu)
+    draft = 0 if shared else 2
+    device = DraftDevice([], draft, {"CUDA_VISIBLE_DEVICES": str(draft)})
+    parallel = ParallelConfig(distributed_executor_backend="uni")
+    subject = usual_subject(device, parallel)
+    found = list(command._try_gpus(subject, device, "/a/table", all_backends=True))
+    assert asked[0] == (str(draft), subject.backends)
+    assert asked[1:] == ([] if shared else [("0", ())])
+    states = {each.name: each.state for each in found}
+    assert states["draft's table"] == "bad", "its programs are graphs"
+    assert states["target's table"] == "bad"

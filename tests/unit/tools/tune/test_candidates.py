@@ -1,0 +1,78 @@
+"""Which candidates are measured, and what is made of their figures."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Figures, search, speedup
+from vllm_ssd.tools.tune.report import report
+
+KS, FS = [1, 2, 3, 5, 7, 10], [0, 1, 3, 6]
+FAST, SLOW, FAILED = (Candidate("draft", k, 3) for k in (7, 2, 10))
+
+
+def figures(*rates: float, hits: float | None = 0.75) -> dict[int, Figures]:
+    """With these tokens per second, at 1 and at 8 clients."""
+    return {clients: Figures(8, rate, 20.0, 2.5, hits) for clients, rate in zip((1, 8), rates)}
+
+
+MEASURED = {PLAIN: figures(50, 400, hits=None), SLOW: figures(60, 300), FAST: figures(200, 400)}
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("f", FS)
+def test_the_best_of_two_drafts_is_found(k, f):
+    """Where the score falls with the distance from a draft's best k and f."""
+    tops, asked = {"a": (k, f, 2.0), "b": (7, 3, 1.0)}, []
+
+    def height(candidate: Candidate) -> float:
+        k, f, top = tops[candidate.draft]
+        steps = abs(KS.index(candidate.k) - KS.index(k)) + abs(FS.index(candidate.f) - FS.index(f))
+        return top * 0.97**steps
+
+    def score(candidate: Candidate) -> float:
+        asked.append(candidate)
+        return height(candidate)
+
+    search(["b", "a"], KS, FS, 100, score)
+    assert max(asked, key=height) == Candidate("a", k, f)
+    assert len(asked) == len(set(asked)) == 2 + len(KS) - 1 + len(FS) - 1
+
+
+def test_the_search_begins_near_the_defaults_and_ends_when_it_is_to():
+    asked = []
+    search(["a"], [2, 10, 5], [0, 6, 1], 3, lambda candidate: asked.append(candidate) or 1.0)
+    assert asked == [Candidate("a", 5, 1), Candidate("a", 10, 1), Candidate("a", 2, 1)]
+
+
+def test_speedup_is_a_geometric_mean():
+    assert speedup(MEASURED[FAST], MEASURED[PLAIN]) == pytest.approx(2.0)
+    assert speedup({}, MEASURED[PLAIN]) == 0, "of one that failed"
+
+
+def test_the_best_is_first_and_its_options_are_last():
+    said = report({**MEASURED, FAILED: {}}, {"on_miss": "wait"})
+    rows = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith("|")]
+    assert {len(row) for row in rows} == {7}
+    names = ["draft k=7 f=3"] * 2 + ["plain vLLM"] * 2 + ["draft k=2 f=3"] * 2
+    assert [row[0].strip() for row in rows[2:]] == names
+    assert [cell.strip() for cell in rows[2]][1:] == ["1", "200.0", "4.00", "2.50", "20.0", "75%"]
+    answer = said.splitlines()[-1]
+    assert answer.startswith("Use this, 2.00 times plain vLLM: --speculative-config ")
+    chosen = {"on_miss": "wait", "method": "ssd", "model": "draft", "k": 7, "f": 3}
+    assert json.loads(shlex.split(answer)[-1]) == chosen
+
+
+@pytest.mark.parametrize(
+    "others, why",
+    [
+        ({SLOW: MEASURED[SLOW]}, "draft k=2 f=3, the best, is 0.95 times plain vLLM"),
+        ({FAILED: {}}, "no candidate could be measured"),
+    ],
+)
+def test_the_answer_may_be_no(others, why):
+    said = report({PLAIN: MEASURED[PLAIN], **others}, {}).splitlines()[-1]
+    assert said.startswith(f"Leave ssd off: {why}")

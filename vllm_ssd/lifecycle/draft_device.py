@@ -1,0 +1,114 @@
+"""Which cores or which GPU an engine's draft gets, chosen in the engine core."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.lifecycle.cores import available_cores, parse_cores, split_cores
+from vllm_ssd.lifecycle.placement import engine_index, gpu_environment, place_draft
+from vllm_ssd.lifecycle.ray_placement import place_target_by_ray, reserve_gpu_by_ray
+from vllm_ssd.log import get_logger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
+
+SHARED_KV_CACHE_GIB = 1.0  # where not all memory is the draft's
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's: cores of its workers
+
+
+@dataclass(frozen=True)
+class DraftDevice:
+    """cores: the draft's, on a CPU machine. gpu: index among the visible GPUs, or a name for
+    CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: of the draft's process; of_target:
+    likewise for the target's workers. may_share_gpu: the target may use the GPU too. reservation:
+    has the GPU, where vLLM's Ray gives them out, until it is forgotten."""
+
+    cores: list[int] = field(default_factory=list)
+    gpu: int | str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    of_target: dict[str, str] = field(default_factory=dict)
+    may_share_gpu: bool = False
+    reservation: Any = None
+
+
+def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
+    """The draft's device. On CPUs the target's workers are to be bound to the other cores.
+    platform: vLLM's."""
+    if platform.is_cpu():
+        return _choose_cores(vllm_config)
+    gpu, may_share, reservation = _choose_gpu(vllm_config, platform)
+    environment = gpu_environment(gpu, platform.is_rocm())
+    return DraftDevice([], gpu, environment, {}, may_share, reservation)
+
+
+def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
+    """Of a draft of ``vllm-ssd draft``, which has no target beside it: the ``draft_device`` of its
+    config."""
+    config: Any = vllm_config.speculative_config
+    if platform.is_cpu():
+        cores = parse_cores(str(config.draft_device))
+        return DraftDevice(cores, environment=_threads(cores))
+    parallel = vllm_config.parallel_config
+    gpu = place_draft(config.draft_device, 1, parallel, platform, engine=0).device
+    return DraftDevice([], gpu, gpu_environment(gpu, platform.is_rocm()))
+
+
+def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool, Any]:
+    """GPU, whether the target may use it too, reservation. Chosen without a look at CUDA: workers
+    may be forked later on."""
+    config: Any = vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
+    if parallel.use_ray:
+        place_target_by_ray(parallel)
+        if config.draft_device is None:
+            reservation, name = reserve_gpu_by_ray(platform)
+            return name, False, reservation
+        logger.warning(
+            "SSD: Ray does not know that the draft runs on draft_device %s and may give this "
+            "GPU to the target too, which is for development only: leave draft_device out to "
+            "let Ray choose a GPU for the draft alone",
+            config.draft_device,
+        )
+    engine = engine_index(parallel)
+    place = place_draft(config.draft_device, config.engines, parallel, platform, engine)
+    if place.with_target:
+        logger.warning(
+            "SSD: draft_device %s is a GPU of the target: both share its time and its memory, "
+            "which is for development only, and --gpu-memory-utilization must leave room for "
+            "the draft's weights and its %g GiB of KV cache (draft_kv_cache_gib)",
+            place.device,
+            config.draft_kv_cache_gib or SHARED_KV_CACHE_GIB,
+        )
+    if place.with_drafts and engine == 0:
+        logger.warning(
+            "SSD: draft_device names one GPU for the drafts of several engines, which share its "
+            "time and its memory: name it once, and they share the draft"
+        )
+    return place.device, place.with_target or parallel.use_ray, None
+
+
+def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
+    config: Any = vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
+    bind = os.environ.get(_BINDING, "auto")
+    split = split_cores(
+        available_cores(),
+        parallel.world_size,
+        None if config.draft_device is None else str(config.draft_device),
+        None if bind in ("auto", "nobind") else bind,
+        engine_index(parallel),
+        config.engines,
+    )
+    if split.shared:
+        logger.warning("SSD: too few cores: target and draft share some, and will be slow")
+    of_target = {} if split.target is None else {_BINDING: split.target}
+    return DraftDevice(split.draft, None, _threads(split.draft), of_target)
+
+
+def _threads(cores: list[int]) -> dict[str, str]:
+    """Environment of a process that is to run on these cores."""
+    return {"OMP_NUM_THREADS": str(len(cores))}

@@ -1,0 +1,324 @@
+"""The engine core's side of the draft: join a draft service, watch it, sleep, leave it.
+
+When the draft is lost it clears the heartbeat in the engine's table, so that nobody waits, and sees
+that there are drafts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
+from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
+from vllm_ssd.log import get_logger
+from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.protocol.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
+from vllm_ssd.protocol.service_state import State, state_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
+
+LOOK_S = 0.2  # between two looks at the service
+JOIN_S = 1.0  # between two tries to join it
+ANSWER_S = 3.0  # for its answer, which takes milliseconds unless it hangs
+PUT_AWAY_S = 60.0  # for the answer of one that gives its memory back, which takes seconds
+SPREAD_S = 5.0  # between two looks at whether the engines of several drafts are spread unevenly
+
+
+class JoinedDraft:
+    """One per engine core: ``start`` before the target's workers, ``workers_started`` and
+    ``wait_ready`` after them, ``stop`` at any time, any number of times. This class joins a service
+    by its name; ``OwnDraft`` starts one before, ``RemoteDraft`` a relay to one elsewhere."""
+
+    def __init__(self, vllm_config: VllmConfig):
+        self._vllm_config = vllm_config
+        self._config: Any = vllm_config.speculative_config
+        self._name = draft_name(vllm_config)
+        self._process = os.getpid()
+        self._files: OwnFiles | None = None
+        self._service: Service | None = None  # None: it does not draft for this engine now
+        self._turn = threading.Lock()  # for what follows, of which a thread does the rest
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._asleep = False
+        self._next_try = 0.0
+        self._due = math.inf  # when a draft that is away on purpose is to be back
+        self._failure = ""  # what the thread has said of an exception, since it last joined
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # what came of the first try
+        self._tried = self._started = self._lost = False
+        self._speaks = True  # of losses and returns; else somebody else does
+
+    @property
+    def about(self) -> str:
+        """The draft, in messages."""
+        return f"the draft server {self._name!r}"
+
+    def start(self) -> None:
+        """Make the table and ask the service to draft on it, if it is ready. Raises as
+        ``wait_ready`` if it refuses."""
+        if self._vllm_config.parallel_config.use_ray:
+            place_target_by_ray(self._vllm_config.parallel_config)
+        self._files = OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
+        self._run_dir = self._files.run_dir
+        self._config.run_dir = str(self._run_dir)
+        self._table = SpeculationTable.open(rundir.table_path(self._run_dir))
+        logger.info("SSD: joining the draft of %r in %s", self._config, self._run_dir)
+        self._try_to_join()
+        if not self._words.empty():
+            self.wait_ready()
+
+    def workers_started(self) -> None:
+        """They are not forked any more, so that a thread may run from now on."""
+        self._thread = threading.Thread(target=self._watch, name="ssd-draft-server", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Until the service drafts for this engine; ``RuntimeError`` with a sentence if that fails,
+        unless serving without drafts will do."""
+        if self._started:
+            return
+        timeout_s = self._config.start_timeout_s
+        try:
+            refusal = self._words.get(timeout=timeout_s)
+        except queue.Empty:
+            refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
+        if not refusal:
+            logger.info("SSD: %s drafts for this engine", self.about)
+        elif self._config.required:
+            self.stop()
+            raise RuntimeError(f"SSD: {self.about} could not be joined: {refusal}")
+        else:
+            instead = "serving begins without drafts, as required is false"
+            logger.error("SSD: %s could not be joined: %s; %s", self.about, refusal, instead)
+            self._lost = True
+        self._started = True
+
+    def sleep(self) -> None:
+        """Have the service draft for others only. One that has no others gives its memory back;
+        returns when it has."""
+        with self._turn:
+            self._asleep, self._due = True, math.inf
+            self._leave(asleep=True)
+
+    def wake(self) -> None:
+        """Have it draft for this engine again; the target serves without drafts until it does."""
+        with self._turn:
+            self._asleep = False
+            self._next_try = 0.0
+            self._due = time.monotonic() + self._config.start_timeout_s
+
+    def begin_stop(self) -> None:
+        """As ``stop``: vLLM kills who waits for long until the target has stopped. Its workers have
+        open what they need of the files."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the service, and leave nothing behind."""
+        if os.getpid() != self._process:
+            return  # forked, it ends while the engine goes on
+        self._end_watch()
+        self._leave()
+        if self._files is not None:
+            self._files.remove()
+
+    def _end_watch(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        next_touch = time.monotonic() + rundir.TOUCH_S
+        next_spread = time.monotonic() + SPREAD_S
+        while not self._ended.wait(LOOK_S):
+            with self._turn, self._surviving():
+                if self._service is not None:
+                    self._look(self._service)
+                elif not self._asleep and time.monotonic() >= self._next_try:
+                    self._try_to_join()
+                    if self._service is None and time.monotonic() >= self._due:
+                        self._lose(f"not back within {self._config.start_timeout_s:g} s")
+                if time.monotonic() >= next_spread:
+                    next_spread = time.monotonic() + SPREAD_S
+                    self._spread()
+                if time.monotonic() >= next_touch:
+                    next_touch = time.monotonic() + rundir.TOUCH_S
+                    rundir.touch(self._run_dir)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """An exception in here does not end the thread: it is said once, until there are drafts
+        again, and the thread goes on after ``JOIN_S`` seconds."""
+        try:
+            yield
+        except Exception as error:  # too many open files, for example
+            self._next_try = time.monotonic() + JOIN_S
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self._failure:
+                self._failure = failure
+                what = "cannot be looked after, and that is tried again"
+                logger.error("SSD: %s %s (%s)", self.about, what, failure)
+
+    def _lose(self, why: str) -> None:
+        self._due = math.inf
+        self._lost = True
+        if self._speaks:
+            what = "serving goes on without drafts until it is back"
+            logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
+
+    def _look(self, service: Service) -> None:
+        """Whether the service still drafts for this engine."""
+        state = service.state
+        why = state.value if state is not State.SERVING else ""
+        if not why and int(self._table.draft["pid"][0]) != service.pid:
+            why = "its draft was started again"
+        if not why and not self._table.draft["heartbeat"][0]:
+            why = "it does not draft for this engine any more"
+        if not why:
+            return
+        self._abandon()
+        self._next_try = 0.0  # there may be another draft with this name
+        if state in (State.ASLEEP, State.LOADING):  # by itself, for a moment
+            self._due = time.monotonic() + self._config.start_timeout_s
+        else:
+            self._lose(why)
+
+    def _try_to_join(self) -> None:
+        self._next_try = time.monotonic() + JOIN_S
+        try:
+            services = self._services()
+        except ValueError as error:
+            self._say(str(error))
+            return
+        states = [service.state for service in services]
+        ready = [s for s, state in zip(services, states) if state is State.SERVING]
+        if ready:
+            self._join(min(ready, key=lambda service: service.engines))
+        elif services and all(state is State.GONE for state in states):
+            self._say("its draft is lost for good, and its log says of what")
+        else:  # as long as they load
+            for service, state in zip(services, states):
+                if state is State.ASLEEP:
+                    ask(service.run_dir, Wake(), ANSWER_S)
+        if services and self._service is None:
+            self._table.draft["away"] = services[0].away  # for those who look at this table
+        _close(service for service in services if service is not self._service)
+
+    def _join(self, service: Service) -> None:
+        answer = ask(service.run_dir, Join(str(self._run_dir), service.engines), ANSWER_S)
+        if answer is None or answer in NOT_NOW:
+            if answer == OTHERS_CAME:
+                self._next_try = 0.0
+            return
+        if not answer:
+            self._service = service
+            self._table.draft["away"] = 0
+            self._due, self._failure = math.inf, ""
+        self._say(answer)
+
+    def _services(self) -> list[Service]:
+        """All drafts with this name, to be closed; ``ValueError`` with a sentence if there is none,
+        or one of another version of this package."""
+        services = []
+        for run_dir, _ in find_all(self._name):
+            with contextlib.suppress(FileNotFoundError):  # it ends right now
+                services.append(Service(run_dir))
+        return services
+
+    def _spread(self) -> None:
+        """Go to another draft with this name if that has fewer engines even with this one."""
+        if self._service is None:
+            return
+        try:
+            services = self._services()
+        except ValueError:
+            return  # it is lost, which the next look finds
+        fewest = min((s.engines for s in services if s.state is State.SERVING), default=0)
+        _close(services)
+        if fewest + 1 < self._service.engines:
+            logger.info("SSD: moving to a draft that has fewer engines")
+            self._leave()
+            self._try_to_join()
+
+    def _say(self, refusal: str) -> None:
+        """What came of a try: of the first one to who waits for it, later on to the log if drafts
+        are back."""
+        if not self._tried:
+            self._tried = True
+            self._words.put(refusal)
+        elif self._lost and not refusal:
+            self._lost = False
+            self._table.draft["restarts"] += 1
+            if self._speaks:
+                logger.warning("SSD: %s is back", self.about)
+
+    def _leave(self, asleep: bool = False) -> None:
+        if self._service is not None:
+            limit_s = PUT_AWAY_S if asleep else ANSWER_S
+            answer = ask(self._service.run_dir, Leave(str(self._run_dir), asleep), limit_s)
+            if asleep and answer is None:
+                logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
+            self._part()
+
+    def _abandon(self) -> None:
+        """The service is lost: nobody would answer."""
+        self._part()
+
+    def _part(self) -> None:
+        """There are no drafts any more, and nobody is to wait for them."""
+        assert self._service is not None
+        self._service.close()
+        self._service = None
+        self._table.draft["heartbeat"] = 0
+
+
+def _close(services: Iterable[Service]) -> None:
+    for service in services:
+        service.close()
+
+
+class Service:
+    """A draft of a service as its engines see it: by its own table and its lock."""
+
+    def __init__(self, run_dir: Path):
+        """Raises as ``rundir.watch`` and ``SpeculationTable.open``."""
+        self.run_dir = run_dir
+        self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+        self._watched = rundir.watch(run_dir)
+        # Also where an exception forgets it: else each try would leave an open file.
+        self.close = weakref.finalize(self, os.close, self._watched)
+
+    @property
+    def pid(self) -> int:
+        """Of its draft's process."""
+        return int(self._table.draft["pid"][0])
+
+    @property
+    def engines(self) -> int:
+        """For which it drafts."""
+        return int(self._table.draft["joined"][0])
+
+    @property
+    def away(self) -> int:
+        """Why it has no heartbeat, as the table knows it."""
+        return int(self._table.draft["away"][0])
+
+    @property
+    def has_ended(self) -> bool:
+        return not rundir.is_held(self._watched)
+
+    @property
+    def state(self) -> State:
+        """What its table says."""
+        return state_of(self._table, held=not self.has_ended)

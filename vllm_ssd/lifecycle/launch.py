@@ -1,0 +1,257 @@
+"""Starts a draft of a draft service, waits for it, and stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
+from vllm_ssd.lifecycle.restarts import Restarts
+from vllm_ssd.lifecycle.server_spec import SPEC_FILE, make_keeper_spec
+from vllm_ssd.log import get_logger
+from vllm_ssd.protocol import SpeculationTable, TableOwner, is_own_draft, rundir
+from vllm_ssd.protocol.draft_names import DraftName, publish
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
+
+_LOSSES = {
+    "lost": "is lost ({why}); serving goes on without drafts while it is started again",
+    "not_back": "could not be started again ({why}); it is tried once more",
+    "stays": "was killed {why} ago and its process has not ended, as its device does not let it; "
+    "serving goes on without drafts, and none is started before it has",
+    "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
+    "on without drafts: see above what it dies of, and start the engine anew to have drafts",
+}
+# Seconds from ``begin_stop`` in which the keeper is waited for. vLLM kills an engine core that has
+# not ended after 5 s, of which its own exit takes a part.
+STOP_S = 3.0
+# Variables that may name folders as seen from the working directory.
+_OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
+
+
+class DraftLauncher:
+    """One draft of a draft service, on this device. ``start``, then ``wait_ready``; ``stop`` at any
+    time, any number of times. The keeper it starts ends with this process, even if that is killed;
+    that of a service which engines have started themselves, with the last engine that has its name.
+
+    The config is that of an engine: for ``vllm-ssd draft`` of one whose target is the draft itself.
+    The table has no requests: it is where the keeper and everybody else see how the draft is.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, named: DraftName, device: DraftDevice):
+        self._vllm_config = vllm_config
+        self._config: Any = vllm_config.speculative_config
+        self._named = named
+        self._device = device
+        self._process = os.getpid()
+        self._channel: socket.socket | None = None
+        self._listener: threading.Thread | None = None
+        self._files: OwnFiles | None = None
+        self._keepers = Restarts(self._config.max_restarts)  # keepers that were killed
+        self._ending = threading.Lock()  # while a keeper is started again, or told to end
+        self._stopping = False
+        self._stop_begun = 0.0
+        self._awaited = "the keeper"  # what the draft's start is about
+        self._started = False
+        self.given_up = False  # there is no draft, and will be none
+        self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Make the table and set the draft server off; returns before it is up."""
+        from vllm.platforms import current_platform
+
+        self._files = self._make_files()
+        self.run_dir = self._files.run_dir
+        spec = make_keeper_spec(
+            self._vllm_config,
+            str(self.run_dir),
+            self._device,
+            current_platform,
+            self._named.name if is_own_draft(self._named.name) else "",
+        )
+        (self.run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        logger.info("SSD: starting the draft of %r in %s", self._config, self.run_dir)
+        self._start_keeper()
+        self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
+        self._listener.start()
+
+    def _make_files(self) -> OwnFiles:
+        shape = replace(table_shape(self._vllm_config), slots=1)
+        owner = TableOwner(model="", pid=os.getpid(), draft_server=self._named.name)
+        files = OwnFiles(shape, owner)
+        try:
+            table = SpeculationTable.open(rundir.table_path(files.run_dir))
+            table.target["started_s"] = int(time.time())  # as a target's worker does
+            publish(files.run_dir, self._named)
+        except BaseException:
+            files.remove()
+            raise
+        return files
+
+    def _start_keeper(self, *again: str) -> None:
+        assert self._files is not None
+        self._channel, theirs = socket.socketpair()
+        keeper = [sys.executable, "-m", "vllm_ssd.lifecycle.keeper"]
+        with theirs:
+            # Returns at once: the keeper detaches itself, lest it be killed with this process. In
+            # the run directory, as Python imports what is in the working directory first, and Ray
+            # hands that on to the draft. Of a keeper that fails the listener hears.
+            subprocess.run(
+                [*keeper, str(self.run_dir), str(theirs.fileno()), *again],
+                cwd=self.run_dir,
+                env=os.environ | absolute_paths(os.environ),
+                pass_fds=(theirs.fileno(), *self._files.locks),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=False,
+            )
+
+    def check(self) -> None:
+        """Raises as ``wait_ready`` if the draft has failed by now, and does not wait for it."""
+        if not self._words.empty():
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
+        without drafts will do."""
+        if self._started:
+            return
+        timeout_s = self._config.start_timeout_s
+        try:
+            kind, text = self._words.get(timeout=timeout_s)
+        except queue.Empty:
+            kind = "failed"
+            text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
+        if kind == "ready":
+            logger.info("SSD: %s", text)
+        elif self._config.required:
+            self.stop()
+            raise RuntimeError(f"SSD: the draft could not be started: {text}")
+        else:
+            instead = "serving begins without drafts, as required is false"
+            logger.error("SSD: the draft could not be started: %s; %s", text, instead)
+            self.given_up = True
+        self._started = True
+
+    def begin_stop(self) -> None:
+        """Have the draft taken down, and do not wait for it."""
+        if os.getpid() != self._process:
+            return  # forked, it ends while the engine goes on
+        with self._ending:
+            self._stopping = True
+            self._stop_begun = self._stop_begun or time.monotonic()
+            if self._channel is not None:
+                with contextlib.suppress(OSError):  # the keeper may have ended before
+                    self._channel.shutdown(socket.SHUT_WR)
+
+    def stop(self, within_s: float | None = None) -> None:
+        """Take the draft down. Returns when the keeper has ended, at the latest ``within_s``
+        seconds after ``begin_stop``, by default ``STOP_S``. A keeper that is still at work then
+        removes the files when it ends."""
+        if os.getpid() != self._process:
+            return
+        self.begin_stop()
+        keeper_at_work = False
+        if self._listener is not None:
+            limit_s = STOP_S if within_s is None else within_s
+            self._listener.join(max(0.0, self._stop_begun + limit_s - time.monotonic()))
+            keeper_at_work = self._listener.is_alive()
+        self._channel = self._listener = None
+        if self._files is not None and keeper_at_work:
+            self._files.let_go()
+        elif self._files is not None:
+            self._files.remove()
+
+    def leave(self) -> None:
+        """Have the draft go on for the other engines that have its name, without this process: it
+        ends when they have. ``stop`` does nothing any more."""
+        self.begin_stop()
+        if self._channel is not None and self._listener is not None:
+            with contextlib.suppress(OSError):  # the keeper may have ended before
+                self._channel.shutdown(socket.SHUT_RDWR)
+            self._listener.join()
+        self._channel = self._listener = None
+        if self._files is not None:
+            self._files.let_go()
+
+    def _listen(self) -> None:
+        """Pass on the keeper's words until it ends; start it again if it was killed."""
+        self._pass_on()
+        while self._start_again():
+            self._pass_on()
+        self.given_up = True
+        self._words.put(("ended", "its keeper process ended; see the log above"))
+
+    def _start_again(self) -> bool:
+        """Start another keeper in place of one that is gone; False where there is to be none."""
+        if self._stopping:
+            return False
+        # One that ended of itself has put everything away.
+        killed = (self.run_dir / SPEC_FILE).exists() and self._started and not self.given_up
+        pause = self._keepers.pause() if killed else None
+        if pause is None:
+            logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
+            return False
+        what = "serving goes on without drafts while both are started again"
+        logger.error("SSD: the draft's keeper is gone, and the draft with it; %s", what)
+        time.sleep(pause)
+        with self._ending:
+            if not self._stopping:
+                try:
+                    self._start_keeper("again")
+                except OSError as error:  # too many open files, no memory
+                    logger.error("SSD: the draft's keeper could not be started again: %s", error)
+        return not self._stopping
+
+    def _pass_on(self) -> None:
+        """One keeper's words until it ends."""
+        assert self._channel is not None
+        with self._channel.makefile("rb") as words:
+            for line in words:
+                if not line.endswith(b"\n"):
+                    break  # it was killed in the middle of a word
+                (kind, text), *_ = json.loads(line).items()
+                if kind == "awaited":
+                    self._awaited = text
+                    if not self._started:
+                        logger.info("SSD: waiting for %s", text)
+                elif kind == "back" or (kind == "ready" and self._started):
+                    logger.warning("SSD: the draft is back: %s", text)
+                    self.given_up = False
+                    self._keepers.served()
+                elif kind in _LOSSES:
+                    what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
+                    logger.error("SSD: the draft %s", what)
+                    self.given_up |= kind == "given_up"
+                else:
+                    self._words.put((kind, text))
+
+
+def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with paths as another working directory needs them. An empty path, which is
+    the working directory, is left out."""
+    return {
+        name: os.pathsep.join(
+            os.path.abspath(os.path.expanduser(path))
+            for path in environment[name].split(os.pathsep)
+            if path
+        )
+        for name in _OF_PATHS
+        if environment.get(name)
+    }

@@ -1,0 +1,119 @@
+"""The speculation table of an engine: its shape, its owner, the file, and where it lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.lifecycle.placement import engine_index
+from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
+
+if TYPE_CHECKING:
+    import psutil
+    from vllm.config import VllmConfig
+
+
+def table_shape(vllm_config: VllmConfig) -> TableShape:
+    """Of the table of an engine with this config."""
+    config: Any = vllm_config.speculative_config
+    return TableShape(
+        slots=vllm_config.scheduler_config.max_num_seqs,
+        k=config.k,
+        branches=max(config.max_branches, 1),
+        top_m=config.top_m,
+    )
+
+
+def table_owner(vllm_config: VllmConfig) -> TableOwner:
+    """This process, as the one whose table it is."""
+    return TableOwner(
+        model=vllm_config.model_config.served_model_name,
+        engine=vllm_config.parallel_config.data_parallel_index,
+        pid=os.getpid(),
+        draft_server=draft_name(vllm_config),
+    )
+
+
+def draft_name(vllm_config: VllmConfig) -> str:
+    """Of the draft service that an engine with this config joins."""
+    config: Any = vllm_config.speculative_config
+    if config.draft_server is not None or config.share_draft:
+        return str(config.draft_server or config.own_draft)
+    return f"{config.own_draft}/{engine_index(vllm_config.parallel_config)}"
+
+
+def engines_of(draft_server: str) -> list[TableOwner]:
+    """Running engines of this user whose drafts come from the service with this name, whether it
+    drafts for them now or not."""
+    found = []
+    for path in rundir.tables():
+        try:
+            owner = SpeculationTable.open(path, writable=False).owner
+        except (FileNotFoundError, PermissionError, ValueError):
+            continue  # stopping right now, or of another version of this package
+        if owner.draft_server == draft_server and owner.model:
+            found.append(owner)
+    return found
+
+
+def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
+    """The run directory of the engine that has one of these processes for its core; None if it
+    does not use method ssd. Other engines may be running under the same user, and an engine may
+    have started the draft that it shares or a relay to one, which have run directories, too."""
+    held = {file.path for process in processes for file in process.open_files()}
+    for run_dir in rundir.living():
+        if any(path.startswith(f"{run_dir}/") for path in held) and _is_engines(run_dir):
+            return run_dir
+    return None
+
+
+def _is_engines(run_dir: Path) -> bool:
+    try:
+        table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+    except FileNotFoundError:
+        return False  # it starts or ends right now
+    return bool(table.owner.model)
+
+
+class OwnFiles:
+    """A run directory and its table, made by this process and held until ``remove``. run_dir_locks:
+    what holds the directory; locks: what holds the table, too. What killed engines have left is
+    swept before."""
+
+    def __init__(self, shape: TableShape, owner: TableOwner):
+        """Raises as ``rundir.create`` and ``make_table``."""
+        rundir.sweep()
+        self.run_dir, self.run_dir_locks = rundir.create()
+        self.locks = list(self.run_dir_locks)
+        try:
+            self.locks.append(make_table(self.run_dir, shape, owner))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove them; a second call does nothing."""
+        if self.locks:
+            rundir.remove(self.run_dir)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leave them to the other processes that hold them."""
+        while self.locks:
+            os.close(self.locks.pop())
+
+
+def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None) -> int:
+    """Make the table that belongs to a run directory, and return the descriptor that holds it;
+    ``RuntimeError`` with a sentence if there is no room."""
+    try:
+        SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
+        return rundir.hold_table(run_dir)
+    except OSError as error:
+        size = SpeculationTable.size_of(shape) / 2**20
+        raise RuntimeError(
+            f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
+            f"{error}): free some, or in a container raise --shm-size"
+        ) from error

@@ -1,0 +1,62 @@
+"""What a draft server has of an engine that has joined it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from vllm_ssd.draft.engine import DraftEngine
+from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol.messages import Add, ControlServer, Remove, endpoint
+
+
+class ServedEngine:
+    """Drafts for an engine, by its table and its control socket, until ``leave``. served: the table
+    as the draft has it."""
+
+    def __init__(self, run_dir: Path, draft: DraftEngine, control: ControlServer):
+        """Raises ``OSError`` and ``ValueError`` if there is no such engine, or if its table is not
+        one for this draft."""
+        if not rundir.is_run_dir(run_dir):
+            raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
+        self._requests = draft.requests
+        with ExitStack() as begun:
+            self._watched = rundir.watch(run_dir)
+            begun.callback(os.close, self._watched)
+            if not self.lives():
+                raise ValueError(f"the engine in {run_dir} is gone")
+            self.served = draft.join(SpeculationTable.open(rundir.table_path(run_dir)))
+            begun.callback(draft.leave, self.served)
+            control.listen(endpoint(run_dir), {Add: self._add, Remove: self._remove})
+            begun.callback(control.hang_up, endpoint(run_dir))
+            self._begun = begun.pop_all()
+        self.served.claim()
+
+    def lives(self) -> bool:
+        """Whether the engine is still there."""
+        return rundir.is_held(self._watched)
+
+    def leave(self) -> None:
+        """Draft for it no longer, and have it wait for nothing; raises as ``DraftEngine.leave``."""
+        self.served.tell("heartbeat", 0)
+        self._begun.close()
+
+    def _add(self, message: Add) -> None:
+        if not self.served.is_ours:
+            return  # it was told to this draft as the engine did not know the other one yet
+        if message.slot >= self.served.table.shape.slots:
+            raise msgspec.ValidationError(f"an engine has no slot {message.slot}")
+        self._requests.add(
+            self.served,
+            message.slot,
+            message.generation,
+            message.tokens,
+            message.temperature,
+            message.seed,
+        )
+
+    def _remove(self, message: Remove) -> None:
+        self._requests.remove(self.served, message.slot, message.generation)

@@ -1,0 +1,220 @@
+"""The draft server: one process, placed by Ray, that loads the draft and runs its engine.
+
+Ray only starts it, hears of its end and can kill it; its work comes through the control socket
+and the speculation tables of the engines that have joined it. A table of its own has no requests:
+there everybody sees how the draft is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vllm_ssd.lifecycle.cores import pin_to
+from vllm_ssd.lifecycle.quiet import hush_vllm
+from vllm_ssd.lifecycle.server_spec import ServerSpec
+from vllm_ssd.log import get_logger
+from vllm_ssd.protocol import ASLEEP, RELOADING, rundir
+from vllm_ssd.protocol.messages import (
+    NOT_LOADED,
+    OTHERS_CAME,
+    ControlServer,
+    Handler,
+    Join,
+    Leave,
+    Reload,
+    Stop,
+    Wake,
+    endpoint,
+)
+
+if TYPE_CHECKING:  # torch is imported once the process is pinned
+    from vllm_ssd.draft.engine import DraftEngine
+    from vllm_ssd.lifecycle.served_engine import ServedEngine
+
+logger = get_logger(__name__)
+
+# Seconds between two looks of an idle server at the table: while requests run, on a CPU (0 on a
+# GPU); after a second without work (the target is busy with other requests, or stuck); without
+# requests, unless a control message arrives.
+LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
+OWNER_CHECK_S = 1.0
+
+
+class DraftServer:
+    """Made, loaded and served by Ray as an actor; each method is one actor task."""
+
+    def __init__(self, spec: ServerSpec):
+        self._spec = spec
+        self._run_dir = Path(spec.run_dir)
+        self._owner = rundir.watch(self._run_dir)
+        self._stopped = self._asleep = False
+        self._joined: dict[str, ServedEngine] = {}  # by their run directories
+        if spec.cores:
+            pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
+
+    def pid(self) -> int:
+        """The process to kill if this hangs."""
+        return os.getpid()
+
+    def load(self) -> str:
+        """Load the draft; returns a line that describes it. Raises as ``LoadedDraft.load``."""
+        hush_vllm()
+        from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
+
+        self._draft = LoadedDraft(self._spec)
+        line = self._draft.load()
+        self._look_s = 0.0 if self._draft.on_gpu else LOOK_S
+        self._status = self._draft.table.draft[0]
+        return line
+
+    def serve(self) -> str:
+        """Draft until stopped; ends the process once its keeper and who started that are gone."""
+        import torch
+
+        self._status["pid"] = os.getpid()
+        self._status["joined"] = self._status["away"] = 0
+        self._draft.served.beat()
+        handlers: dict[type, Handler] = {
+            Stop: self._stop,
+            Wake: self._wake,
+            Reload: self._reload,
+            Join: self._join,
+            Leave: self._leave,
+        }
+        self._control = ControlServer()
+        self._control.listen(endpoint(self._run_dir), handlers)
+        with torch.inference_mode():
+            return self._loop()
+
+    def _loop(self) -> str:
+        next_owner_check = next_touch = 0.0
+        last_work = time.monotonic()
+        while not self._stopped:
+            now = time.monotonic()
+            if now >= next_owner_check:
+                next_owner_check = now + OWNER_CHECK_S
+                if not rundir.is_held(self._owner):
+                    logger.warning("SSD: the draft's keeper is gone; the draft server exits")
+                    rundir.remove(self._run_dir)
+                    os._exit(0)  # Ray ends as well: nobody waits for a result
+                if self._draft.engine is not None:
+                    self._look_after(self._draft.engine)
+            if now >= next_touch:
+                next_touch = now + rundir.TOUCH_S
+                rundir.touch(self._run_dir)
+            self._drain(SLEEP_S if self._asleep else 0.0)
+            engine = self._draft.engine
+            if engine is None:
+                if not self._asleep:
+                    self._come_back()
+                continue
+            for served in engine.tables:
+                served.beat()
+            if engine.step():
+                last_work = now
+            elif not len(engine.requests):
+                self._drain(SLEEP_S)
+            else:
+                time.sleep(self._look_s if now - last_work < 1 else LOOK_LATER_S)
+        self._part_with_all()
+        self._control.close()
+        return "stopped"
+
+    def _look_after(self, engine: DraftEngine) -> None:
+        """Once a second: requests that it was not told of, and engines that are gone, or have gone
+        to another draft."""
+        for run_dir, joined in list(self._joined.items()):
+            if not joined.lives():
+                logger.info("SSD: the engine in %s is gone", run_dir)
+                self._part(run_dir)
+                rundir.remove(Path(run_dir))
+            elif not joined.served.is_ours:
+                self._part(run_dir)
+        for served in engine.tables:
+            served.ask_for_unknown()
+        self._status["live"] = len(engine.requests)
+
+    def _come_back(self) -> None:
+        """Load the draft again; the engines that it has parted with join again."""
+        self._status["away"] = 0
+        line = self._draft.load()
+        self._draft.served.beat()
+        logger.info("SSD: %s", line)
+
+    def _drain(self, wait_s: float) -> None:
+        try:
+            self._control.drain(wait_s)
+        except msgspec.DecodeError as error:
+            logger.warning("SSD: ignored a malformed control message: %s", error)
+
+    def _stop(self, message: Stop) -> None:
+        self._stopped = True
+
+    def _wake(self, message: Wake) -> str:
+        self._asleep = False
+        self._status["away"] = 0
+        return ""
+
+    def _go_away(self, why: int) -> None:
+        """Draft for nobody, of the draft's own will. Without a heartbeat nobody waits for drafts;
+        the keeper misses it only in a draft that loads."""
+        self._status["away"] = why
+        self._status["heartbeat"] = 0
+        self._part_with_all()
+
+    def _reload(self, message: Reload) -> str:
+        self._go_away(ASLEEP if self._asleep else RELOADING)
+        problem = ""
+        try:
+            self._draft.take_weights(message.path)
+        except ValueError as error:
+            problem = str(error)
+        if problem or self._asleep:
+            self._draft.put_away()  # what was read; if it failed, the error has kept that till now
+        return problem
+
+    # Engines that have been parted with ask again by themselves, as they have no heartbeat then.
+
+    def _join(self, message: Join) -> str:
+        from vllm_ssd.lifecycle.served_engine import ServedEngine
+
+        if self._draft.engine is None:
+            return NOT_LOADED
+        self._part(message.run_dir)
+        if message.engines not in (None, len(self._joined)):
+            return OTHERS_CAME
+        try:
+            joined = ServedEngine(Path(message.run_dir), self._draft.engine, self._control)
+        except (OSError, ValueError) as error:
+            return str(error)
+        self._joined[message.run_dir] = joined
+        self._tell_number()
+        return ""
+
+    def _leave(self, message: Leave) -> str:
+        self._part(message.run_dir)
+        if message.asleep and not self._joined:
+            self._asleep = True
+            self._go_away(ASLEEP)
+            self._draft.put_away()
+        return ""
+
+    def _part(self, run_dir: str) -> None:
+        joined = self._joined.pop(run_dir, None)
+        if joined is not None:
+            joined.leave()
+            self._tell_number()
+
+    def _part_with_all(self) -> None:
+        for run_dir in list(self._joined):
+            self._part(run_dir)
+
+    def _tell_number(self) -> None:
+        assert self._draft.engine is not None
+        for served in self._draft.engine.tables:
+            served.tell("joined", len(self._joined))

@@ -1,0 +1,115 @@
+"""What a draft server and its keeper are told before they start, made from the engine's config."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.lifecycle.draft_device import SHARED_KV_CACHE_GIB, DraftDevice
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SPEC_FILE = "draft.json"  # in the run directory
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Everything a draft server is told. cores: empty = no pinning. environment: of its process,
+    added to the keeper's."""
+
+    run_dir: str
+    model: DraftModelSpec
+    policy: DraftPolicy
+    cores: list[int]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class KeeperSpec:
+    """Everything the keeper is told. start_timeout_s: seconds for every start after the first;
+    max_restarts: in a row, 0 = a draft that is lost is not restarted; name: the draft ends
+    with who has started it, but not before the last engine that has this name in its table."""
+
+    server: ServerSpec
+    start_timeout_s: float
+    max_restarts: int
+    name: str = ""
+
+
+# Branches of all requests in a round, at most. On a GPU the draft measures what its rounds take and
+# chooses what fits; more than these are recorded for no size.
+_MAX_BRANCHES, _MAX_BRANCHES_ON_CPU = 2048, 512
+
+
+def make_keeper_spec(
+    vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any, name: str = ""
+) -> KeeperSpec:
+    """Of a draft whose files are in ``run_dir``. platform: vLLM's; name: as of ``KeeperSpec``."""
+    config: Any = vllm_config.speculative_config
+    policy = _policy(vllm_config, platform)
+    model = _model_spec(vllm_config, policy, device, platform)
+    server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
+    return KeeperSpec(server, config.start_timeout_s, config.max_restarts, name)
+
+
+def _policy(vllm_config: VllmConfig, platform: Any) -> DraftPolicy:
+    config: Any = vllm_config.speculative_config
+    return DraftPolicy(
+        k=config.k,
+        fan_out=config.fan_out,
+        fallbacks=config.on_miss != "skip",
+        chunk=config.draft_max_num_batched_tokens,
+        max_branches=_MAX_BRANCHES_ON_CPU if platform.is_cpu() else _MAX_BRANCHES,
+        adaptive=isinstance(config.f, int) and config.f > 0,
+        top_m=config.top_m,
+        saguaro=config.saguaro,
+        whole=config.on_miss == "wait",
+    )
+
+
+def _model_spec(
+    vllm_config: VllmConfig, policy: DraftPolicy, device: DraftDevice, platform: Any
+) -> DraftModelSpec:
+    config: Any = vllm_config.speculative_config
+    draft = config.draft_model_config
+    load = config.draft_load_config or vllm_config.load_config
+    # Memory is planned once for all engines that share the draft.
+    max_requests = vllm_config.scheduler_config.max_num_seqs * (
+        config.engines if config.share_draft else 1
+    )
+    engine_args = {
+        "model": absolute(draft.model),
+        "tokenizer": absolute(draft.tokenizer),
+        "skip_tokenizer_init": True,
+        "dtype": str(draft.dtype).removeprefix("torch."),
+        "max_model_len": config.max_model_len,
+        "revision": draft.revision,
+        "code_revision": draft.code_revision,
+        "trust_remote_code": draft.trust_remote_code,
+        "quantization": config.quantization,
+        "load_format": load.load_format,
+        "use_tqdm_on_load": False,  # its bar would cut into the target's
+        "download_dir": load.download_dir and os.path.abspath(load.download_dir),
+        "seed": draft.seed,
+        "enforce_eager": True,
+        "max_num_seqs": max_requests,
+    }
+    memory_gib = config.draft_kv_cache_gib
+    if memory_gib is None and (platform.is_cpu() or device.may_share_gpu):
+        memory_gib = SHARED_KV_CACHE_GIB
+    return DraftModelSpec(
+        engine_args=engine_args,
+        tree_backends=config.resolve_tree_backends(platform),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+        max_requests=max_requests,
+        scratch=policy.scratch,
+    )
+
+
+def absolute(model: str) -> str:
+    """A model's name, or where it is for a process in another working directory."""
+    return os.path.abspath(model) if os.path.exists(model) else model

@@ -1,0 +1,67 @@
+"""A ``Publisher`` of GPU kernels: what a program computed goes straight into the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vllm_ssd.protocol.kernel_layout import KernelLayout
+from vllm_ssd.protocol.pages import device_address, memory_of, register
+from vllm_ssd.protocol.prediction_kernels import extend_kernel, fallback_kernel, predict_kernel
+from vllm_ssd.protocol.publisher import BranchTokens, Outcomes
+from vllm_ssd.protocol.schema import TableShape
+from vllm_ssd.protocol.speculation_table import SpeculationTable
+
+
+class DevicePublisher:
+    """``shape``: of all tables, except for their slots and tails. device: None in Triton's
+    interpreter, which needs no GPU.
+
+    A slot's place is the address that the GPU has for its predictions, behind which its fallbacks
+    are. Tables that differ in slots and tail only are alike from there on."""
+
+    def __init__(self, shape: TableShape, device: torch.device | None):
+        self._layout = KernelLayout.of(shape)
+        self._device = device
+        self._registered: dict[SpeculationTable, Callable[[], object]] = {}  # what ends it
+
+    def join(self, table: SpeculationTable) -> range:
+        """Registers the table with the GPU; ``OSError`` if that fails."""
+        if self._device is not None:
+            try:
+                self._registered[table] = register(table, self._device)
+            except OSError as error:
+                raise OSError(
+                    f"the draft's GPU cannot reach the speculation table ({error}): repair that, "
+                    'or write "tree_backend":"sdpa", with which the draft publishes from the host'
+                ) from error
+        at = KernelLayout.of(table.shape)
+        pages = device_address(memory_of(table, np.int64), self._device)
+        first, size = pages + 4 * (at.slots + at.prediction), 4 * at.slot_size
+        return range(first, first + table.shape.slots * size, size)
+
+    def leave(self, table: SpeculationTable) -> None:
+        if self._device is not None:
+            self._registered.pop(table)()
+
+    def predict(self, new: Outcomes) -> None:
+        batch, branches = new.accepted.shape
+        outcomes = (new.where, new.stamps, new.steps, new.accepted, new.bonus)
+        predict_kernel[(batch,)](*outcomes, branches, self._layout, num_warps=1)
+
+    def extend(self, new: BranchTokens) -> None:
+        batch, branches = new.tokens.shape
+        extend_kernel[(batch,)](*_arguments(new), branches, self._layout, num_warps=1)
+
+    def fallback(self, new: BranchTokens) -> None:
+        batch = len(new.tokens)
+        fallback_kernel[(batch,)](*_arguments(new), self._layout, num_warps=1)
+
+
+def _arguments(new: BranchTokens) -> tuple[torch.Tensor, ...]:
+    """The first arguments of both kernels."""
+    # A kernel needs a tensor here even if it reads none.
+    draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
+    return new.where, new.stamps, new.tokens, draft_probs, new.step

@@ -1,0 +1,97 @@
+"""Where a kernel finds the fields of the speculation table, computed from the table's own types."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm_ssd.protocol.schema import VERIFICATIONS, WAIT_COUNTERS, TableShape
+from vllm_ssd.protocol.speculation_table import SpeculationTable
+
+_RECORDS = ("outcome", "prediction", "fallback")
+
+
+@dataclass(frozen=True, eq=False)
+class KernelLayout:
+    """Offsets and sizes for kernels, as attributes; a kernel takes a layout as its constant ``AT``.
+
+    In 4-byte words: slots, slot_size: the offset of the first slot in the table, the size of a
+    slot. state, tail, outcome, prediction, fallback: offsets of a slot's fields, for the last three
+    of the first of two records. outcome_size and so on: the size of one record; outcome_stamp and
+    so on: a field's offset in its record. Word w of the table is word w // 2 of its int64 view.
+    In 8-byte words: counter_rounds and so on: a counter's offset from the target's first one.
+    requests: the offset of the first request in the table; request_size: of one; request_key and so
+    on: a field's offset in it. verifications: that it holds.
+    k, branches, top_m: as in ``TableShape``; tail_size: its ``tail``. wait_counters: of waits, by
+    duration. token_lanes, branch_lanes, prob_lanes, wait_lanes: k, branches, top_m and the last,
+    rounded up to a power of two; tally_lanes: a request's words and one more, likewise.
+
+    Layouts are compared by identity, as ``of`` makes one per shape: a launch compares its
+    constants with those of earlier launches, and would otherwise compare all numbers.
+    """
+
+    numbers: tuple[tuple[str, int], ...]
+
+    def __getattr__(self, name: str) -> int:
+        for known, number in self.__dict__.get("numbers", ()):
+            if known == name:
+                return int(number)
+        raise AttributeError(name)
+
+    @staticmethod
+    @functools.cache
+    def of(shape: TableShape) -> KernelLayout:
+        """The layout of tables of a shape."""
+        slot, counters, request = shape.slot_dtype(), shape.target_dtype(), shape.request_dtype()
+        start, requests = (
+            offset(shape)
+            for offset in (SpeculationTable.slots_offset, SpeculationTable.requests_offset)
+        )
+        assert start % 8 == 0 and slot.itemsize % 8 == 0
+        numbers = {"slots": start // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
+        for name in _RECORDS:
+            record = slot[name].base
+            numbers[f"{name}_size"] = record.itemsize // 4
+            numbers |= {f"{name}_{field}": word for field, word in _words(record).items()}
+        numbers |= {f"counter_{name}": word // 2 for name, word in _words(counters).items()}
+        numbers |= {"requests": requests // 8, "request_size": request.itemsize // 8}
+        numbers |= {f"request_{name}": word // 2 for name, word in _words(request).items()}
+        numbers |= {
+            "k": shape.k,
+            "branches": shape.branches,
+            "top_m": shape.top_m,
+            "tail_size": shape.tail,
+            "wait_counters": WAIT_COUNTERS,
+            "wait_lanes": _power_of_2(WAIT_COUNTERS),
+            "token_lanes": _power_of_2(shape.k),
+            "branch_lanes": _power_of_2(shape.branches),
+            "prob_lanes": _power_of_2(max(shape.top_m, 1)),
+            "verifications": VERIFICATIONS,
+            "tally_lanes": _power_of_2(request.itemsize // 8 + 1),
+        }
+        # ``read_heads`` looks for news of a record in its first 16 bytes.
+        for name in ("prediction", "fallback"):
+            assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
+        # ``count_round`` takes a counter's place for the field's.
+        for name in ("hits", "misses", "late"):
+            assert numbers[f"request_{name}"] == numbers[f"counter_{name}"]
+        # ``find`` reads three numbers of a prediction together.
+        first = numbers["prediction_count"]
+        assert numbers["prediction_depth"] == first + 1 and numbers["prediction_steps"] == first + 2
+        return KernelLayout(tuple(numbers.items()))
+
+
+def _words(record: np.dtype) -> dict[str, int]:
+    """Where each field of a record begins, in 4-byte words."""
+    assert record.fields is not None
+    words = {}
+    for name, (kind, offset, *_) in record.fields.items():
+        assert offset % kind.base.alignment == 0 and record.itemsize % record.alignment == 0
+        words[name] = offset // 4
+    return words
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << (least - 1).bit_length()

@@ -1,0 +1,260 @@
+"""Predictions and fallbacks on a GPU: the draft's kernels that write them, as ``PredictionWriter``
+does, and the target's device functions that read them, as ``PredictionReader`` does.
+
+``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64, for the
+draft, which serves several tables, a slot's from its predictions on. They lie in host memory and
+are reached over the bus. As on the host, a record's body is written first and its stamp last, and
+depth is raised after the tokens are written.
+"""
+
+# mypy: allow-untyped-defs
+# A kernel's arguments have Triton's types, which depend on the launch.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ssd.protocol.draft_probs_kernels import are_sound, read_probs, store_probs
+from vllm_ssd.protocol.kernel_access import read, read_where, value_in
+from vllm_ssd.protocol.schema import DRAFTING, GIVEN_UP, LOST
+
+_DRAFTING = tl.constexpr(DRAFTING)
+_GIVEN_UP = tl.constexpr(GIVEN_UP)
+_LOST = tl.constexpr(LOST)
+_BRANCH_LANES = tl.constexpr(8)  # branches whose distributions an iteration copies
+
+
+# The draft's writers: one program per row of the batch
+
+
+@triton.jit
+def _memory_at(place):
+    """words and stamps from an address on, int64."""
+    return place.to(tl.pointer_type(tl.int32)), place.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _own_place(where, stamp_of, row, begins, first, size):
+    """Where a row publishes, 0 = nowhere. As for ``PredictionWriter``, a record is begun only where
+    the stamp there is no later one, and continued only where it is this row's: what a draft that
+    hung launches late does its successor no harm. first, size: of the slot's two records."""
+    place = tl.load(where + row)
+    stamp = tl.load(stamp_of + row)
+    _, stamps = _memory_at(place)
+    there = read_where(stamps + (first + (stamp & 1) * size) // 2, place != 0)
+    earlier = there.to(tl.uint64, bitcast=True) < stamp.to(tl.uint64, bitcast=True)
+    return tl.where((there == stamp) | (begins & earlier), place, 0)
+
+
+@triton.jit
+def predict_kernel(
+    where,
+    stamp_of,
+    steps_of,
+    accepted,
+    bonus,
+    BRANCHES: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """``PredictionWriter.publish``. where: int64 [rows], the places that ``DevicePublisher.join``
+    returns, 0 publishes nothing; stamp_of, steps_of: int64 [rows]; accepted, bonus: int64 [rows,
+    BRANCHES]."""
+    row = tl.program_id(0)
+    place = _own_place(where, stamp_of, row, True, 0, AT.prediction_size)
+    if place != 0:
+        words, stamps = _memory_at(place)
+        stamp = tl.load(stamp_of + row)
+        record = (stamp & 1) * AT.prediction_size
+        lane = tl.arange(0, AT.branch_lanes)
+        real = lane < BRANCHES
+        lengths = tl.load(accepted + row * BRANCHES + lane, mask=real, other=0)
+        tokens = tl.load(bonus + row * BRANCHES + lane, mask=real, other=0)
+        tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
+        tl.debug_barrier()
+        tl.store(words + record + AT.prediction_depth, 0)
+        steps = tl.load(steps_of + row)
+        tl.store(words + record + AT.prediction_steps, steps.to(tl.int32))
+        tl.store(words + record + AT.prediction_count, BRANCHES)
+        tl.store(words + record + AT.prediction_accepted + lane, lengths.to(tl.int32), mask=real)
+        tl.store(words + record + AT.prediction_bonus + lane, tokens.to(tl.int32), mask=real)
+        tl.debug_barrier()
+        tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
+
+
+@triton.jit
+def extend_kernel(
+    where,
+    stamp_of,
+    tokens,
+    draft_probs,
+    step_at,
+    BRANCHES: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """``PredictionWriter.extend``. tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows,
+    BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
+    row = tl.program_id(0)
+    place = _own_place(where, stamp_of, row, False, 0, AT.prediction_size)
+    step = tl.load(step_at).to(tl.int32)
+    if (place != 0) & (step < AT.k):
+        words, stamps = _memory_at(place)
+        record = (tl.load(stamp_of + row) & 1) * AT.prediction_size
+        lane = tl.arange(0, AT.branch_lanes)
+        real = lane < BRANCHES
+        new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
+        tl.store(words + record + AT.prediction_tokens + lane * AT.k + step, new, mask=real)
+        if AT.top_m > 0:
+            rank = tl.arange(0, AT.prob_lanes)
+            probs_at = stamps + (record + AT.prediction_draft_probs) // 2
+            for first in range(0, BRANCHES, _BRANCH_LANES):
+                branch = first + tl.arange(0, _BRANCH_LANES)
+                whole = (branch < BRANCHES)[:, None] & (rank < AT.top_m)[None, :]
+                source = (row * BRANCHES + branch)[:, None] * AT.top_m + rank[None, :]
+                entry = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
+                some = tl.load(draft_probs + source, mask=whole, other=0)
+                tl.store(probs_at + entry, some, mask=whole)
+        tl.debug_barrier()
+        depth_at = words + record + AT.prediction_depth
+        tl.atomic_xchg(depth_at, step + 1, sem="release", scope="sys")
+
+
+@triton.jit
+def fallback_kernel(where, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
+    """``PredictionWriter.publish_fallback``. tokens: int64 [rows]; the others as above."""
+    row = tl.program_id(0)
+    step = tl.load(step_at).to(tl.int32)
+    first = AT.fallback - AT.prediction
+    place = _own_place(where, stamp_of, row, step == 0, first, AT.fallback_size)
+    if (place != 0) & (step < AT.k):
+        words, stamps = _memory_at(place)
+        stamp = tl.load(stamp_of + row)
+        record = first + (stamp & 1) * AT.fallback_size
+        if step == 0:
+            tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
+        tl.store(words + record + AT.fallback_tokens + step, tl.load(tokens + row).to(tl.int32))
+        if AT.top_m > 0:
+            rank = tl.arange(0, AT.prob_lanes)
+            whole = rank < AT.top_m
+            of_token = tl.load(draft_probs + row * AT.top_m + rank, mask=whole, other=0)
+            probs_at = stamps + (record + AT.fallback_draft_probs) // 2
+            tl.store(probs_at + step * AT.top_m + rank, of_token, mask=whole)
+        tl.debug_barrier()
+        depth_at = words + record + AT.fallback_depth
+        tl.atomic_xchg(depth_at, step + 1, sem="acq_rel", scope="sys")
+        tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
+
+
+# The target's readers. prediction, fallback: offsets of a slot's records of one round, in words
+
+
+@triton.jit
+def read_heads(stamps, prediction, fallback):
+    """int64 [4]: the first 16 bytes of two records, where their stamps and depths are."""
+    lane = tl.arange(0, 4)
+    record = tl.where(lane < 2, prediction, fallback)
+    return read(stamps + record // 2 + lane % 2)
+
+
+@triton.jit
+def is_hopeless(stamps, slot_base, generation, while_reading, AT: tl.constexpr):
+    """Whether waiting is useless: the draft's state for this generation is GIVEN_UP or LOST, or is
+    for a later one already, or, unless ``while_reading``, is not DRAFTING."""
+    state = read(stamps + (slot_base + AT.state) // 2)
+    owner = (state >> 32) & 0xFFFFFFFF
+    ours = owner == generation
+    what = state & 0xFFFFFFFF
+    gave_up = (ours & ((what == _GIVEN_UP) | (what == _LOST))) | (owner > generation)
+    return gave_up | ((while_reading == 0) & ((ours & (what == _DRAFTING)) == 0))
+
+
+@triton.jit
+def read_newest(stamps, slot_base, wanted, AT: tl.constexpr):
+    """uint64: the latest stamp of the draft's four records in the slot; 0 unless ``wanted``."""
+    lane = tl.arange(0, 4)
+    first = tl.where(lane < 2, AT.prediction, AT.fallback)
+    size = tl.where(lane < 2, AT.prediction_size, AT.fallback_size)
+    record = slot_base + first + lane % 2 * size
+    found = read_where(stamps + record // 2, lane < tl.where(wanted, 4, 0))
+    return tl.max(found.to(tl.uint64, bitcast=True))
+
+
+@triton.jit
+def find(
+    words,
+    stamps,
+    prediction,
+    fallback,
+    stamp,
+    accepted,
+    bonus,
+    draft_probs,
+    VOCAB: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number,
+    and the number that there will be in a branch; then whether they are those of a sibling: without
+    anything else, the likeliest bonus's at the same accepted length.
+    Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
+
+    Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
+    a stamp is masked by the drafts' validity, so that it cannot overtake them.
+    """
+    lane = tl.arange(0, AT.token_lanes)
+    branch = tl.arange(0, AT.branch_lanes)
+    pair = tl.arange(0, 2)
+    stamps_at = stamps + tl.where(pair == 0, prediction, fallback) // 2
+    found = read(stamps_at)
+    published = value_in(found, 0) == stamp
+    has_fallback = value_in(found, 1) == stamp
+
+    number = tl.arange(0, 4)
+    of_branches = number < 3
+    number_at = tl.where(
+        of_branches, prediction + AT.prediction_count + number, fallback + AT.fallback_depth
+    )
+    there = tl.where(of_branches, published, has_fallback) != 0
+    numbers = read_where(words + number_at, there)
+    count, depth, steps = value_in(numbers, 0), value_in(numbers, 1), value_in(numbers, 2)
+    other_depth = value_in(numbers, 3)
+    listed = branch < tl.where(published, AT.branches, 0)
+    branch_at = words + prediction + branch
+    lengths = read_where(branch_at + AT.prediction_accepted, listed)
+    bonuses = read_where(branch_at + AT.prediction_bonus, listed)
+    match = listed & (branch < count) & (lengths == accepted) & (bonuses == bonus)
+    own = tl.min(tl.where(match, branch, AT.branch_lanes))
+    predicted = own < AT.branch_lanes
+    siblings = listed & (branch < count) & (lengths == accepted)
+    chosen = tl.where(predicted, own, tl.min(tl.where(siblings, branch, AT.branch_lanes)))
+    depth = tl.where(chosen < AT.branch_lanes, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
+    other_depth = tl.minimum(tl.maximum(other_depth, 0), AT.k)
+
+    branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
+    tokens = read_where(branch_tokens + lane, lane < depth)
+    other = read_where(words + fallback + AT.fallback_tokens + lane, lane < other_depth)
+    valid = tl.min(tl.where((tokens >= 0) & (tokens < VOCAB), 1, 0)) == 1
+    other_valid = tl.min(tl.where((other >= 0) & (other < VOCAB), 1, 0)) == 1
+    if AT.top_m > 0:
+        branch_probs_at = stamps + (prediction + AT.prediction_draft_probs) // 2
+        branch_probs = read_probs(branch_probs_at + chosen * AT.k * AT.top_m, depth, AT)
+        other_probs = read_probs(
+            stamps + (fallback + AT.fallback_draft_probs) // 2, other_depth, AT
+        )
+        valid = valid & are_sound(tokens, branch_probs, depth, VOCAB, AT)
+        other_valid = other_valid & are_sound(other, other_probs, other_depth, VOCAB, AT)
+
+    whole = tl.where(pair == 0, published & valid, has_fallback & other_valid) != 0
+    again = read_where(stamps_at, whole)
+    published = published & ((value_in(again, 0) == stamp) | (valid == 0))
+    has_fallback = has_fallback & ((value_in(again, 1) == stamp) | (other_valid == 0))
+    predicted = predicted & published
+    steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
+    depth = tl.where(published, depth, 0)
+    further = has_fallback & (other_depth > tl.where(predicted, depth, 0))
+    sibling = published & (predicted == 0) & (further == 0)
+    tokens = tl.where(further, other, tokens)
+    depth = tl.where(further, other_depth, depth)
+    depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
+    if AT.top_m > 0:
+        store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
+    return published, predicted, tokens, depth, steps, sibling

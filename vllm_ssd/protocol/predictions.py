@@ -1,0 +1,212 @@
+"""Predictions and fallbacks, on the host: the draft writes them, the target reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.protocol.draft_probs import are_sound
+from vllm_ssd.protocol.speculation_table import SpeculationTable
+
+
+class PredictionWriter:
+    """The draft's end. A record is begun only where the stamp there is no later one, and continued
+    only where the stamp there is its own. So a draft that hung, and has lost the table to another
+    draft meanwhile, leaves that one's records as they are: their generations are later."""
+
+    def __init__(self, table: SpeculationTable):
+        self._prediction = prediction = table.slots["prediction"]
+        self._fallback = fallback = table.slots["fallback"]
+        # Read for every request of every round: an array of one field is several times as fast.
+        self._fallback_stamps, self._fallback_depths = fallback["stamp"], fallback["depth"]
+        self._fallback_tokens = fallback["tokens"]
+        self._stamps, self._counts = prediction["stamp"], prediction["count"]
+        self._accepted, self._bonus = prediction["accepted"], prediction["bonus"]
+        self._depths, self._tokens = prediction["depth"], prediction["tokens"]
+
+    def publish(
+        self,
+        slot: int,
+        stamp: np.uint64,
+        accepted: Sequence[int],
+        bonus: Sequence[int],
+        steps: int | None = None,
+    ) -> None:
+        """Predict outcomes of round ``stamp``, each an accepted length and a bonus; their branches
+        have no tokens yet. steps: tokens that they will have, k if None."""
+        at = slot, int(stamp) & 1
+        if self._stamps.item(at) > stamp:
+            return
+        record = self._prediction[at]
+        record["stamp"] = 0
+        record["depth"] = 0
+        record["steps"] = record["tokens"].shape[1] if steps is None else steps
+        record["count"] = len(accepted)
+        record["accepted"][: len(accepted)] = accepted
+        record["bonus"][: len(bonus)] = bonus
+        record["stamp"] = stamp
+
+    def extend(
+        self,
+        slot: int,
+        stamp: np.uint64,
+        tokens: Sequence[int],
+        draft_probs: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add one token to every branch of the prediction, in the order of its outcomes, unless
+        they have all k. draft_probs: int64 [branches, top_m], what they were sampled from."""
+        at = slot, int(stamp) & 1
+        if self._stamps.item(at) != stamp:
+            return
+        record = self._prediction[at]
+        depth = int(record["depth"])
+        if depth == record["tokens"].shape[1]:
+            return  # the draft has only shown its model the last tokens
+        record["tokens"][: len(tokens), depth] = tokens
+        if draft_probs is not None:
+            record["draft_probs"][: len(tokens), depth] = draft_probs
+        record["depth"] = depth + 1
+        if self._stamps.item(at) != stamp:
+            # This process was stopped in here, and another draft has begun the record anew: it is
+            # damaged, so nobody may use it.
+            record["stamp"] = 0
+
+    def publish_fallback(
+        self,
+        slot: int,
+        stamp: np.uint64,
+        tokens: Sequence[int],
+        known: int = 0,
+        draft_probs: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add drafts for the outcome ``stamp``, which was not predicted, after the ``known`` that
+        are published. draft_probs: int64 [len(tokens), top_m], what they were sampled from."""
+        at = slot, int(stamp) & 1
+        there = self._fallback_stamps.item(at)
+        if there != stamp and (known or there > stamp):
+            return
+        record = self._fallback[at]
+        if not known:
+            record["stamp"] = 0
+        depth = known + len(tokens)
+        record["tokens"][known:depth] = tokens
+        if draft_probs is not None:
+            record["draft_probs"][known:depth] = draft_probs
+        record["depth"] = depth
+        record["stamp"] = stamp
+
+    def branch_of(self, slot: int, stamp: int, accepted: int, bonus: int) -> int | None:
+        """Index of the branch that predicted this outcome of round ``stamp``, -1 if none did; None
+        if the round's prediction has not been published."""
+        at = slot, stamp & 1
+        if self._stamps.item(at) != stamp:
+            return None
+        count = self._counts.item(at)
+        lengths, tokens = self._accepted[at][:count].tolist(), self._bonus[at][:count].tolist()
+        for branch, length in enumerate(lengths):
+            if length == accepted and tokens[branch] == bonus:
+                return branch
+        return -1
+
+    def branch_tokens(self, slot: int, stamp: int, branch: int) -> list[int]:
+        """The tokens published for a branch of round ``stamp``, none for another round."""
+        at = slot, stamp & 1
+        depth = self._depths.item(at) if self._stamps.item(at) == stamp else 0
+        tokens: list[int] = self._tokens[at][branch, :depth].tolist()
+        return tokens
+
+    def fallback_tokens(self, slot: int, stamp: int) -> list[int]:
+        """The tokens published for the outcome ``stamp``, which was not predicted."""
+        at = slot, stamp & 1
+        depth = self._fallback_depths.item(at) if self._fallback_stamps.item(at) == stamp else 0
+        tokens: list[int] = self._fallback_tokens[at][:depth].tolist()
+        return tokens
+
+    def clear(self, slot: int, generation: int) -> None:
+        """Withdraw what was published in a slot for this generation and for earlier ones."""
+        for stamps in (self._stamps[slot], self._fallback_stamps[slot]):
+            stamps[stamps >> np.uint64(32) <= generation] = 0
+
+
+@dataclass(frozen=True)
+class LookupResult:
+    """What the table holds for an outcome.
+
+    published: the draft has predicted outcomes of this very round. predicted: ours is one of them
+    (if not, any tokens are the draft's fallback). tokens: drafts ready for it, 0..k.
+    draft_probs: int64 [len(tokens), top_m], what they were sampled from. steps: tokens that the
+    branches will have, k where that is not published.
+    """
+
+    published: bool
+    predicted: bool
+    tokens: list[int]
+    draft_probs: NDArray[np.int64]
+    steps: int
+
+
+class PredictionReader:
+    """The target's end. ``vocab_size``: drafts outside ``0..vocab_size-1`` are damage and are not
+    used."""
+
+    def __init__(self, table: SpeculationTable, vocab_size: int):
+        self._k = table.shape.k
+        self._branches = table.shape.branches
+        self._vocab_size = vocab_size
+        self._top_m = table.shape.top_m
+        self._nothing: tuple[list[int], NDArray[np.int64]] = ([], np.zeros((0, self._top_m), "i8"))
+        self._prediction = table.slots["prediction"]
+        self._fallback = table.slots["fallback"]
+
+    def find(self, slot: int, stamp: np.uint64, accepted: int, bonus: int) -> LookupResult:
+        """The drafts ready for an outcome. Records with any other stamp are never used."""
+        parity = int(stamp) & 1
+        record = self._prediction[slot, parity]
+        published = predicted = False
+        steps = self._k
+        tokens, draft_probs = self._nothing
+        if record["stamp"] == stamp:
+            count = min(max(int(record["count"]), 0), self._branches)
+            match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
+            rows = np.flatnonzero(match)
+            steps = min(max(int(record["steps"]), 0), self._k)
+            if len(rows):
+                depth = min(max(int(record["depth"]), 0), self._k)
+                tokens, draft_probs = self._drafts(record, depth, rows[0])
+            if record["stamp"] == stamp:
+                published, predicted = True, len(rows) > 0
+            else:
+                tokens, draft_probs = self._nothing
+                steps = self._k
+        fallback = self._fallback[slot, parity]
+        if fallback["stamp"] == stamp:
+            depth = min(max(int(fallback["depth"]), 0), self._k)
+            if depth > len(tokens):
+                drafts = self._drafts(fallback, depth)
+                if fallback["stamp"] == stamp:
+                    tokens, draft_probs = drafts
+        known = all(0 <= token < self._vocab_size for token in tokens)
+        if not known or not are_sound(tokens, draft_probs, self._vocab_size):
+            tokens = []
+        return LookupResult(published, predicted, tokens, draft_probs[: len(tokens)], steps)
+
+    def _drafts(
+        self, record: np.void, depth: int, *branch: int
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        """Copies of the first ``depth`` drafts of a branch, or of a fallback, and of their
+        distributions, int64 [depth, top_m]."""
+        place = (*branch, slice(depth))
+        tokens: list[int] = record["tokens"][place].tolist()
+        if not self._top_m:
+            return tokens, np.zeros((depth, 0), np.int64)
+        return tokens, record["draft_probs"][place].copy()
+
+    def newest(self, slot: int) -> np.uint64:
+        """The latest round the draft has published anything for, as a stamp; 0 before any."""
+        newest: np.uint64 = max(
+            self._prediction[slot]["stamp"].max(), self._fallback[slot]["stamp"].max()
+        )
+        return newest

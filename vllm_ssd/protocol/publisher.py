@@ -1,0 +1,114 @@
+"""How the draft's programs publish what they computed: as batches of tensors, each row of which may
+belong to another table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.protocol.speculation_table import SpeculationTable
+
+if TYPE_CHECKING:  # a relay works without torch
+    import torch
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Predicted outcomes, whose branches have no tokens yet. where: int64 [batch], each row's place
+    as ``Publisher.join`` returns it, 0 = publish nothing for this row; stamps: int64 [batch];
+    steps: int64 [batch], tokens that each branch will have; accepted, bonus: int64 [batch,
+    branches]."""
+
+    where: torch.Tensor
+    stamps: torch.Tensor
+    steps: torch.Tensor
+    accepted: torch.Tensor
+    bonus: torch.Tensor
+
+
+@dataclass(frozen=True)
+class BranchTokens:
+    """One more token for every branch of a batch. where, stamps: as of its outcomes; tokens: int64
+    [batch, branches]; step: int64 [1], tokens of each branch before these; draft_probs: int64
+    [batch, branches, top_m], what the tokens were sampled from, None if they were not."""
+
+    where: torch.Tensor
+    stamps: torch.Tensor
+    tokens: torch.Tensor
+    step: torch.Tensor
+    draft_probs: torch.Tensor | None
+
+
+class Publisher(Protocol):
+    """Publishes what programs computed, in the tables that have joined."""
+
+    def join(self, table: SpeculationTable) -> range:
+        """Publish in this table, too, from now on. Returns by slot the place that rows for it name
+        in ``where``; only this publisher knows what a place is."""
+
+    def leave(self, table: SpeculationTable) -> None:
+        """Publish in it no longer. No row may name it, nor may a program still be at work that had
+        one which did."""
+
+    def predict(self, new: Outcomes) -> None:
+        """Predict these, in place of what was predicted for the same round."""
+
+    def extend(self, new: BranchTokens) -> None:
+        """Add a token to each branch of the predictions."""
+
+    def fallback(self, new: BranchTokens) -> None:
+        """Add a token to the one branch of each fallback."""
+
+
+class HostPublisher:
+    """A ``Publisher`` that waits for the device and writes with numpy."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, tuple[PredictionWriter, int]] = {}  # by their places
+        self._places: dict[SpeculationTable, range] = {}
+        self._next = 1  # places are numbered in the order of joining
+
+    def join(self, table: SpeculationTable) -> range:
+        writer = PredictionWriter(table)
+        places = range(self._next, self._next + table.shape.slots)
+        self._slots |= {place: (writer, slot) for slot, place in enumerate(places)}
+        self._places[table], self._next = places, places.stop
+        return places
+
+    def leave(self, table: SpeculationTable) -> None:
+        for place in self._places.pop(table):
+            del self._slots[place]
+
+    def predict(self, new: Outcomes) -> None:
+        for row, writer, slot, stamp in self._real(new):
+            accepted, bonus = new.accepted[row].tolist(), new.bonus[row].tolist()
+            writer.publish(slot, stamp, accepted, bonus, int(new.steps[row]))
+
+    def extend(self, new: BranchTokens) -> None:
+        for row, writer, slot, stamp in self._real(new):
+            tokens, draft_probs = _of_row(new, row)
+            writer.extend(slot, stamp, tokens, draft_probs)
+
+    def fallback(self, new: BranchTokens) -> None:
+        for row, writer, slot, stamp in self._real(new):
+            tokens, draft_probs = _of_row(new, row)
+            writer.publish_fallback(slot, stamp, tokens, int(new.step), draft_probs)
+
+    def _real(
+        self, new: Outcomes | BranchTokens
+    ) -> Iterator[tuple[int, PredictionWriter, int, np.uint64]]:
+        """Row, table's writer, slot and stamp of the rows that are not padding."""
+        for row, (where, stamp) in enumerate(zip(new.where.tolist(), new.stamps.tolist())):
+            if where:
+                yield row, *self._slots[where], np.uint64(stamp)
+
+
+def _of_row(new: BranchTokens, row: int) -> tuple[list[int], NDArray[np.int64] | None]:
+    """The tokens of a row, and what they were sampled from."""
+    draft_probs = None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
+    return new.tokens[row].tolist(), draft_probs

@@ -1,0 +1,169 @@
+"""One engine's private files: a directory with its lock, socket and Ray files, and its table.
+
+The directory is in the temporary folder, the table in shared memory, both under one name that
+nobody can guess and only the owner can read. The lock is a file in the directory, and the directory
+itself as well, since cleaners of temporary folders remove old files. Both are held by the engine
+core and by the keeper of its draft until both have ended, however they ended: whoever can take them
+may remove the rest. The engine core also locks its table, for engines with another temporary
+folder, which do not find the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from vllm_ssd.log import get_logger
+from vllm_ssd.protocol.own_file import open_own
+
+logger = get_logger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")
+# Characters: the path of a unix socket has 107 at most. Ray's longest takes 68 of them below the
+# run directory, whose name ends with 8 that mkdtemp chooses.
+_SOCKET_PATH, _OF_RAY, _RANDOM = 107, 68, 8
+TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or days old
+# Seconds: a younger table may have been made just now and not be locked yet.
+_SETTLED_S = 60.0
+
+
+def _base() -> Path:
+    """The temporary folder, unless the paths of sockets in it would be too long."""
+    preferred = Path(tempfile.gettempdir())
+    run_dir = len(f"{preferred}/{_prefix()}") + _RANDOM
+    return preferred if run_dir + _OF_RAY <= _SOCKET_PATH else Path("/tmp")
+
+
+def _prefix() -> str:
+    return f"vllm-ssd-{os.getuid()}-"
+
+
+def table_path(run_dir: Path) -> Path:
+    """Where the table that belongs to a run directory is."""
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else run_dir.parent
+    return memory / f"{run_dir.name}.table"
+
+
+def create() -> tuple[Path, list[int]]:
+    """A new run directory and the file descriptors that hold its lock; raises ``OSError``."""
+    made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
+    locks = [
+        os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC),
+        os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600),
+    ]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run_dir = made.rename(made.with_name(made.name[1:]))  # seen by others only once locked
+    return run_dir, locks
+
+
+def hold_table(run_dir: Path) -> int:
+    """Lock a run directory's table and return the descriptor that holds it; raises ``OSError``."""
+    lock = open_own(table_path(run_dir), os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # who looks whether it is locked has it for microseconds
+    return lock
+
+
+def watch(run_dir: Path) -> int:
+    """A file descriptor for ``is_held``; raises ``OSError``."""
+    return open_own(run_dir, folder=True)
+
+
+def is_held(watched: int) -> bool:
+    """Whether some process of the engine holds the directory, even if that was removed since."""
+    try:
+        fcntl.flock(watched, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(watched, fcntl.LOCK_UN)
+    return False
+
+
+def is_alive(run_dir: Path) -> bool:
+    """Whether some process of the engine still holds the lock."""
+    return _is_locked(run_dir, folder=True) or _is_locked(run_dir / "lock")
+
+
+def _is_locked(path: Path, folder: bool = False) -> bool:
+    """Whether this is a file of ours that some process holds. Raises ``OSError`` where that cannot
+    be found out, as with too many open files: it may be held."""
+    try:
+        fd = open_own(path, folder=folder)
+    except (FileNotFoundError, PermissionError):
+        return False
+    try:
+        return is_held(fd)
+    finally:
+        os.close(fd)
+
+
+def touch(run_dir: Path) -> None:
+    """Make all files look used, lest a cleaner of the temporary folder take them for old ones."""
+    for path in (run_dir, *run_dir.rglob("*")):
+        with contextlib.suppress(OSError):  # Ray's come and go
+            os.utime(path, follow_symlinks=False)
+
+
+def remove(run_dir: Path) -> None:
+    """Remove the directory and its table, as far as they exist."""
+    table_path(run_dir).unlink(missing_ok=True)
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def is_run_dir(path: Path) -> bool:
+    """Whether this may be the run directory of an engine of this user's."""
+    return path.is_absolute() and path.name.startswith(_prefix()) and _is_own_folder(path)
+
+
+def living() -> list[Path]:
+    """Run directories of this user's running engines."""
+    return [path for path in _all() if is_alive(path)]
+
+
+def tables() -> list[Path]:
+    """Tables of this user's running engines, whatever temporary folders these have."""
+    return sorted(table for table in _all_tables() if _is_locked(table))
+
+
+def sweep() -> None:
+    """Remove what engines that were killed have left behind."""
+    for path in _all():
+        if not is_alive(path):
+            logger.info("SSD: removing what a killed engine left in %s", path)
+            remove(path)
+    for table in _all_tables():
+        run_dir = _base() / table.name.removesuffix(".table")
+        if not run_dir.exists() and _is_abandoned(table):
+            table.unlink(missing_ok=True)
+
+
+def _all_tables() -> list[Path]:
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else _base()
+    return list(memory.glob(f"{_prefix()}*.table"))
+
+
+def _is_abandoned(table: Path) -> bool:
+    try:
+        about = table.lstat()
+    except FileNotFoundError:
+        return False  # removed by another engine that sweeps
+    old = time.time() - about.st_mtime > _SETTLED_S
+    return old and about.st_uid == os.getuid() and not _is_locked(table)
+
+
+def _all() -> list[Path]:
+    return [path for path in _base().glob(f"{_prefix()}*") if _is_own_folder(path)]
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False  # removed by another engine that sweeps
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()

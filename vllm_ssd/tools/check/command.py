@@ -1,0 +1,181 @@
+"""``vllm-ssd check``: whether ssd can start here, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.tools.check.findings import Finding, could_start, refusal, screen
+
+if TYPE_CHECKING:
+    from vllm_ssd.lifecycle.draft_device import DraftDevice
+    from vllm_ssd.tools.check.engine import Subject
+
+_HELP = "whether ssd can start here, with this target and draft, and what to do where it cannot"
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of ``vllm-ssd``."""
+    parser = commands.add_parser(
+        "check",
+        help=_HELP,
+        allow_abbrev=False,  # what is not known here is vLLM's
+        description=f"Tells {_HELP}. The exit status is 1 if it cannot. Models are not loaded.",
+        epilog="Further arguments are the engine's, as for vllm serve: -tp 4, "
+        "--speculative-config '{..}', ...",
+    )
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="the model to be served")
+    parser.add_argument("--draft", help='"model" of --speculative-config; default: by family')
+    parser.add_argument(
+        "--all-backends",
+        action="store_true",
+        help="try every kind of attention that the draft could have, also after the first that is "
+        "right; FlashInfer may compile for minutes",
+    )
+    parser.set_defaults(run=run, takes_further=True)
+
+
+def run(args: argparse.Namespace, further: Sequence[str]) -> int:
+    """Print the screen; returns the process's exit status. further: arguments for vLLM."""
+    if args.target is None and (further or args.draft is not None):
+        print("vllm-ssd check: a draft and vLLM's arguments need a target: name it first")
+        return 2
+    # What vLLM says of configs at each start is not what was asked for here; the rest goes beside
+    # the screen.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    findings = list(_look(args, further))
+    print(screen(findings))
+    return 0 if could_start(findings) else 1
+
+
+def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]:
+    from vllm_ssd.tools.check.software import look_at_software
+
+    software = list(look_at_software())
+    yield from software
+    if not could_start(software):
+        return
+    from vllm_ssd.tools.check.host import look_at_memory
+
+    yield look_at_memory()
+    if args.target is None:
+        try:
+            subject = _usual_subject()
+        except ValueError as error:
+            yield refusal("draft's device", error)
+            return
+    else:
+        from vllm_ssd.tools.check.engine import look_at_engine, parse_engine
+
+        found, asked = look_at_engine(parse_engine(args.target, args.draft, further))
+        yield from found
+        if asked is None:
+            return
+        subject = asked
+    yield from _try(subject, args.all_backends)
+
+
+def _usual_subject() -> Subject:
+    """Of one engine on one device; ``ValueError`` if there is none for its draft."""
+    from vllm.config import ParallelConfig
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.lifecycle.cores import available_cores, split_cores
+    from vllm_ssd.lifecycle.draft_device import DraftDevice
+    from vllm_ssd.lifecycle.placement import gpu_environment, place_draft
+    from vllm_ssd.tools.check.engine import usual_subject
+
+    parallel = ParallelConfig()
+    if current_platform.is_cpu():
+        cores = split_cores(available_cores(), 1, None, None)
+        return usual_subject(DraftDevice(cores.draft), parallel)
+    gpu = place_draft(None, 1, parallel, current_platform, 0).device
+    environment = gpu_environment(gpu, current_platform.is_rocm())
+    return usual_subject(DraftDevice([], gpu, environment), parallel)
+
+
+def _try(subject: Subject, all_backends: bool) -> Iterator[Finding]:
+    """What is made and started for a moment: the table, the draft's Ray, its attention."""
+    from vllm_ssd.protocol import rundir
+    from vllm_ssd.tools.check.host import look_at_shared_memory
+    from vllm_ssd.tools.check.ray_trial import RayTrial
+
+    rundir.sweep()
+    run_dir, locks = rundir.create()
+    ray = RayTrial(run_dir)
+    try:
+        memory = list(look_at_shared_memory(run_dir, subject.table, subject.has_workers))
+        yield from memory
+        if could_start(memory):  # a GPU is tried with the table
+            yield from _try_device(subject, str(rundir.table_path(run_dir)), all_backends)
+        yield ray.finding()
+    finally:
+        ray.end()
+        rundir.remove(run_dir)
+        for lock in locks:
+            os.close(lock)
+
+
+def _try_device(subject: Subject, table: str, all_backends: bool) -> Iterator[Finding]:
+    from vllm_ssd.tools.check.host import look_at_locked_memory
+
+    if subject.device is None:
+        fact = "vLLM's Ray will choose it, on the engine's node: it is not tried here"
+        yield Finding("ok", "draft's device", fact)
+    elif subject.device.gpu is None:
+        yield from _try_cores(subject, subject.device, all_backends)
+    else:
+        yield look_at_locked_memory(subject.table)
+        yield from _try_gpus(subject, subject.device, table, all_backends)
+
+
+def _try_cores(subject: Subject, device: DraftDevice, all_backends: bool) -> Iterator[Finding]:
+    from vllm_ssd.tools.check.device_trial import Trial, try_cpu
+    from vllm_ssd.tools.check.devices import look_at_backends, look_at_memory
+
+    report = try_cpu(Trial(subject.heads, subject.backends, all_backends))
+    numbers = ", ".join(map(str, device.cores))
+    yield from look_at_memory(f"cores {numbers}", report, subject.need)
+    yield from look_at_backends(subject.backends, report.backends, subject.left_out)
+
+
+def _try_gpus(
+    subject: Subject, device: DraftDevice, table: str, all_backends: bool
+) -> Iterator[Finding]:
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.lifecycle.placement import gpu_environment, target_gpus
+    from vllm_ssd.protocol.pages import REMEDY
+    from vllm_ssd.tools.check.device_trial import Trial, try_gpu
+    from vllm_ssd.tools.check.devices import (
+        failed_trial,
+        look_at_backends,
+        look_at_memory,
+        look_at_reach,
+    )
+
+    name = f"GPU {device.gpu}"
+    trial = Trial(subject.heads, subject.backends, all_backends, table)
+    report = try_gpu(trial, device.environment)
+    if isinstance(report, str):
+        yield failed_trial(name, report)
+    else:
+        yield from look_at_memory(name, report, subject.need)
+        yield from look_at_backends(subject.backends, report.backends, subject.left_out)
+        used = next((each for each in report.backends if each.fault is None), None)
+        sdpa = 'write "tree_backend": "sdpa", whose draft publishes from the CPU'
+        graphs = used is not None and used.graphs
+        yield look_at_reach("draft", name, report, sdpa if graphs else "")
+    # Of the target's GPUs the first one looks drafts up.
+    first, *_ = target_gpus(subject.engines, subject.parallel, current_platform)
+    if first != device.gpu:
+        name = f"GPU {first}"
+        environment = gpu_environment(first, current_platform.is_rocm())
+        report = try_gpu(Trial(subject.heads, table=table), environment)
+        if isinstance(report, str):
+            yield failed_trial(name, report)
+    if not isinstance(report, str):
+        yield look_at_reach("target", name, report, REMEDY)

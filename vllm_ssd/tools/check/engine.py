@@ -1,0 +1,237 @@
+"""The engine that would be started: whether its config is accepted, and what its draft needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.draft.attention.registry import BACKENDS, Backend
+from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
+from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
+from vllm_ssd.lifecycle.own_table import table_shape
+from vllm_ssd.lifecycle.server_spec import make_keeper_spec
+from vllm_ssd.protocol import TableShape
+from vllm_ssd.tools.check.device_trial import Heads
+from vllm_ssd.tools.check.devices import DraftMemory
+from vllm_ssd.tools.check.findings import Finding, refusal
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+# What stands for a draft that is not named: Llama-3.2-1B's attention and the options' defaults.
+_USUAL_HEADS = Heads(layers=16, heads=32, kv_heads=8, head_dim=64, dtype="bfloat16")
+_USUAL_TABLE = TableShape(slots=256, k=7, branches=24, top_m=32)
+_PACKAGE_LOGGER = "vllm.vllm_ssd"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be tried. backends: of the draft's attention, the preferred one first; left_out:
+    the others, and why. device: None where vLLM's Ray will choose it. need: None while no draft is
+    known. has_workers: whether vLLM has processes beside the engine core."""
+
+    parallel: ParallelConfig
+    engines: int
+    heads: Heads
+    backends: tuple[Backend, ...]
+    left_out: tuple[tuple[str, str], ...]
+    table: TableShape
+    device: DraftDevice | None
+    need: DraftMemory | None
+    has_workers: bool
+
+
+def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> EngineArgs:
+    """The arguments of ``vllm serve TARGET`` with method ssd; ends the process with vLLM's usage
+    line if they are none. draft: goes before the model in --speculative-config."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(
+        prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [engine arguments of vllm serve]"
+    )
+    words = ["--model", target, *further]
+    args: EngineArgs = AsyncEngineArgs.from_cli_args(
+        AsyncEngineArgs.add_cli_args(parser).parse_args(words)
+    )
+    options: dict[str, Any] = args.speculative_config or {}
+    named = {} if draft is None else {"model": draft}
+    return replace(args, speculative_config={"method": "ssd", **options, **named})
+
+
+def look_at_engine(args: EngineArgs) -> tuple[list[Finding], Subject | None]:
+    """In the order of a start, up to the first refusal; there is no subject after one, nor where a
+    draft server drafts."""
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.config.options import make_ssd_config
+    from vllm_ssd.config.target_checks import check_device, check_target
+
+    try:
+        plain = _config(replace(args, speculative_config=None))
+    except Exception as error:  # vLLM's, and those of the libraries that it reads models with
+        return [_vllms_own("target", args.model, error)], None
+    target, parallel = plain.model_config, plain.parallel_config
+    found: list[Finding] = []
+    options: Any = args.speculative_config
+    about_target = f"{args.model} ({target.get_vocab_size()} tokens, up to {target.max_model_len})"
+    name = "target"
+    try:
+        check_target(args, target, parallel)
+        found.append(Finding("ok", "target", about_target))
+        name = "draft"
+        config = make_ssd_config(options, target, parallel)
+        found += _about_draft(config, target)
+        name = "draft's device"
+        check_device(config, parallel, current_platform)
+    except ValueError as error:
+        return [*found, refusal(name, error)], None
+    try:
+        complete = _config(args)
+    except Exception as error:  # as above
+        return [*found, _vllms_own("engine", "target and draft together", error)], None
+    runner = "V2" if complete.use_v2_model_runner else "V1"
+    found.append(Finding("ok", "model runner", runner))
+    if config.draft_server is not None:
+        fact = f"{config.draft_server}, which runs and has tried its device itself"
+        return [*found, Finding("ok", "draft server", fact)], None
+    with _warnings() as said:
+        # Ray is asked for a GPU by the engine that is to keep it.
+        device = None if parallel.use_ray else choose_device(complete, current_platform)
+    found += [Finding("note", "draft's device", text) for text in said]
+    return found, _subject(complete, device)
+
+
+def usual_subject(device: DraftDevice, parallel: ParallelConfig) -> Subject:
+    """Of an engine whose models are not known."""
+    tried, left_out = _backends(None)
+    return Subject(
+        parallel, 1, _USUAL_HEADS, tried, left_out, _USUAL_TABLE, device, None, has_workers=False
+    )
+
+
+def _config(args: EngineArgs) -> VllmConfig:
+    from vllm.usage.usage_lib import UsageContext
+
+    return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+def _vllms_own(name: str, what: str, error: Exception) -> Finding:
+    """A refusal that is not ssd's; its remedy is in what it says, if anywhere."""
+    fact = f"vLLM does not take {what} ({first_sentence(error)})"
+    return Finding("bad", name, fact, "correct what vLLM names, and see that it serves without ssd")
+
+
+def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
+    draft = config.draft_model_config
+    fact = f"{config.draft_model}, k={config.k}, f={config.f}, on_miss={config.on_miss}"
+    yield Finding("ok", "draft", fact)
+    sizes = target.get_vocab_size(), draft.get_vocab_size()
+    both = f"{sizes[0]} tokens" if len(set(sizes)) == 1 else f"{sizes[0]} and {sizes[1]} tokens"
+    yield Finding("ok", "vocabularies", f"{both}, in which the same ids are the same text")
+
+
+def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
+    from vllm.platforms import current_platform
+
+    ssd: Any = config.speculative_config
+    draft = ssd.draft_model_config
+    spec = make_keeper_spec(config, "", device or DraftDevice(), current_platform).server.model
+    alone = ssd.draft_parallel_config
+    heads = Heads(
+        draft.get_num_layers(alone),
+        draft.get_num_attention_heads(alone),
+        draft.get_num_kv_heads(alone),
+        draft.get_head_size(),
+        str(draft.dtype).removeprefix("torch."),
+    )
+    block = BLOCK_SIZE * _bytes_per_token(heads)
+    most = block * most_blocks(spec, ssd.max_model_len)
+    limit = spec.kv_cache_bytes
+    need = DraftMemory(
+        weights=weight_bytes(draft),
+        kv_cache=most if limit is None else min(most, limit),
+        least=block,
+        of_free=kv_memory(1000) / 1000 if limit is None else 1.0,
+    )
+    backend = config.parallel_config.distributed_executor_backend
+    return Subject(
+        config.parallel_config,
+        ssd.engines,
+        heads,
+        spec.tree_backends,
+        _backends(draft)[1],
+        table_shape(config),
+        device,
+        need,
+        has_workers=backend == "mp",
+    )
+
+
+def _backends(
+    draft: ModelConfig | None,
+) -> tuple[tuple[Backend, ...], tuple[tuple[str, str], ...]]:
+    """Backends that a draft can have here, the preferred one first, and those that it cannot."""
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.draft.attention.registry import resolve_tree_backends
+
+    why = {name: about.obstacle(draft, current_platform) for name, about in BACKENDS.items()}
+    left_out = tuple((name, text) for name, text in why.items() if text is not None)
+    return resolve_tree_backends("auto", draft, current_platform), left_out
+
+
+def _bytes_per_token(heads: Heads) -> int:
+    import torch
+
+    return heads.shape(torch.device("cpu")).bytes_per_token()
+
+
+def weight_bytes(model: ModelConfig) -> int | None:
+    """Bytes of a model's weights once they are loaded, by the headers of its safetensors files;
+    None if it has none, or they cannot be read."""
+    from vllm.transformers_utils.config import get_safetensors_params_metadata
+
+    tensors = get_safetensors_params_metadata(model.model, revision=model.revision)
+    sizes = [
+        _loaded_bytes(about, model)
+        for about in tensors.values()
+        if "shape" in about  # a file's own words have none
+    ]
+    return sum(sizes) or None
+
+
+def _loaded_bytes(about: dict[str, Any], model: ModelConfig) -> int:
+    """Of one tensor: quantized ones stay as they are in the file, others get the model's type."""
+    if model.quantization is None:
+        return int(prod(about["shape"]) * model.dtype.itemsize)
+    first, last = about["data_offsets"]
+    return int(last - first)
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What the package warns of meanwhile, without "SSD: "; it is not logged."""
+    said: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage().removeprefix("SSD: "))
+
+    logger, collector = logging.getLogger(_PACKAGE_LOGGER), Collector()
+    before = logger.level, logger.propagate
+    logger.addHandler(collector)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield said
+    finally:
+        logger.removeHandler(collector)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

@@ -1,0 +1,73 @@
+"""The host's memory: what is free of it, in shared memory too, and what may be locked."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from vllm_ssd.lifecycle.own_table import make_table
+from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol.rundir import table_path
+from vllm_ssd.tools.check.findings import Finding, gib, refusal
+
+# Chunks of a queue between vLLM's engine core and its worker processes. It asks for all of them.
+_QUEUE_CHUNKS = 10
+
+
+def look_at_memory() -> Finding:
+    """The host's memory, for weights on their way to a GPU, or for all of both models on CPUs."""
+    memory = psutil.virtual_memory()
+    return Finding("ok", "host memory", f"{gib(memory.available)} of {gib(memory.total)} are free")
+
+
+def look_at_shared_memory(run_dir: Path, shape: TableShape, has_queue: bool) -> Iterator[Finding]:
+    """Makes the speculation table of a run directory, and leaves it there. has_queue: whether vLLM
+    has worker processes."""
+    folder = table_path(run_dir).parent
+    try:
+        make_table(run_dir, shape)
+    except RuntimeError as error:
+        yield refusal("shared memory", error)
+        return
+    free = shutil.disk_usage(folder).free
+    fact = f"{gib(free)} are free in {folder}"
+    needed = _queue_bytes() if has_queue else 0
+    if free < needed:
+        yield Finding(
+            "bad",
+            "shared memory",
+            f"{fact}, and vLLM's worker processes ask for {gib(needed)}",
+            "free some, or in a container raise --shm-size, or share the host's with --ipc=host",
+        )
+        return
+    size = SpeculationTable.size_of(shape) / 2**20
+    yield Finding("ok", "shared memory", f"{fact}; the speculation table takes {size:.1f} MiB")
+
+
+def _queue_bytes() -> int:
+    from vllm import envs
+
+    return int(envs.VLLM_MQ_MAX_CHUNK_BYTES_MB) * 2**20 * _QUEUE_CHUNKS
+
+
+def look_at_locked_memory(shape: TableShape) -> Finding:
+    """The limit of memory that may be locked, for GPUs, which have the table's pages registered.
+    Some drivers count these."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return Finding("ok", "locked memory", "no limit")
+    fact = f"the limit is {limit / 2**20:.1f} MiB"
+    size = SpeculationTable.size_of(shape)
+    if limit >= size:
+        return Finding("ok", "locked memory", fact)
+    return Finding(
+        "note",
+        "locked memory",
+        f"{fact}, and a GPU locks the table's {size / 2**20:.1f} MiB, which some drivers count",
+        "if the table below is out of reach: ulimit -l unlimited, in a container --ulimit "
+        "memlock=-1",
+    )

@@ -1,0 +1,77 @@
+"""Whether the draft's own Ray starts here: python -m vllm_ssd.tools.check.ray_trial RUN_DIR
+
+In a process of its own, as in an engine: Ray brings threads and changes the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vllm_ssd.lifecycle import own_ray
+from vllm_ssd.lifecycle.launch import absolute_paths
+from vllm_ssd.tools.check.findings import Finding
+
+LIMIT_S = 120.0
+
+
+class RayTrial:
+    """Begins when it is made; ``finding`` waits for its end."""
+
+    def __init__(self, run_dir: Path):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vllm_ssd.tools.check.ray_trial", str(run_dir)],
+            cwd=run_dir,
+            env=os.environ | absolute_paths(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finding(self) -> Finding:
+        """What has become of it, ``LIMIT_S`` seconds from now at the latest."""
+        try:
+            said, errors = self._process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.end()
+            said, errors = "", f"it takes longer than {LIMIT_S:g} s"
+        if self._process.returncode == 0:
+            return Finding("ok", "Ray", said.strip())
+        reason = (errors.strip().splitlines() or ["it ended without a word"])[-1]
+        return Finding(
+            "bad",
+            "Ray",
+            f"the draft's own Ray does not start ({reason})",
+            "see that the temporary folder (TMPDIR) can be written to, and that processes may "
+            "listen on 127.0.0.1",
+        )
+
+    def end(self) -> None:
+        """End it if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def main(run_dir: str) -> None:
+    """Entry point of that process: one line on stdout, or an error's on stderr."""
+    own_ray.set_environment(Path(run_dir))
+    began = time.monotonic()
+    ray = own_ray.OwnRay(Path(run_dir))
+    import ray as package
+
+    try:
+        ray.start()
+        took = time.monotonic() - began
+        where = "at addresses that cannot be seen here" if ray.unseen else "on loopback"
+        print(f"{package.__version__}, starts in {took:.1f} s, {where} with a token")
+    finally:
+        ray.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

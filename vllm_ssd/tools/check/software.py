@@ -1,0 +1,100 @@
+"""Whether vLLM is there, is one that ssd works with, and would find the plugin."""
+
+from __future__ import annotations
+
+import os
+import platform as host
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+
+from vllm_ssd import __version__
+from vllm_ssd.tools.check.findings import Finding, refusal
+
+_GROUP, _PLUGIN = "vllm.general_plugins", "ssd"
+
+
+def look_at_software() -> Iterator[Finding]:
+    """vLLM, its device, its functions that ssd replaces, and the plugin's entry point. The first
+    bad one is the last: the others need what it lacks."""
+    for look in (_look_at_vllm, _look_at_platform, _look_at_functions, _look_at_plugin):
+        finding = look()
+        yield finding
+        if finding.state == "bad":
+            return
+
+
+def _look_at_vllm() -> Finding:
+    try:
+        import torch
+        import vllm
+    except ImportError as error:
+        return Finding(
+            "bad",
+            "vLLM",
+            f"cannot be imported ({error})",
+            'install "vllm-ssd[cuda]" or "[cpu]" from the checkout; on ROCm see docs/rocm.md',
+        )
+    return Finding(
+        "ok",
+        "vLLM",
+        f"{vllm.__version__}, vllm-ssd {__version__}, torch {torch.__version__}, "
+        f"Python {host.python_version()}",
+    )
+
+
+def _look_at_platform() -> Finding:
+    from vllm.platforms import current_platform
+
+    from vllm_ssd.config.target_checks import check_host
+    from vllm_ssd.hooks.patches import check_vllm
+
+    if not current_platform.device_type:
+        return Finding(
+            "bad",
+            "platform",
+            "vLLM finds no device that it was built for",
+            "see that nvidia-smi or rocm-smi shows GPUs here, or install vLLM for CPUs",
+        )
+    checks: tuple[Callable[[], None], ...] = (check_host, check_vllm)
+    for check in checks:
+        try:
+            check()
+        except (ValueError, RuntimeError) as error:
+            return refusal("platform", error)
+    return Finding("ok", "platform", f"{current_platform.device_type} on {host.machine()}")
+
+
+def _look_at_functions() -> Finding:
+    from vllm_ssd.config.versions import SUPPORTED
+    from vllm_ssd.hooks.known_functions import changed_functions
+
+    changed = changed_functions()
+    if not changed:
+        return Finding(
+            "ok", "functions", "those that ssd replaces are as in a vLLM it was made for"
+        )
+    return Finding(
+        "note",
+        "functions",
+        f"ssd replaces {', '.join(changed)}, which this build of vLLM has changed",
+        f"run ssd's tests with this build, or install a released vLLM {SUPPORTED}",
+    )
+
+
+def _look_at_plugin() -> Finding:
+    chosen = os.environ.get("VLLM_PLUGINS")
+    if not entry_points(group=_GROUP, name=_PLUGIN):
+        return Finding(
+            "bad",
+            "plugin",
+            "its entry point is not installed, so that vLLM does not know method 'ssd'",
+            'install the package itself: pip install -e "." in the checkout',
+        )
+    if chosen is not None and _PLUGIN not in chosen.split(","):
+        return Finding(
+            "bad",
+            "plugin",
+            f"VLLM_PLUGINS is {chosen!r}, so that vLLM leaves {_PLUGIN!r} out",
+            f"add {_PLUGIN} to VLLM_PLUGINS or unset it",
+        )
+    return Finding("ok", "plugin", "vLLM finds method 'ssd'")

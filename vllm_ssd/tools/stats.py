@@ -1,0 +1,119 @@
+"""``vllm-ssd stats``: what this user's running engines count."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from vllm_ssd.metrics.report import EngineReport, as_table
+from vllm_ssd.protocol import SpeculationTable, rundir
+
+NOBODY = "no engine with method ssd is running under this user"
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the subparsers of ``vllm-ssd``."""
+    about = "what this user's running engines have counted since their start"
+    parser = commands.add_parser(
+        "stats",
+        help=about,
+        description=f"{about}. The exit status is 0 if there are some and every draft serves.",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="as JSON, with all counters")
+    how.add_argument(
+        "--live",
+        type=_seconds,
+        nargs="?",
+        const=1.0,
+        metavar="SECONDS",
+        help="look again every SECONDS, 1 if not given, and show what came since the last look, "
+        "until Ctrl-C",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, _: Sequence[str]) -> int:
+    """Print the table; returns the process's exit status."""
+    if args.live is not None:
+        return _show_live(args.live)
+    look = Look.now()
+    if args.json:
+        print(json.dumps([report.as_json() for report in look.reports], indent=2))
+        print(*look.problems, sep="\n", end="", file=sys.stderr)
+    else:
+        Console().print(look.shown())
+    return look.status
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds: write one above 0")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Look:
+    """At all engines. problems: of those whose tables cannot be read, a sentence each."""
+
+    reports: list[EngineReport]
+    problems: list[str]
+
+    @classmethod
+    def now(cls) -> Look:
+        look = cls([], [])
+        for path in rundir.tables():
+            try:
+                table = SpeculationTable.open(path, writable=False)
+                if not table.owner.model and not table.owner.named_by_user:
+                    continue  # of an engine's own draft, of which the engine's table tells the same
+                look.reports.append(EngineReport.read(path, table))
+            except (FileNotFoundError, PermissionError):
+                continue  # stopping right now, and another user has taken the name
+            except ValueError as error:  # of another version of this package
+                look.problems.append(str(error))
+        return look
+
+    def since(self, earlier: Look) -> Look:
+        """What came since an earlier look; of engines that are new, since their start."""
+        before = {report.path: report for report in earlier.reports}
+        reports = [
+            report.since(before[report.path]) if report.path in before else report
+            for report in self.reports
+        ]
+        return Look(reports, self.problems)
+
+    def shown(self) -> Group:
+        found = [as_table(self.reports)] if self.reports else []
+        return Group(*found, *self.problems, *([] if found or self.problems else [NOBODY]))
+
+    @property
+    def status(self) -> int:
+        """Of the process: 0 if there are engines and every draft serves."""
+        serve = [report.serves for report in self.reports]
+        return 0 if serve and all(serve) and not self.problems else 1
+
+
+def _show_live(seconds: float) -> int:
+    """Look every ``seconds`` until Ctrl-C; returns the exit status after the last look."""
+    look = Look.now()
+    with Live(look.shown(), auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(seconds)
+                before, look = look, Look.now()
+                live.update(look.since(before).shown(), refresh=True)
+        except KeyboardInterrupt:
+            return look.status
