@@ -12,18 +12,17 @@ import os
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.draft_names import find_all
 from vllm_ssd.protocol.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
-from vllm_ssd.protocol.service_state import State, state_of
+from vllm_ssd.protocol.service_state import State
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -286,39 +285,3 @@ class JoinedDraft:
 def _close(services: Iterable[Service]) -> None:
     for service in services:
         service.close()
-
-
-class Service:
-    """A draft of a service as its engines see it: by its own table and its lock."""
-
-    def __init__(self, run_dir: Path):
-        """Raises as ``rundir.watch`` and ``SpeculationTable.open``."""
-        self.run_dir = run_dir
-        self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
-        self._watched = rundir.watch(run_dir)
-        # Also where an exception forgets it: else each try would leave an open file.
-        self.close = weakref.finalize(self, os.close, self._watched)
-
-    @property
-    def pid(self) -> int:
-        """Of its draft's process."""
-        return int(self._table.draft["pid"][0])
-
-    @property
-    def engines(self) -> int:
-        """For which it drafts."""
-        return int(self._table.draft["joined"][0])
-
-    @property
-    def away(self) -> int:
-        """Why it has no heartbeat, as the table knows it."""
-        return int(self._table.draft["away"][0])
-
-    @property
-    def has_ended(self) -> bool:
-        return not rundir.is_held(self._watched)
-
-    @property
-    def state(self) -> State:
-        """What its table says."""
-        return state_of(self._table, held=not self.has_ended)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from vllm_ssd.lifecycle import joined_draft
 from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
-from vllm_ssd.lifecycle.joined_draft import JoinedDraft, Service
+from vllm_ssd.lifecycle.found_service import Service
+from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.launch import STOP_S, DraftLauncher
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.placement import engine_index

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.lifecycle.joined_draft import JoinedDraft, Service
+from vllm_ssd.lifecycle.found_service import Service
+from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.relay.finding import REACH_S, Where, contacts, where
 from vllm_ssd.relay.process import Child
