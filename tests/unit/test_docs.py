@@ -17,10 +17,10 @@ from markdown_it import MarkdownIt
 from vllm.config.utils import get_field
 
 from tests.support.pages import EXAMPLES, PAGES, ROOT, check_test_exists, text_of
-from vllm_ssd import stats
 from vllm_ssd.config.default_drafts import FAMILIES
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
+from vllm_ssd.tools import stats
 from vllm_ssd.tools.check import command as check
 from vllm_ssd.tools.draft_server import command as draft
 from vllm_ssd.tools.tune import command as tune
