@@ -261,8 +261,8 @@ def test_another_service_takes_its_place(service, join, caplog):
     one = service()
     begin(draft)
     one.end()
-    until(lambda: not lives(draft))
-    assert "(it has ended)" in caplog.text
+    until(lambda: "(it has ended)" in caplog.text)
+    assert not lives(draft)
     service(refusal="not yet")
     time.sleep(0.3)
     assert len(said(caplog)) == 1
