@@ -21,7 +21,7 @@ from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.placement import engine_index
 from vllm_ssd.lifecycle.target_environment import TargetEnvironment
 from vllm_ssd.protocol.draft_names import DraftName, find_all
-from vllm_ssd.protocol.messages import Leave, ask
+from vllm_ssd.protocol.messages import DIED, Leave, ask
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,7 +86,8 @@ class OwnDraft(JoinedDraft):
             # Also if the draft is being started again: it is to sleep as soon as it is there.
             leave = Leave(str(self._run_dir), asleep=True)
             timeout_s = self._config.start_timeout_s
-            ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up)
+            while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
+                pass  # one that hung was killed: the next one is to sleep
 
     def begin_stop(self) -> None:
         if os.getpid() != self._process:

@@ -195,6 +195,22 @@ def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, 
     assert service.slept[-1]
 
 
+def test_a_draft_that_dies_as_it_is_told_to_sleep(launchers, group):
+    """The next one is told, too. One that hangs is told, and then killed."""
+    (draft,) = group(1)
+    begin(draft)
+    service = launchers[0].service
+    service.die()
+    until(lambda: not lives(draft))
+    service.deaf = True
+    thread = threading.Thread(target=draft.sleep)
+    thread.start()
+    thread.join(0.3)  # until it has a connection
+    service.start_another()
+    thread.join()
+    assert service.slept == [True]
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["lost for good", "never there"])
 def test_a_draft_that_is_lost_for_good_is_not_put_to_sleep(launchers, group, monkeypatch, fails):
     monkeypatch.setattr(FakeLauncher, "fails", "no luck" * fails)
