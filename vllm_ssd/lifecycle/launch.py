@@ -129,7 +129,8 @@ class DraftLauncher:
 
     def wait_ready(self) -> None:
         """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
-        without drafts will do."""
+        without drafts will do. The caller stops it then, an engine after its own files are gone:
+        the keeper stays as long as it sees them."""
         if self._started:
             return
         timeout_s = self._config.start_timeout_s
@@ -141,7 +142,6 @@ class DraftLauncher:
         if kind == "ready":
             logger.info("SSD: %s", text)
         elif self._config.required:
-            self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
         else:
             instead = "serving begins without drafts, as required is false"

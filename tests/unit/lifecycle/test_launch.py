@@ -227,6 +227,7 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
     run_dir = made.run_dir
     with pytest.raises(RuntimeError, match="could not be started: ValidationError: Expected"):
         made.wait_ready()
+    made.stop()
     assert not run_dir.exists()
 
 
@@ -240,6 +241,7 @@ def test_a_keeper_that_fails_at_once(monkeypatch, tmp_path):
     made.start()
     with pytest.raises(RuntimeError, match="could not be started: its keeper process ended; see"):
         made.wait_ready()
+    made.stop()
     assert not made.run_dir.exists()
 
 

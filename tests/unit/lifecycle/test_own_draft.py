@@ -4,9 +4,11 @@ parallel group. The draft does nothing but say that it lives."""
 import gc
 import logging
 import os
+import socket
 import threading
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +16,12 @@ import pytest
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.sentences import one_sentence
 from tests.unit.lifecycle.test_joined_draft import FakeService, begin, lives, said, until
-from vllm_ssd.lifecycle import draft_device, joined_draft, own_draft
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.lifecycle import draft_device, joined_draft, keeper, launch, own_draft
+from vllm_ssd.lifecycle.keeper import Keeper
 from vllm_ssd.lifecycle.own_draft import OwnDraft
 from vllm_ssd.lifecycle.own_table import engines_of
+from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
 from vllm_ssd.protocol import FOR_GOOD
 from vllm_ssd.protocol.draft_names import find_all
 from vllm_ssd.protocol.messages import Join, Leave
@@ -54,7 +59,6 @@ class FakeLauncher:
     def wait_ready(self):
         self.given_up, self.service.loaded = bool(self.fails), not self.fails
         if self.fails and self.config.required:
-            self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {self.fails}")
 
     def begin_stop(self):
@@ -313,3 +317,55 @@ def test_each_target_has_its_own_cores(launchers, group, monkeypatch):
         assert name not in os.environ
     (launcher,) = launchers
     assert launcher.device.cores == [4]
+
+
+class Loading:
+    """What a keeper has of a draft that is never loaded."""
+
+    def __init__(self, *_):
+        pass
+
+    def start(self, again):
+        pass
+
+    def result(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def test_a_draft_that_is_not_ready_in_time_ends_with_the_engine(monkeypatch):
+    """The engine's end waits for the keeper, which stays as long as the engine is there."""
+    from vllm import platforms
+
+    def start(command, pass_fds, **_):
+        channel, *locks = map(os.dup, pass_fds)
+
+        def keep():
+            Keeper(Path(command[3]), socket.socket(fileno=channel), again=False).run()
+            for lock in locks:
+                os.close(lock)
+
+        threading.Thread(target=keep).start()
+
+    def spec(_, run_dir, device, platform, name):
+        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
+        server = ServerSpec(run_dir, model, DraftPolicy(2, (1, 1, 1), True, 64), [], {})
+        return KeeperSpec(server, 60.0, 0, name)
+
+    monkeypatch.setattr(platforms, "current_platform", gpus(4))
+    monkeypatch.setattr(launch.subprocess, "run", start)
+    monkeypatch.setattr(launch, "make_keeper_spec", spec)
+    monkeypatch.setattr(launch, "STOP_S", 10.0)
+    monkeypatch.setattr(keeper, "DraftActor", Loading)
+    config = engine(parallel(1), start_timeout_s=0.2)
+    config.speculative_config.own_draft = NAME
+    draft = OwnDraft(config)
+    draft.start()
+    draft.workers_started()
+    with pytest.raises(RuntimeError, match=r"was not ready within 0\.2 s"):
+        draft.wait_ready()
+    draft.stop()
+    with pytest.raises(ValueError):
+        find_all(f"{NAME}/0")
