@@ -23,7 +23,7 @@ from vllm_ssd.lifecycle.own_draft import OwnDraft
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
 from vllm_ssd.protocol import FOR_GOOD
-from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import Join, Leave
 
 NAME = "dp:1-a"
@@ -160,6 +160,37 @@ def test_it_ends_with_the_last_one(launchers, group, first):
     if first == 1:
         assert launcher.events[-1] == "stop" and "leave" not in launcher.events
     assert launcher.service.asked.count(Leave) == 2 and engines_of(NAME) == []
+
+
+def test_a_group_that_follows_another_one(launchers, group):
+    """Offline, in the same processes and under the same name: its first engine starts while one of
+    the former group has not ended."""
+    former = group()
+    begin_all(former)
+    former[0].stop()
+    first, second = group()
+    begin(first)
+    former[1].stop()
+    begin(second)
+    (launcher,) = launchers
+    assert lives(first) and lives(second) and launcher.service.engines == 2
+    first.stop()
+    second.stop()
+    with pytest.raises(ValueError):
+        find_all(NAME)
+
+
+def test_a_service_that_ends_is_waited_for(launchers, group):
+    """It has no engines, and its keeper takes its time."""
+    former = FakeService(loaded=False, named=DraftName(NAME, {}))
+    (first, _) = group()
+    start = threading.Thread(target=begin, args=(first,))
+    start.start()
+    start.join(0.2)
+    assert start.is_alive() and not launchers
+    former.end()
+    start.join()
+    assert lives(first) and len(launchers) == 1
 
 
 def test_one_engine_and_its_draft(launchers, group, caplog):
