@@ -62,7 +62,7 @@ def own_draft_name(engines: int, parallel: ParallelConfig, options: Mapping[str,
         place = f"{parallel.data_parallel_master_ip}:{parallel.data_parallel_master_port}"
         common = f"{place} {sorted(options.items())}"
         return f"dp:{hashlib.sha256(common.encode()).hexdigest()[:12]}"
-    return f"own:{os.getpid()}-{secrets.token_hex(2)}"  # the process that starts them
+    return f"own:{os.getpid()}-{secrets.token_hex(4)}"  # the process that starts them
 
 
 def place_draft(
