@@ -26,7 +26,7 @@ from vllm_ssd.protocol import FOR_GOOD
 from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import Join, Leave
 
-NAME = "dp:1-a"
+NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, too
 
 
 class FakeLauncher:
