@@ -1,6 +1,7 @@
 """``vllm-ssd draft``: from its flags to the config of the draft's process, and where that runs."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import ray
@@ -157,6 +158,20 @@ def test_a_ray_cluster_that_will_not_do(start, monkeypatch, tmp_path, flags, sai
     served, answer = start("--key-file", str(path), "--ray-address", *flags.split())
     assert not served and not path.exists()
     assert f"vllm-ssd draft: {said}" in answer
+
+
+def test_a_node_that_is_lost_as_the_draft_is_placed(start, monkeypatch, tmp_path):
+    """The actor's class, options and methods are this mock, of which one waits in vain."""
+
+    def get(_):
+        raise ray.exceptions.ActorDiedError
+
+    for name in ("init", "remote", "kill", "shutdown"):
+        monkeypatch.setattr(ray, name, MagicMock())
+    monkeypatch.setattr(ray, "wait", lambda tasks, **_: (tasks, []))
+    monkeypatch.setattr(ray, "get", get)
+    _, said = start("--key-file", str(tmp_path / "drafts.key"), "--ray-address", "auto")
+    assert said.startswith("vllm-ssd draft: ActorDiedError: ") and said.count("\n") == 1
 
 
 def test_labels_of_nodes():

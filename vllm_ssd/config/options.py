@@ -91,7 +91,7 @@ def make_ssd_config(
     if config.draft_server is None:
         devices = device_names(config.draft_device, current_platform)
         config.share_draft = engines > 1 and len(devices) < 2
-        config.own_draft = own_draft_name(engines, target_parallel_config)
+        config.own_draft = own_draft_name(engines, target_parallel_config, meant)
     return config
 
 

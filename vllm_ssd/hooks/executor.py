@@ -82,11 +82,13 @@ def with_draft_stopped(original: Callable[..., Any]) -> Callable[..., Any]:
         if not hasattr(self, "_stop_draft"):
             original(self, *args, **kwargs)
             return
-        self._ssd_draft.begin_stop()  # the draft stops while the target does
         try:
-            original(self, *args, **kwargs)
+            self._ssd_draft.begin_stop()  # the draft stops while the target does
         finally:
-            self._stop_draft()
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                self._stop_draft()
 
     return shutdown
 

@@ -92,6 +92,7 @@ class JoinedDraft:
         try:
             refusal = self._words.get(timeout=timeout_s)
         except queue.Empty:
+            self._tried = True  # nobody waits for what comes of it: the log has it
             refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
         if not refusal:
             logger.info("SSD: %s drafts for this engine", self.about)
@@ -134,7 +135,8 @@ class JoinedDraft:
 
     def _end_watch(self) -> None:
         self._ended.set()
-        if self._thread is not None:
+        # It is this one where Python collects in it an executor that was only forgotten.
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _watch(self) -> None:

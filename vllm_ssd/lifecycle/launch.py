@@ -64,7 +64,7 @@ class DraftLauncher:
         self._listener: threading.Thread | None = None
         self._files: OwnFiles | None = None
         self._keepers = Restarts(self._config.max_restarts)  # keepers that were killed
-        self._ending = threading.Lock()  # while a keeper is started again, or told to end
+        self._ending = threading.RLock()  # while a keeper is started again, or told to end
         self._stopping = False
         self._stop_begun = 0.0
         self._awaited = "the keeper"  # what the draft's start is about
@@ -129,7 +129,8 @@ class DraftLauncher:
 
     def wait_ready(self) -> None:
         """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
-        without drafts will do."""
+        without drafts will do. The caller stops it then, an engine after its own files are gone:
+        the keeper stays as long as it sees them."""
         if self._started:
             return
         timeout_s = self._config.start_timeout_s
@@ -141,7 +142,6 @@ class DraftLauncher:
         if kind == "ready":
             logger.info("SSD: %s", text)
         elif self._config.required:
-            self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
         else:
             instead = "serving begins without drafts, as required is false"
@@ -170,7 +170,8 @@ class DraftLauncher:
         keeper_at_work = False
         if self._listener is not None:
             limit_s = STOP_S if within_s is None else within_s
-            self._listener.join(max(0.0, self._stop_begun + limit_s - time.monotonic()))
+            if self._listener is not threading.current_thread():  # as in ``leave``
+                self._listener.join(max(0.0, self._stop_begun + limit_s - time.monotonic()))
             keeper_at_work = self._listener.is_alive()
         self._channel = self._listener = None
         if self._files is not None and keeper_at_work:
@@ -185,7 +186,9 @@ class DraftLauncher:
         if self._channel is not None and self._listener is not None:
             with contextlib.suppress(OSError):  # the keeper may have ended before
                 self._channel.shutdown(socket.SHUT_RDWR)
-            self._listener.join()
+            # Python may collect an executor that was only forgotten in any thread.
+            if self._listener is not threading.current_thread():
+                self._listener.join()
         self._channel = self._listener = None
         if self._files is not None:
             self._files.let_go()

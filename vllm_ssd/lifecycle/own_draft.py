@@ -21,7 +21,7 @@ from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.placement import engine_index
 from vllm_ssd.lifecycle.target_environment import TargetEnvironment
 from vllm_ssd.protocol.draft_names import DraftName, find_all
-from vllm_ssd.protocol.messages import Leave, ask
+from vllm_ssd.protocol.messages import DIED, Leave, ask
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,7 +48,8 @@ class OwnDraft(JoinedDraft):
         from vllm.platforms import current_platform
 
         parallel = self._vllm_config.parallel_config
-        starts = not self._config.share_draft or engine_index(parallel) == 0
+        first = not self._config.share_draft or engine_index(parallel) == 0
+        starts = first and not self._is_there()
         # Ray gives a GPU for the draft once, to the first.
         if starts or not parallel.use_ray:
             self._device = choose_device(self._vllm_config, current_platform)
@@ -86,7 +87,8 @@ class OwnDraft(JoinedDraft):
             # Also if the draft is being started again: it is to sleep as soon as it is there.
             leave = Leave(str(self._run_dir), asleep=True)
             timeout_s = self._config.start_timeout_s
-            ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up)
+            while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
+                pass  # one that hung was killed: the next one is to sleep
 
     def begin_stop(self) -> None:
         if os.getpid() != self._process:
@@ -114,7 +116,7 @@ class OwnDraft(JoinedDraft):
                 self._launcher.leave()
             self._launcher = None
         elif alone:
-            self._await_end()
+            self._await_end(self._stop_begun + STOP_S)
 
     def _services(self) -> list[Service]:
         """None as long as the first engine has not started it."""
@@ -137,9 +139,18 @@ class OwnDraft(JoinedDraft):
             self._try_to_join()
         self.wait_ready()
 
-    def _await_end(self) -> None:
-        """Until the service's keeper has put it away, as one that this engine had for itself."""
-        deadline = self._stop_begun + STOP_S
+    def _is_there(self) -> bool:
+        """Whether engines have the service: offline, a group of engines may follow another one in
+        the same processes, where not all of that have ended. One that they all have left ends."""
+        with contextlib.suppress(ValueError):  # there is none
+            self._await_end(time.monotonic() + self._config.start_timeout_s)
+            return bool(find_all(self._name) and engines_of(self._name))
+        return False
+
+    def _await_end(self, deadline: float) -> None:
+        """Until the keeper of a service without engines has put it away."""
         with contextlib.suppress(ValueError):  # there is none any more
-            while find_all(self._name) and time.monotonic() < deadline:
+            while find_all(self._name) and not engines_of(self._name):
+                if time.monotonic() >= deadline:
+                    return
                 time.sleep(joined_draft.LOOK_S)

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +54,15 @@ def device_names(draft_device: int | str | None, platform: Any) -> list[str]:
     return str(draft_device).split("|" if platform.is_cpu() else ",")
 
 
-def own_draft_name(engines: int, parallel: ParallelConfig) -> str:
+def own_draft_name(engines: int, parallel: ParallelConfig, options: Mapping[str, Any]) -> str:
     """A name for the draft service that the ``engines`` engines of this host start, the same for
-    all of them. No service that a user has named is called like this."""
+    all that have these options of ssd's. No service that a user has named is called like this."""
     if engines > 1 and parallel.data_parallel_rank_local is not None:
-        # Offline each makes a config. This is where all of them meet.
+        # Offline each makes a config. This is where all of them meet, and may do so again.
         place = f"{parallel.data_parallel_master_ip}:{parallel.data_parallel_master_port}"
-        return f"dp:{hashlib.sha256(place.encode()).hexdigest()[:12]}"
-    return f"own:{os.getpid()}-{secrets.token_hex(2)}"  # the process that starts them
+        common = f"{place} {sorted(options.items())}"
+        return f"dp:{hashlib.sha256(common.encode()).hexdigest()[:12]}"
+    return f"own:{os.getpid()}-{secrets.token_hex(4)}"  # the process that starts them
 
 
 def place_draft(

@@ -101,6 +101,15 @@ def test_draft_starts_and_stops_with_the_target(events, config, executor):
     assert events.count("stop draft") == 1
 
 
+def test_the_target_ends_even_if_its_draft_cannot_be_left(events, config, monkeypatch):
+    target = Target(config)
+    events.clear()
+    monkeypatch.setattr(FakeDraft, "fails_in", "begin to stop draft")
+    with pytest.raises(RuntimeError, match="no luck in begin to stop draft"):
+        target.shutdown()
+    assert events == ["begin to stop draft", "stop target", "stop draft"]
+
+
 def test_draft_of_a_target_that_fails(events, config):
     with pytest.raises(RuntimeError, match="no target") as kept:  # and the executor with it
         FailingTarget(config)

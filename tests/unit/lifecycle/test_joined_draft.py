@@ -60,13 +60,22 @@ class FakeService:
         self.asked: list[type] = []
         self.slept: list[bool] = []
         self._joined: dict[str, SpeculationTable] = {}
-        self._control = ControlServer()
-        handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
-        self._control.listen(endpoint(self.files.run_dir), handlers)
+        self._listen()
         publish(self.files.run_dir, named)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def _listen(self):
+        self._control = ControlServer()
+        handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
+        self._control.listen(endpoint(self.files.run_dir), handlers)
+
+    def start_another(self):
+        """In place of one that is deaf, of whose end those hear that had asked it."""
+        self._control.close()
+        self._listen()
+        self.deaf = False
 
     def start_again(self):
         """As its keeper does it."""
@@ -383,3 +392,23 @@ def test_the_end_of_a_forked_child_is_not_the_engines(service, join):
         os._exit(0)
     assert os.waitpid(child, 0) == (child, 0)
     assert rundir.is_alive(draft._run_dir) and rundir.table_path(draft._run_dir).exists()
+
+
+def test_an_engine_that_is_forgotten_in_its_own_thread(service, join):
+    """Python collects what is forgotten in whatever thread it is about to make an object."""
+    one = service()
+    draft = join()
+    begin(draft)
+    draft._look = lambda _: draft.stop()
+    until(lambda: not draft._run_dir.exists() and not draft._thread.is_alive())
+    assert one.asked == [Join, Leave]
+
+
+def test_one_that_is_ready_too_late(service, join, caplog):
+    """The engine serves without drafts, and then with them."""
+    one = service(loaded=False)
+    draft = join(required=False, start_timeout_s=0.2)
+    begin(draft)
+    one.loaded = True
+    until(lambda: "is back" in said(caplog)[-1])
+    assert lives(draft) and draft._table.draft["restarts"][0] == 1

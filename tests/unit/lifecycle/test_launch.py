@@ -227,6 +227,7 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
     run_dir = made.run_dir
     with pytest.raises(RuntimeError, match="could not be started: ValidationError: Expected"):
         made.wait_ready()
+    made.stop()
     assert not run_dir.exists()
 
 
@@ -240,6 +241,7 @@ def test_a_keeper_that_fails_at_once(monkeypatch, tmp_path):
     made.start()
     with pytest.raises(RuntimeError, match="could not be started: its keeper process ended; see"):
         made.wait_ready()
+    made.stop()
     assert not made.run_dir.exists()
 
 
@@ -296,3 +298,28 @@ def test_a_keeper_knows_for_whom_it_stays(talk, name, kept_for):
     made = talk(b"", name=name)
     spec = msgspec.json.decode((made.run_dir / launch.SPEC_FILE).read_bytes(), type=KeeperSpec)
     assert spec.name == kept_for
+
+
+@pytest.mark.parametrize("name, end", [("drafts", "stop"), ("dp:1", "leave")])
+def test_an_engine_that_is_forgotten_in_the_listener(talk, monkeypatch, name, end):
+    """Python collects what is forgotten in whatever thread it is about to make an object."""
+    made = talk(b'{"ready": "here"}\n', name=name)
+    made.wait_ready()
+    run_dir = made.run_dir
+    monkeypatch.setattr(launch.logger, "error", lambda *_: getattr(made, end)())
+    os.write(talk.keepers[0], b'{"lost": "dead"}\n')
+    until(lambda: made._listener is None)
+    while talk.locks:
+        os.close(talk.locks.pop())
+    until(lambda: not rundir.is_alive(run_dir))
+    rundir.remove(run_dir)
+
+
+def test_an_engine_that_is_forgotten_as_its_keeper_is_started_again(talk, monkeypatch):
+    made = talk(b'{"ready": "here"}\n')
+    (made.run_dir / launch.SPEC_FILE).touch()
+    made.wait_ready()
+    listener = made._listener
+    monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: made.begin_stop())
+    end(talk.keepers[0])
+    until(lambda: not listener.is_alive())

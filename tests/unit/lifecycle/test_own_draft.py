@@ -4,9 +4,11 @@ parallel group. The draft does nothing but say that it lives."""
 import gc
 import logging
 import os
+import socket
 import threading
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +16,17 @@ import pytest
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.sentences import one_sentence
 from tests.unit.lifecycle.test_joined_draft import FakeService, begin, lives, said, until
-from vllm_ssd.lifecycle import draft_device, joined_draft, own_draft
+from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from vllm_ssd.lifecycle import draft_device, joined_draft, keeper, launch, own_draft
+from vllm_ssd.lifecycle.keeper import Keeper
 from vllm_ssd.lifecycle.own_draft import OwnDraft
 from vllm_ssd.lifecycle.own_table import engines_of
+from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
 from vllm_ssd.protocol import FOR_GOOD
-from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import Join, Leave
 
-NAME = "dp:1-a"
+NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, too
 
 
 class FakeLauncher:
@@ -54,7 +59,6 @@ class FakeLauncher:
     def wait_ready(self):
         self.given_up, self.service.loaded = bool(self.fails), not self.fails
         if self.fails and self.config.required:
-            self.stop()
             raise RuntimeError(f"SSD: the draft could not be started: {self.fails}")
 
     def begin_stop(self):
@@ -158,6 +162,37 @@ def test_it_ends_with_the_last_one(launchers, group, first):
     assert launcher.service.asked.count(Leave) == 2 and engines_of(NAME) == []
 
 
+def test_a_group_that_follows_another_one(launchers, group):
+    """Offline, in the same processes and under the same name: its first engine starts while one of
+    the former group has not ended."""
+    former = group()
+    begin_all(former)
+    former[0].stop()
+    first, second = group()
+    begin(first)
+    former[1].stop()
+    begin(second)
+    (launcher,) = launchers
+    assert lives(first) and lives(second) and launcher.service.engines == 2
+    first.stop()
+    second.stop()
+    with pytest.raises(ValueError):
+        find_all(NAME)
+
+
+def test_a_service_that_ends_is_waited_for(launchers, group):
+    """It has no engines, and its keeper takes its time."""
+    former = FakeService(loaded=False, named=DraftName(NAME, {}))
+    (first, _) = group()
+    start = threading.Thread(target=begin, args=(first,))
+    start.start()
+    start.join(0.2)
+    assert start.is_alive() and not launchers
+    former.end()
+    start.join()
+    assert lives(first) and len(launchers) == 1
+
+
 def test_one_engine_and_its_draft(launchers, group, caplog):
     """It is started, lost and back, sleeps and wakes up, and ends with the engine. Of losses and
     returns the launcher tells."""
@@ -193,6 +228,22 @@ def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, 
     service.deaf = False
     thread.join()
     assert service.slept[-1]
+
+
+def test_a_draft_that_dies_as_it_is_told_to_sleep(launchers, group):
+    """The next one is told, too. One that hangs is told, and then killed."""
+    (draft,) = group(1)
+    begin(draft)
+    service = launchers[0].service
+    service.die()
+    until(lambda: not lives(draft))
+    service.deaf = True
+    thread = threading.Thread(target=draft.sleep)
+    thread.start()
+    thread.join(0.3)  # until it has a connection
+    service.start_another()
+    thread.join()
+    assert service.slept == [True]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["lost for good", "never there"])
@@ -297,3 +348,55 @@ def test_each_target_has_its_own_cores(launchers, group, monkeypatch):
         assert name not in os.environ
     (launcher,) = launchers
     assert launcher.device.cores == [4]
+
+
+class Loading:
+    """What a keeper has of a draft that is never loaded."""
+
+    def __init__(self, *_):
+        pass
+
+    def start(self, again):
+        pass
+
+    def result(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def test_a_draft_that_is_not_ready_in_time_ends_with_the_engine(monkeypatch):
+    """The engine's end waits for the keeper, which stays as long as the engine is there."""
+    from vllm import platforms
+
+    def start(command, pass_fds, **_):
+        channel, *locks = map(os.dup, pass_fds)
+
+        def keep():
+            Keeper(Path(command[3]), socket.socket(fileno=channel), again=False).run()
+            for lock in locks:
+                os.close(lock)
+
+        threading.Thread(target=keep).start()
+
+    def spec(_, run_dir, device, platform, name):
+        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
+        server = ServerSpec(run_dir, model, DraftPolicy(2, (1, 1, 1), True, 64), [], {})
+        return KeeperSpec(server, 60.0, 0, name)
+
+    monkeypatch.setattr(platforms, "current_platform", gpus(4))
+    monkeypatch.setattr(launch.subprocess, "run", start)
+    monkeypatch.setattr(launch, "make_keeper_spec", spec)
+    monkeypatch.setattr(launch, "STOP_S", 10.0)
+    monkeypatch.setattr(keeper, "DraftActor", Loading)
+    config = engine(parallel(1), start_timeout_s=0.2)
+    config.speculative_config.own_draft = NAME
+    draft = OwnDraft(config)
+    draft.start()
+    draft.workers_started()
+    with pytest.raises(RuntimeError, match=r"was not ready within 0\.2 s"):
+        draft.wait_ready()
+    draft.stop()
+    with pytest.raises(ValueError):
+        find_all(f"{NAME}/0")

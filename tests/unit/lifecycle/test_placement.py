@@ -44,8 +44,8 @@ def test_the_draft_that_engines_start_has_one_name_for_all_of_them():
     """And another one for others."""
     served = SimpleNamespace(data_parallel_rank_local=None)
     for engines in (1, 2):
-        assert own_draft_name(engines, served).startswith(f"own:{os.getpid()}-")
-        assert own_draft_name(engines, served) != own_draft_name(engines, served)
+        assert own_draft_name(engines, served, {}).startswith(f"own:{os.getpid()}-")
+        assert own_draft_name(engines, served, {}) != own_draft_name(engines, served, {})
     ports = [
         SimpleNamespace(
             data_parallel_rank_local=1,
@@ -54,9 +54,10 @@ def test_the_draft_that_engines_start_has_one_name_for_all_of_them():
         )
         for port in (29500, 29500, 29501)
     ]
-    one, same, other = (own_draft_name(2, offline) for offline in ports)
+    one, same, other = (own_draft_name(2, offline, {"k": 2, "f": 1}) for offline in ports)
     assert one == same != other and is_own_draft(one)
-    assert own_draft_name(1, ports[0]) != own_draft_name(1, ports[0]), "they do not meet"
+    assert one == own_draft_name(2, ports[0], {"f": 1, "k": 2}) != own_draft_name(2, ports[0], {})
+    assert own_draft_name(1, ports[0], {}) != own_draft_name(1, ports[0], {}), "they do not meet"
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,8 @@ class PlacedDraft:
             addresses = self._wait_for(serving, "the draft on %s, which is loaded there", node)
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
+        except self._ray.exceptions.RayError as error:  # its node is lost, for example
+            raise ValueError(sentence(error)) from error
         self._keys = msgspec.structs.replace(keys, addresses=addresses)
         write_keys(self._args.key_file, self._keys)
         self._serving = True
