@@ -7,7 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.tools.check.findings import Finding, could_start, refusal, screen
+from vllm_ssd.tools.check.findings import (
+    Finding,
+    could_start,
+    refusal,
+    say_wait,
+    summary,
+)
 
 if TYPE_CHECKING:
     from vllm_ssd.lifecycle.draft_device import DraftDevice
@@ -40,24 +46,27 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     """Print the screen; returns the process's exit status. further: arguments for vLLM."""
     if args.target is None and (further or args.draft is not None):
-        print("vllm-ssd check: a draft and vLLM's arguments need a target: name it first")
+        print("vllm-ssd check: TARGET is missing: write it before --draft and vLLM's arguments")
         return 2
     # What vLLM says of configs at each start is not what was asked for here; the rest goes beside
     # the screen.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    findings = list(_look(args, further))
-    print(screen(findings))
+    findings = []
+    for finding in _look(args, further):
+        print(finding.shown(), flush=True)
+        findings.append(finding)
+    print(f"\n{summary(findings)}")
     return 0 if could_start(findings) else 1
 
 
 def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]:
     from vllm_ssd.tools.check.software import look_at_software
 
-    software = list(look_at_software())
-    yield from software
-    if not could_start(software):
-        return
+    for finding in look_at_software():
+        yield finding
+        if finding.state == "bad":
+            return
     from vllm_ssd.tools.check.host import look_at_memory
 
     yield look_at_memory()
@@ -70,8 +79,7 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
     else:
         from vllm_ssd.tools.check.engine import look_at_engine, parse_engine
 
-        found, asked = look_at_engine(parse_engine(args.target, args.draft, further))
-        yield from found
+        asked = yield from look_at_engine(parse_engine(args.target, args.draft, further))
         if asked is None:
             return
         subject = asked
@@ -149,7 +157,7 @@ def _try_gpus(
 
     from vllm_ssd.lifecycle.placement import gpu_environment, target_gpus
     from vllm_ssd.protocol.pages import REMEDY
-    from vllm_ssd.tools.check.device_trial import Trial, try_gpu
+    from vllm_ssd.tools.check.device_trial import LIMIT_S, Trial, try_gpu
     from vllm_ssd.tools.check.devices import (
         failed_trial,
         look_at_backends,
@@ -157,8 +165,10 @@ def _try_gpus(
         look_at_reach,
     )
 
+    limit = f"at most {LIMIT_S:g} s, most of it to compile kernels that no cache has"
     name = f"GPU {device.gpu}"
     trial = Trial(subject.heads, subject.backends, all_backends, table)
+    say_wait(f"trying the draft's {name}: {limit}")
     report = try_gpu(trial, device.environment)
     if isinstance(report, str):
         yield failed_trial(name, report)
@@ -174,6 +184,7 @@ def _try_gpus(
     if first != device.gpu:
         name = f"GPU {first}"
         environment = gpu_environment(first, current_platform.is_rocm())
+        say_wait(f"trying the target's {name}: {limit}")
         report = try_gpu(Trial(subject.heads, table=table), environment)
         if isinstance(report, str):
             yield failed_trial(name, report)

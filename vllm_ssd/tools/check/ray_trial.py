@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vllm_ssd.lifecycle import own_ray
 from vllm_ssd.lifecycle.launch import absolute_paths
-from vllm_ssd.tools.check.findings import Finding
+from vllm_ssd.tools.check.findings import Finding, say_wait
 
 LIMIT_S = 120.0
 
@@ -34,6 +34,7 @@ class RayTrial:
 
     def finding(self) -> Finding:
         """What has become of it, ``LIMIT_S`` seconds from now at the latest."""
+        say_wait(f"starting the draft's Ray: at most {LIMIT_S:g} s")
         try:
             said, errors = self._process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 
 from vllm_ssd import __version__
-from vllm_ssd.tools.check.findings import Finding, refusal
+from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
 
 _GROUP, _PLUGIN = "vllm.general_plugins", "ssd"
 
@@ -24,6 +24,7 @@ def look_at_software() -> Iterator[Finding]:
 
 
 def _look_at_vllm() -> Finding:
+    say_wait("importing torch and vLLM: about 20 s")
     try:
         import torch
         import vllm
@@ -32,7 +33,8 @@ def _look_at_vllm() -> Finding:
             "bad",
             "vLLM",
             f"cannot be imported ({error})",
-            'install "vllm-ssd[cuda]" or "[cpu]" from the checkout; on ROCm see docs/rocm.md',
+            'in a checkout of vllm-ssd: pip install ".[cuda]" for NVIDIA GPUs, "make setup" for '
+            "CPUs, docker/setup_rocm.sh for AMD GPUs (docs/installation.md)",
         )
     return Finding(
         "ok",

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ssd import __version__
+from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, search, speedup
-from vllm_ssd.tools.tune.measure import PROMPTS, Failed, Measurer, say
+from vllm_ssd.tools.tune.measure import PROMPTS, Failed, Measurer
 from vllm_ssd.tools.tune.prompts import BUILT_IN, read_prompts
 from vllm_ssd.tools.tune.report import report
 
@@ -131,7 +132,7 @@ def _check_candidates(args: argparse.Namespace, further: Sequence[str]) -> tuple
             raise ValueError("options of ssd are in parts: write --speculative-config '{...}'")
         options = {**args.speculative_config, **parsed, "k": max(args.k), "f": max(args.f)}
         engine.speculative_config = options
-        for finding in look_at_engine(engine)[0]:
+        for finding in look_at_engine(engine):
             if finding.state == "bad":
                 remedy = f": {finding.remedy}" if finding.remedy else ""
                 raise ValueError(f"{finding.fact}{remedy}")

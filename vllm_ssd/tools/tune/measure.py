@@ -19,6 +19,7 @@ from urllib.request import urlopen
 import msgspec
 import psutil
 
+from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.tune.candidates import Candidate, Figures, Outcome
 
 PROMPTS = "prompts.jsonl"  # in the folder of results
@@ -151,8 +152,3 @@ def _rounds(url: str) -> Counter[str]:
 
 def _read(saved: Path) -> Figures:
     return msgspec.convert(json.loads(saved.read_text()), Figures)
-
-
-def say(text: str) -> None:
-    """Tell the user what happens, beside the table."""
-    print(text, file=sys.stderr, flush=True)
