@@ -25,7 +25,7 @@ from vllm_ssd.tools.tune.candidates import Candidate, Figures, Outcome
 PROMPTS = "prompts.jsonl"  # in the folder of results
 _VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 _WARM_UPS = 2  # requests of each client
-_END_S = 60.0  # for a server and its draft to end
+END_S = 60.0  # for a server and its draft to end
 _ROUNDS = re.compile(r'^vllm:ssd_rounds_total\{.*result="(\w+)".*\} (\S+)$', re.MULTILINE)
 
 
@@ -130,7 +130,7 @@ def _server(
         with suppress(psutil.NoSuchProcess):
             processes = [process, *process.children(recursive=True)]  # the draft's keeper, too
             process.terminate()
-            for left in psutil.wait_procs(processes, _END_S)[1]:
+            for left in psutil.wait_procs(processes, END_S)[1]:
                 left.kill()
 
 
