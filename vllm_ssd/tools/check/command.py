@@ -19,26 +19,29 @@ if TYPE_CHECKING:
     from vllm_ssd.lifecycle.draft_device import DraftDevice
     from vllm_ssd.tools.check.engine import Subject
 
-_HELP = "whether ssd can start here, with this target and draft, and what to do where it cannot"
-
 
 def add_command(commands: Any) -> None:
     """Add it to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "check",
-        help=_HELP,
+        help="Check whether ssd can start here, and what to do where it cannot.",
+        usage="vllm-ssd check [TARGET] [options] [arguments of vllm serve]",
         allow_abbrev=False,  # what is not known here is vLLM's
-        description=f"Tells {_HELP}. The exit status is 1 if it cannot. Models are not loaded.",
-        epilog="Further arguments are the engine's, as for vllm serve: -tp 4, "
-        "--speculative-config '{..}', ...",
+        description="Checks whether ssd can start on this machine, with these models. No model is "
+        "loaded. It takes about a minute; on a GPU, kernels may compile for minutes. A line that "
+        "is bad has the remedy below it, and the exit status is then 1.",
+        epilog="Further arguments are those of vllm serve: -tp 4, --speculative-config '{...}', "
+        "...",
     )
-    parser.add_argument("target", nargs="?", metavar="TARGET", help="the model to be served")
-    parser.add_argument("--draft", help='"model" of --speculative-config; default: by family')
+    about = "The model to serve. Without it, only the machine is checked."
+    parser.add_argument("target", nargs="?", metavar="TARGET", help=about)
+    about = "The draft model. Default: the one that ssd takes for this target."
+    parser.add_argument("--draft", metavar="DRAFT", help=about)
     parser.add_argument(
         "--all-backends",
         action="store_true",
-        help="try every kind of attention that the draft could have, also after the first that is "
-        "right; FlashInfer may compile for minutes",
+        help="Try every attention backend that the draft can have. Otherwise the check stops at "
+        "the first that computes correctly, which is the one that ssd uses.",
     )
     parser.set_defaults(run=run, takes_further=True)
 

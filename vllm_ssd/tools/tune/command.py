@@ -20,14 +20,12 @@ from vllm_ssd.tools.tune.measure import END_S, PROMPTS, Failed, Measurer
 from vllm_ssd.tools.tune.prompts import AS_TEXT, BUILT_IN, has_chat_template, read_prompts
 from vllm_ssd.tools.tune.report import report
 
-_HELP = "find the draft, k and f that serve your prompts best, or that plain vLLM does"
-
 
 def add_command(commands: Any) -> None:
     """Add it to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "tune",
-        help=_HELP,
+        help="Find the draft, k and f that serve your prompts best, or that plain vLLM does.",
         usage="vllm-ssd tune TARGET [options] [arguments of vllm serve]",
         allow_abbrev=False,  # what is not known here is vLLM's
         description="Measures plain vLLM, then ssd with each draft, k and f in turn, on this "
