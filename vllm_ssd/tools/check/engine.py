@@ -80,7 +80,9 @@ def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         return None
     target, parallel = plain.model_config, plain.parallel_config
     options: Any = args.speculative_config
-    about_target = f"{args.model} ({target.get_vocab_size()} tokens, up to {target.max_model_len})"
+    about_target = (
+        f"{args.model} ({target.get_vocab_size()} tokens, texts up to {target.max_model_len})"
+    )
     name = "target"
     try:
         check_target(args, target, parallel)
@@ -101,7 +103,7 @@ def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     runner = "V2" if complete.use_v2_model_runner else "V1"
     yield Finding("ok", "model runner", runner)
     if config.draft_server is not None:
-        fact = f"{config.draft_server}, which runs and has tried its device itself"
+        fact = f"{config.draft_server} is running, on a device that was checked at its start"
         yield Finding("ok", "draft server", fact)
         return None
     with _warnings() as said:
@@ -129,7 +131,7 @@ def _config(args: EngineArgs) -> VllmConfig:
 def _vllms_own(name: str, what: str, error: Exception) -> Finding:
     """A refusal that is not ssd's; its remedy is in what it says, if anywhere."""
     fact = f"vLLM does not take {what} ({first_sentence(error)})"
-    return Finding("bad", name, fact, "correct what vLLM names, and see that it serves without ssd")
+    return Finding("bad", name, fact, "change what vLLM names, until vllm serve starts without ssd")
 
 
 def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
@@ -138,7 +140,7 @@ def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
     yield Finding("ok", "draft", fact)
     sizes = target.get_vocab_size(), draft.get_vocab_size()
     both = f"{sizes[0]} tokens" if len(set(sizes)) == 1 else f"{sizes[0]} and {sizes[1]} tokens"
-    yield Finding("ok", "vocabularies", f"{both}, in which the same ids are the same text")
+    yield Finding("ok", "vocabularies", f"{both}, and each id means the same text in both models")
 
 
 def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:

@@ -42,13 +42,12 @@ class RayTrial:
             said, errors = "", f"it takes longer than {LIMIT_S:g} s"
         if self._process.returncode == 0:
             return Finding("ok", "Ray", said.strip())
-        reason = (errors.strip().splitlines() or ["it ended without a word"])[-1]
+        reason = (errors.strip().splitlines() or ["it said nothing"])[-1]
         return Finding(
             "bad",
             "Ray",
             f"the draft's own Ray does not start ({reason})",
-            "see that the temporary folder (TMPDIR) can be written to, and that processes may "
-            "listen on 127.0.0.1",
+            "make the temporary folder (TMPDIR) writable, and let processes listen on 127.0.0.1",
         )
 
     def end(self) -> None:

@@ -55,7 +55,7 @@ def _look_at_platform() -> Finding:
             "bad",
             "platform",
             "vLLM finds no device that it was built for",
-            "see that nvidia-smi or rocm-smi shows GPUs here, or install vLLM for CPUs",
+            "make nvidia-smi or rocm-smi show GPUs here, or install vLLM for CPUs",
         )
     checks: tuple[Callable[[], None], ...] = (check_host, check_vllm)
     for check in checks:
@@ -72,9 +72,7 @@ def _look_at_functions() -> Finding:
 
     changed = changed_functions()
     if not changed:
-        return Finding(
-            "ok", "functions", "those that ssd replaces are as in a vLLM it was made for"
-        )
+        return Finding("ok", "functions", "this vLLM has those that ssd was written to replace")
     return Finding(
         "note",
         "functions",
@@ -90,7 +88,7 @@ def _look_at_plugin() -> Finding:
             "bad",
             "plugin",
             "its entry point is not installed, so that vLLM does not know method 'ssd'",
-            'install the package itself: pip install -e "." in the checkout',
+            'run pip install "." in a checkout of vllm-ssd',
         )
     if chosen is not None and _PLUGIN not in chosen.split(","):
         return Finding(

@@ -137,13 +137,15 @@ def _json(text: str) -> Any:
 def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the process's exit status."""
     if not re.match(NAME, args.name):
-        return _refuse(f"--name {args.name!r} has other characters than letters, digits, . _ and -")
+        return _refuse(
+            f"--name {args.name!r} must consist of letters, digits, . _ and -: change it"
+        )
     if (args.listen or args.ray_address) and args.key_file is None:
-        return _refuse("--listen and --ray-address need a --key-file: name one")
+        return _refuse("--listen and --ray-address need a key file: add --key-file FILE")
     if args.key_file is not None and not (args.listen or args.ray_address):
         return _refuse("--key-file is for engines on other nodes: add --listen or --ray-address")
     if args.ray_labels and not args.ray_address:
-        return _refuse("--ray-labels is about a Ray cluster: name it as --ray-address")
+        return _refuse("--ray-labels needs a Ray cluster: add --ray-address ADDRESS")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _serve_placed(args) if args.ray_address else _serve_here(args)

@@ -93,7 +93,9 @@ class Measurer:
             )
             complete = done.returncode == 0 and _read(part).completed == requests
         if not complete:
-            raise Failed(f"not all answers to {clients} clients came, or not in time: see {log}")
+            raise Failed(
+                f"vllm bench serve failed or took too long with {clients} clients: see {log}"
+            )
         rounds = _rounds(url) - before
         told = json.loads(part.read_text())
         told["ssd_hit_rate"] = rounds["hit"] / rounds.total() if rounds else None
@@ -121,9 +123,9 @@ def _server(
         url = f"http://127.0.0.1:{port}"
         while not _answers(url):
             if process.poll() is not None:
-                raise Failed(f"its server ended at its start: see {log}")
+                raise Failed(f"its server ended before it was ready: see {log}")
             if time.monotonic() > deadline:
-                raise Failed(f"its server was not up in time: see {log}")
+                raise Failed(f"its server was not ready within --limit: see {log}")
             time.sleep(1)
         yield url
     finally:

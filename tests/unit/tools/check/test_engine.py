@@ -59,7 +59,7 @@ def test_a_pair_that_fits(models, monkeypatch):
     [
         (["-pp", "2"], "target", "--tensor-parallel-size"),
         (["--speculative-config", '{"draft_device": "4000"}'], "draft's device", "choose from"),
-        (["--max-model-len", "100000"], "target", "see that it serves without ssd"),
+        (["--max-model-len", "100000"], "target", "until vllm serve starts without ssd"),
     ],
 )
 def test_what_a_start_would_refuse(models, further, name, remedy):
