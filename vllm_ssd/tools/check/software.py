@@ -72,7 +72,7 @@ def _look_at_functions() -> Finding:
 
     changed = changed_functions()
     if not changed:
-        return Finding("ok", "functions", "this vLLM has those that ssd was written to replace")
+        return Finding("ok", "functions", "those of vLLM that ssd replaces are unchanged")
     return Finding(
         "note",
         "functions",
