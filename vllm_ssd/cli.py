@@ -1,4 +1,4 @@
-"""``vllm-ssd``: looks at running engines, checks machines, measures drafts, and shares one."""
+"""The command ``vllm-ssd``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from vllm_ssd.tools.tune import command as tune
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the process's exit status."""
-    parser = argparse.ArgumentParser(prog="vllm-ssd", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="vllm-ssd",
+        description="Tools for vLLM with the speculative method 'ssd'.",
+        epilog="Each command has its own help: vllm-ssd check --help. To serve with ssd: "
+        'vllm serve TARGET --speculative-config \'{"method":"ssd"}\'',
+    )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command in (stats, check, tune, draft):
+    commands = parser.add_subparsers(
+        dest="command", required=True, title="commands", metavar="COMMAND"
+    )
+    for command in (check, tune, stats, draft):
         command.add_command(commands)
     args, further = parser.parse_known_args(arguments)
     if further and not hasattr(args, "takes_further"):

@@ -113,7 +113,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(busy_pair, s
         ({"k": 5}, f"k is 5 in --speculative-config and 3 at the draft server '{NAME}'"),
         (
             {"draft_server": "nobody"},
-            f"no draft server 'nobody' on this machine (there are {NAME})",
+            f"no draft server 'nobody' on this machine (running: {NAME})",
         ),
         ({"draft_device": "1"}, "leave draft_device out"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.harness import wait_for, wait_gone
 from tests.support.starts import ROOT
@@ -23,9 +25,22 @@ ENGINE = "--dtype float32 --enforce-eager --max-num-seqs 4 --max-model-len 256".
 OPTIONS = ["--speculative-config", '{"on_miss": "wait"}']
 
 
-def test_a_draft_is_compared_with_plain_vllm(target, draft, tmp_path):
+@pytest.fixture
+def base_model(target, tmp_path) -> str:
+    """The target without its chat template: a tuning gives it one."""
+    folder = tmp_path / "base"
+    shutil.copytree(target, folder, copy_function=os.symlink)
+    config = folder / "tokenizer_config.json"
+    contents = json.loads(config.read_text())
+    del contents["chat_template"]
+    config.unlink()
+    config.write_text(json.dumps(contents))
+    return str(folder)
+
+
+def test_a_draft_is_compared_with_plain_vllm(base_model, draft, tmp_path):
     """In two calls: the first one is asked to end while the second server is there."""
-    words = ["tune", target, "--draft", draft, "--results", str(tmp_path)]
+    words = ["tune", base_model, "--draft", draft, "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "vllm_ssd.cli", *words, *SMALL, *ENGINE, *OPTIONS]
     path = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path}
@@ -51,7 +66,7 @@ def test_a_draft_is_compared_with_plain_vllm(target, draft, tmp_path):
     assert second.returncode == 0, second.stderr
     assert second.stderr.count("measured before") == 1, "plain vLLM"
     plain, drafted = (
-        json.loads(next(tmp_path.glob(f"*/*{name}-2.json")).read_text())
+        json.loads(next(tmp_path.glob(f"results/*/*{name}-2.json")).read_text())
         for name in ("plain-vLLM", "k=2-f=1")
     )
     assert plain["completed"] == drafted["completed"] == 4

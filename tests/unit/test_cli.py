@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.pages import text_of
 from vllm_ssd import cli
 from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.metrics.report import EngineReport
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.predictions import LookupResult
 from vllm_ssd.tools import stats
@@ -59,14 +62,24 @@ def test_the_status_says_whether_all_drafts_serve(table, capsys):
     assert cli.main(["stats"]) == 0
     text = shown(capsys)
     assert "engine 1" in text and "the model, process 4321" in text
-    assert "process 7, serves" in text and "started again │ 2 times" in text
-    assert "hit │ 100.0%" in text and "KV cache in use │ 25.0%" in text
+    assert "process 7, serves" in text and "restarts │ 2" in text
+    assert "hit: drafts ready at once │ 100.0%" in text and "KV cache in use │ 25.0%" in text
     table.draft["heartbeat"] -= 6_000_000_000
     assert cli.main(["stats"]) == 1
-    assert "process 7, silent, seen 6." in shown(capsys)
+    assert "process 7, silent, last heartbeat 6." in shown(capsys)
     table.draft["heartbeat"] = 0
     assert cli.main(["stats"]) == 1
-    assert "process 7, gone, and started again" in shown(capsys)
+    assert "process 7, lost, being restarted" in shown(capsys)
+
+
+def test_its_page_has_a_line_for_each_row(table):
+    part = (
+        text_of("docs/operations.md").partition("## vllm-ssd stats")[2].partition("## Metrics")[0]
+    )
+    cells = re.findall(r"^\| (`.*?) \|", part, re.M)
+    named = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
+    rows = EngineReport.read(rundir.tables()[0], table).rows()
+    assert named == [label.strip().partition(":")[0] for label, _ in rows]
 
 
 def test_a_draft_server_and_its_engine(tmp_path, monkeypatch, capsys):
@@ -83,7 +96,7 @@ def test_a_draft_server_and_its_engine(tmp_path, monkeypatch, capsys):
     text = shown(capsys)
     assert "draft server drafts" in text and "engine 0" in text
     assert "of each engine, process 4321" in text and text.count("process 7 of drafts") == 2
-    assert "engines │ 3 │ 3" in text
+    assert "engines that share it │ 3 │ 3" in text
     assert cli.main(["stats", "--json"]) == 0
     assert [found["draft_server"] for found in json.loads(capsys.readouterr().out)] == [
         "drafts",

@@ -106,13 +106,16 @@ def test_drafts_end_together(monkeypatch, tmp_path):
     "flags, said",
     [
         ("--k x", "k must be a whole number from 1 to 16, not 'x'"),
-        ("--f [1,2]", "f must be one number, or one for each accepted length"),
+        ("--f [1,2]", "f lists 2 numbers, and k=7 has 8 accepted lengths"),
         ("--device 900", "must be a list of cores that this process may use"),
         ("--device 0-1|1", "--device '0-1|1' has 1 twice: name a device of its own for each"),
-        ("--listen 127.0.0.1:7400", "--listen and --ray-address need a --key-file: name one"),
-        ("--ray-address auto", "--listen and --ray-address need a --key-file: name one"),
+        (
+            "--listen 127.0.0.1:7400",
+            "--listen and --ray-address need a key file: add --key-file FILE",
+        ),
+        ("--ray-address auto", "--listen and --ray-address need a key file: add --key-file FILE"),
         ("--key-file x", "--key-file is for engines on other nodes: add --listen or --ray-address"),
-        ("--ray-labels a=b", "--ray-labels is about a Ray cluster: name it as --ray-address"),
+        ("--ray-labels a=b", "--ray-labels needs a Ray cluster: add --ray-address ADDRESS"),
     ],
 )
 def test_flags_that_will_not_do(start, flags, said):
@@ -138,7 +141,7 @@ def test_each_of_two_drafts_has_an_address(start, monkeypatch, tmp_path):
 def test_a_name_that_is_none(start):
     served, said = start(name="a/b")
     assert not served
-    assert "--name 'a/b' has other characters than letters" in said
+    assert "--name 'a/b' must consist of letters, digits" in said
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ CEILINGS = {
     "metrics": 700,
     "worker": 2050,
     "hooks": 1500,
-    "tools": 2200,
+    "tools": 2350,
 }
 
 

@@ -38,8 +38,8 @@ def check_draft_source(draft: str, revision: str | None) -> None:
         place, fix = "the folder of the draft", "give the folder of a model"
     elif draft.startswith(("/", ".", "~")) or draft.count("/") > 1:
         raise ValueError(
-            f'the draft {draft!r} is not a folder on this machine: correct "model" in '
-            "--speculative-config, where ~ is not expanded"
+            f"the draft {draft!r} is not a folder on this machine: write its whole path as "
+            '"model" in --speculative-config (~ is not expanded)'
         )
     else:
         place, fix = (

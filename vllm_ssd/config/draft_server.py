@@ -52,8 +52,8 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for option in OF_ITS_PROCESS:
         if option in given:
             raise ValueError(
-                f"{option} is about the process of a draft, and with draft_server that runs "
-                f"already: leave {option} out, or start the draft server {name!r} with it"
+                f"{option} is fixed when a draft starts, and the draft server {name!r} runs "
+                f"already: leave {option} out, or give it to 'vllm-ssd draft'"
             )
     for option in COMMON:
         theirs, ours = found.options[option], given.get(option)
@@ -62,7 +62,7 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if ours not in (None, theirs):
             raise ValueError(
                 f"{option} is {ours!r} in --speculative-config and {theirs!r} at the draft server "
-                f"{name!r}, which all its engines have in common: leave {option} out"
+                f"{name!r}, which fixes it for all its engines: leave {option} out"
             )
     # A target with shorter texts is no obstacle to a draft for longer ones.
     common = {**found.options, "max_model_len": None}
@@ -71,5 +71,8 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described_here(name: str) -> DraftName:
     if not re.match(NAME, name):
-        raise ValueError(f"draft_server {name!r} is no --name of a draft: correct it")
+        raise ValueError(
+            f"draft_server {name!r} cannot be the name of a draft server: write the --name that "
+            "'vllm-ssd draft' was started with"
+        )
     return find(name)[1]

@@ -239,8 +239,8 @@ class SSDConfig(SpeculativeConfig):
     def _check_fan_out(self) -> None:
         if len(self.fan_out) != self.k + 1:
             raise ValueError(
-                f"f must be one number, or one for each accepted length from 0 to k, which makes "
-                f"{self.k + 1} with k={self.k}: it lists {len(self.fan_out)}"
+                f"f lists {len(self.fan_out)} numbers, and k={self.k} has {self.k + 1} accepted "
+                f"lengths, 0 to {self.k}: write {self.k + 1} numbers, or one for all"
             )
         if self.max_branches == 0 and self.on_miss == "skip":
             raise ValueError(
@@ -258,15 +258,15 @@ class SSDConfig(SpeculativeConfig):
             if self.draft_top_m is not None or self.saguaro != 1:
                 name = "saguaro" if self.draft_top_m is None else "draft_top_m"
                 raise ValueError(
-                    f"{name} is about drafts that are sampled: leave out draft_sample_method "
-                    f'"greedy" or {name}'
+                    f"{name} does nothing for drafts that are not sampled: leave out "
+                    f'draft_sample_method "greedy" or {name}'
                 )
             return
         most = max(self.fan_out[: self.k])
         if self.saguaro != 1 and not 0 < most < (self.draft_top_m or DEFAULT_TOP_M):
             raise ValueError(
-                f"saguaro moves probability from the predicted bonus tokens to the others of "
-                f"draft_top_m, so f must be above 0 and less than that: it is {self.f}"
+                f"saguaro needs predicted bonus tokens and others, and f={self.f} leaves one kind: "
+                "write an f above 0 and below draft_top_m, or leave saguaro out"
             )
 
     def _add_draft(self) -> None:
@@ -296,7 +296,7 @@ class SSDConfig(SpeculativeConfig):
         except (ValueError, OSError) as error:
             raise ValueError(
                 f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): "
-                'correct it, or name another with "model" in --speculative-config'
+                'change what vLLM names, or name another with "model" in --speculative-config'
             ) from error
         check_draft(draft)
         check_vocabulary(target, draft)

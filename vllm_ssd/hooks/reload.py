@@ -101,7 +101,7 @@ def _run_dir_of_draft(worker: WorkerBase) -> Path:
     run_dir, _ = find(draft_name(worker.vllm_config))
     table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
-        raise ValueError("the draft is lost, see the log: try again when that says that it is back")
+        raise ValueError("the draft is lost: try again when the log says that it is back")
     return run_dir
 
 

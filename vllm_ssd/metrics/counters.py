@@ -99,7 +99,7 @@ class _Acceptance:
             self._said = True
             logger.warning(
                 "SSD: the target accepts %.0f%% of the draft's first tokens, and at the start it "
-                "was %.0f%%: if its weights have changed, have the draft take others with "
+                "was %.0f%%: if its weights have changed, give the draft new ones with "
                 'collective_rpc("reload_draft", args=(path,))',
                 100 * share,
                 100 * self._usual,

@@ -15,18 +15,18 @@ from vllm_ssd.protocol import SpeculationTable, TableOwner
 from vllm_ssd.protocol.heartbeat import heartbeat_age_s
 from vllm_ssd.protocol.service_state import State, state_of
 
-# Kinds of the draft's work, and what is counted of each.
+# Kinds of the draft's work, as rows that count it.
 _WORK = {
-    "prefill": "prompt token",
-    "glue": "glue",
-    "branch": "branch step",
-    "fallback": "fallback step",
+    "prefill": "prompt tokens read",
+    "glue": "glue: predicts outcomes",
+    "branch": "steps over branches",
+    "fallback": "steps after a miss",
 }
 _STATES = {
     State.LOADING: "loading",
     State.SERVING: "serves",
     State.ASLEEP: "asleep",
-    State.LOST: "gone, and started again",
+    State.LOST: "lost, being restarted",
     State.GONE: "lost for good",
 }
 
@@ -83,43 +83,39 @@ class EngineReport:
         }
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """For people: labels and values."""
+        """For people: labels, and values with their units."""
         counted, of_rounds = self.counted, rates(self.counted)
         rounds = max(counted["rounds"], 1)
         owner = self.owner
         yield "target", f"{owner.model or 'of each engine'}, process {owner.pid}"
         whose = f" of {owner.named_by_user}" if owner.named_by_user else ""
         yield "draft", f"process {counted['pid']}{whose}, {self._state()}"
-        yield "  engines", str(counted["joined"])
+        yield "  engines that share it", str(counted["joined"])
         link_us = counted["link_us"]
-        yield "  there and back", f"{link_us / 1000:.2f} ms" if link_us else "on this node"
-        yield "  started again", f"{counted['restarts']} times"
-        if self.heartbeat_age_s is None:
-            yield "  requests", "none"
-            yield "  KV cache in use", "none"
-        else:
-            yield "  requests", str(counted["live"])
-            yield "  KV cache in use", f"{self._kv_usage():.1%}"
+        yield "  network round trip", f"{link_us / 1000:.2f} ms" if link_us else "none: same node"
+        yield "  restarts", str(counted["restarts"])
+        away = self.heartbeat_age_s is None
+        yield "  requests it drafts for", "none" if away else str(counted["live"])
+        yield "  KV cache in use", "none" if away else f"{self._kv_usage():.1%}"
         yield "  busy", f"{self._busy():.0%} of the time"
-        for kind, unit in _WORK.items():
+        for kind, label in _WORK.items():
             done = counted[kind]
             mean_ms = counted[f"{kind}_us"] / max(done, 1) / 1000
-            yield f"  {unit}s", f"{done}, {mean_ms:.2f} ms each"
-        yield "  branches a round", f"{counted['branches'] / max(counted['planned'], 1):.1f}"
+            yield f"  {label}", f"{done}, {mean_ms:.2f} ms each"
+        branches = counted["branches"] / max(counted["planned"], 1)
+        yield "  branches", f"{branches:.1f} per request and round"
         yield "rounds", str(counted["rounds"])
-        for name in ("hit", "miss", "late"):
-            yield f"  {name}", f"{of_rounds[name]:.1%}"
-        yield "  without drafts", str(counted["off"])
-        yield "  ready at the first look", f"{_mean(counted['ready']):.2f}"
-        yield "  waited", f"{of_rounds['wait_ms']:.2f} ms"
-        yield "  waits that timed out", str(counted["timeouts"])
-        yield "  drafts given", f"{counted['drafts'] / rounds:.2f}"
-        verified = sum(counted["verified"])
-        yield (
-            "  drafts accepted",
-            f"{sum(counted['taken']) / max(verified, 1):.1%} of verified ones",
-        )
-        yield "  tokens", f"{of_rounds['tokens_per_round']:.2f}"
+        yield "  hit: drafts ready at once", f"{of_rounds['hit']:.1%} of rounds"
+        yield "  miss: outcome not predicted", f"{of_rounds['miss']:.1%} of rounds"
+        yield "  late: drafts not ready", f"{of_rounds['late']:.1%} of rounds"
+        yield "  off: plain decoding was faster", f"{counted['off']} rounds"
+        yield "  draft tokens ready at once", f"{_mean(counted['ready']):.2f} per round"
+        yield "  wait for drafts", f"{of_rounds['wait_ms']:.2f} ms per round"
+        yield "  waits that timed out", f"{counted['timeouts']} requests"
+        yield "  draft tokens given", f"{counted['drafts'] / rounds:.2f} per round"
+        accepted = sum(counted["taken"]) / max(sum(counted["verified"]), 1)
+        yield "  draft tokens accepted", f"{accepted:.1%} of those verified"
+        yield "  tokens generated", f"{of_rounds['tokens_per_round']:.2f} per round"
 
     @property
     def title(self) -> str:
@@ -131,7 +127,7 @@ class EngineReport:
     def _state(self) -> str:
         if self.heartbeat_age_s is None:
             return _STATES[self.state]
-        seen = f"seen {self.heartbeat_age_s:.1f} s ago"
+        seen = f"last heartbeat {self.heartbeat_age_s:.1f} s ago"
         return f"serves, {seen}" if self.serves else f"silent, {seen}"
 
     @property

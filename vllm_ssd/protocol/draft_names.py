@@ -58,10 +58,10 @@ def find_all(name: str) -> list[tuple[Path, DraftName]]:
     if found:
         return found
     names = {about.name for _, about in published if re.match(NAME, about.name)}
-    others = f"there are {', '.join(sorted(names))}" if names else "there is none"
+    others = f"running: {', '.join(sorted(names))}" if names else "none is running"
     raise ValueError(
         f"this user has no draft server {name!r} on this machine ({others}): start it with "
-        f"'vllm-ssd draft MODEL --name {name}', or correct draft_server"
+        f"'vllm-ssd draft MODEL --name {name}', or write another name as draft_server"
     )
 
 

@@ -110,7 +110,10 @@ class SpeculationTable:
             raise ValueError(f"{path} is not a speculation table")
         header = np.frombuffer(pages, dtype=header_dtype, count=1)[0]
         if header["magic"] != MAGIC or header["version"] != VERSION:
-            raise ValueError(f"{path} is not a speculation table of version {VERSION}")
+            raise ValueError(
+                f"{path} is not a speculation table of version {VERSION}: it belongs to another "
+                "version of vllm-ssd"
+            )
         sizes = ("slots", "k", "branches", "tail", "top_m")
         shape = TableShape(*(int(header[name]) for name in sizes))
         if len(pages) < cls.size_of(shape):

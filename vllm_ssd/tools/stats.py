@@ -21,22 +21,22 @@ NOBODY = "no engine with method ssd is running under this user"
 
 def add_command(commands: Any) -> None:
     """Add it to the subparsers of ``vllm-ssd``."""
-    about = "what this user's running engines have counted since their start"
+    about = "Show what this user's running engines have counted since their start."
     parser = commands.add_parser(
         "stats",
         help=about,
-        description=f"{about}. The exit status is 0 if there are some and every draft serves.",
+        description=f"{about} There is a column for each engine and each shared draft. The exit "
+        "status is 0 if there are engines and all their drafts serve.",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="as JSON, with all counters")
+    how.add_argument("--json", action="store_true", help="Print JSON with all counters.")
     how.add_argument(
         "--live",
         type=_seconds,
         nargs="?",
         const=1.0,
         metavar="SECONDS",
-        help="look again every SECONDS, 1 if not given, and show what came since the last look, "
-        "until Ctrl-C",
+        help="Every SECONDS, show what was counted since the last time, until Ctrl-C. Default: 1.",
     )
     parser.set_defaults(run=run)
 

@@ -20,8 +20,8 @@ def test_f(refusal, value):
 
 def test_f_of_the_wrong_length(refusal):
     said = refusal(k=3, f=[1, 2, 3])
-    assert "one for each accepted length" in said
-    assert "makes 4 with k=3: it lists 3" in said
+    assert "f lists 3 numbers, and k=3 has 4 accepted lengths" in said
+    assert said.endswith("write 4 numbers, or one for all")
 
 
 def test_too_many_branches(refusal):
@@ -77,7 +77,7 @@ def test_sampled_drafts(make, refusal):
         said = refusal(
             draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
         )
-        assert f"f must be above 0 and less than that: it is {f}" in said
+        assert f"f={f} leaves one kind: write an f above 0 and below draft_top_m" in said
 
 
 def test_attention_that_needs_a_gpu(refusal, monkeypatch):

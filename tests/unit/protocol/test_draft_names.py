@@ -76,5 +76,5 @@ def test_a_service_of_another_version_is_none(start):
 def test_those_that_are_there_are_listed(start):
     for name in ("two", "dp:1", "one"):
         publish(start()[0], DraftName(name, {}))
-    with pytest.raises(ValueError, match=r"\(there are (?!.*dp).*one, .*two"):
+    with pytest.raises(ValueError, match=r"\(running: (?!.*dp).*one, .*two"):
         find("three")

@@ -7,32 +7,41 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.tools.check.findings import Finding, could_start, refusal, screen
+from vllm_ssd.tools.check.findings import (
+    Finding,
+    could_start,
+    refusal,
+    say_wait,
+    summary,
+)
 
 if TYPE_CHECKING:
     from vllm_ssd.lifecycle.draft_device import DraftDevice
     from vllm_ssd.tools.check.engine import Subject
-
-_HELP = "whether ssd can start here, with this target and draft, and what to do where it cannot"
 
 
 def add_command(commands: Any) -> None:
     """Add it to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "check",
-        help=_HELP,
+        help="Check whether ssd can start here, and what to do where it cannot.",
+        usage="vllm-ssd check [TARGET] [options] [arguments of vllm serve]",
         allow_abbrev=False,  # what is not known here is vLLM's
-        description=f"Tells {_HELP}. The exit status is 1 if it cannot. Models are not loaded.",
-        epilog="Further arguments are the engine's, as for vllm serve: -tp 4, "
-        "--speculative-config '{..}', ...",
+        description="Checks whether ssd can start on this machine, with these models. No model is "
+        "loaded. It takes about a minute; on a GPU, kernels may compile for minutes. A line that "
+        "is bad has the remedy below it, and the exit status is then 1.",
+        epilog="Further arguments are those of vllm serve: -tp 4, --speculative-config '{...}', "
+        "...",
     )
-    parser.add_argument("target", nargs="?", metavar="TARGET", help="the model to be served")
-    parser.add_argument("--draft", help='"model" of --speculative-config; default: by family')
+    about = "The model to serve. Without it, only the machine is checked."
+    parser.add_argument("target", nargs="?", metavar="TARGET", help=about)
+    about = "The draft model. Default: the one that ssd takes for this target."
+    parser.add_argument("--draft", metavar="DRAFT", help=about)
     parser.add_argument(
         "--all-backends",
         action="store_true",
-        help="try every kind of attention that the draft could have, also after the first that is "
-        "right; FlashInfer may compile for minutes",
+        help="Try every attention backend that the draft can have. Otherwise the check stops at "
+        "the first that computes correctly, which is the one that ssd uses.",
     )
     parser.set_defaults(run=run, takes_further=True)
 
@@ -40,24 +49,27 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     """Print the screen; returns the process's exit status. further: arguments for vLLM."""
     if args.target is None and (further or args.draft is not None):
-        print("vllm-ssd check: a draft and vLLM's arguments need a target: name it first")
+        print("vllm-ssd check: TARGET is missing: write it before --draft and vLLM's arguments")
         return 2
     # What vLLM says of configs at each start is not what was asked for here; the rest goes beside
     # the screen.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    findings = list(_look(args, further))
-    print(screen(findings))
+    findings = []
+    for finding in _look(args, further):
+        print(finding.shown(), flush=True)
+        findings.append(finding)
+    print(f"\n{summary(findings)}")
     return 0 if could_start(findings) else 1
 
 
 def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]:
     from vllm_ssd.tools.check.software import look_at_software
 
-    software = list(look_at_software())
-    yield from software
-    if not could_start(software):
-        return
+    for finding in look_at_software():
+        yield finding
+        if finding.state == "bad":
+            return
     from vllm_ssd.tools.check.host import look_at_memory
 
     yield look_at_memory()
@@ -70,8 +82,7 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
     else:
         from vllm_ssd.tools.check.engine import look_at_engine, parse_engine
 
-        found, asked = look_at_engine(parse_engine(args.target, args.draft, further))
-        yield from found
+        asked = yield from look_at_engine(parse_engine(args.target, args.draft, further))
         if asked is None:
             return
         subject = asked
@@ -149,7 +160,7 @@ def _try_gpus(
 
     from vllm_ssd.lifecycle.placement import gpu_environment, target_gpus
     from vllm_ssd.protocol.pages import REMEDY
-    from vllm_ssd.tools.check.device_trial import Trial, try_gpu
+    from vllm_ssd.tools.check.device_trial import LIMIT_S, Trial, try_gpu
     from vllm_ssd.tools.check.devices import (
         failed_trial,
         look_at_backends,
@@ -157,8 +168,10 @@ def _try_gpus(
         look_at_reach,
     )
 
+    limit = f"at most {LIMIT_S:g} s, most of it to compile kernels that no cache has"
     name = f"GPU {device.gpu}"
     trial = Trial(subject.heads, subject.backends, all_backends, table)
+    say_wait(f"trying the draft's {name}: {limit}")
     report = try_gpu(trial, device.environment)
     if isinstance(report, str):
         yield failed_trial(name, report)
@@ -174,6 +187,7 @@ def _try_gpus(
     if first != device.gpu:
         name = f"GPU {first}"
         environment = gpu_environment(first, current_platform.is_rocm())
+        say_wait(f"trying the target's {name}: {limit}")
         report = try_gpu(Trial(subject.heads, table=table), environment)
         if isinstance(report, str):
             yield failed_trial(name, report)

@@ -28,7 +28,7 @@ def failed_trial(device: str, words: str) -> Finding:
         "bad",
         "device",
         f"{device} cannot be used ({words})",
-        "see that no other process has it for itself, and that the driver fits this torch",
+        "end processes that use it exclusively, or install a driver that fits this torch",
     )
 
 
@@ -54,7 +54,7 @@ def look_at_memory(device: str, report: Report, need: DraftMemory | None) -> Ite
         yield Finding(
             "note",
             "draft's memory",
-            f"{fact}, for which there are {gib(cache)}: with many long requests at once some have "
+            f"{fact}, of which {gib(cache)} have room: with many long requests at once, some get "
             "no drafts",
             "lower --max-num-seqs or max_model_len in --speculative-config",
         )
@@ -81,10 +81,12 @@ def look_at_backends(
                 "bad" if used is None else "note",
                 "attention",
                 f"{each.backend} {each.fault}",
-                'write "tree_backend": "sdpa"' if used is None else f"none: {used} is used instead",
+                'write "tree_backend": "sdpa"'
+                if used is None
+                else f"nothing to do: {used} is used instead",
             )
     for backend in backends[len(tried) :]:
-        fact = f"{backend}: not tried, as {used} is used; --all-backends has it tried"
+        fact = f"{backend}: not tried because {used} is used; --all-backends tries it"
         yield Finding("ok", "attention", fact)
     for name, why in left_out:
         yield Finding("ok", "attention", f"{name} {why}: not used")
@@ -95,7 +97,7 @@ def look_at_reach(whose: str, device: str, report: Report, remedy: str) -> Findi
     does not need to, as a draft whose programs are no CUDA graphs."""
     name = f"{whose}'s table"
     if report.out_of_reach is None:
-        return Finding("ok", name, f"{device} looks in {report.look_ns} ns, and its atomics arrive")
+        return Finding("ok", name, f"{device} reads it in {report.look_ns} ns and can write to it")
     fact = f"{device} cannot reach it ({report.out_of_reach})"
     if remedy:
         return Finding("bad", name, fact, remedy)

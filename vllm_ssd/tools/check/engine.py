@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -18,7 +18,7 @@ from vllm_ssd.lifecycle.server_spec import make_keeper_spec
 from vllm_ssd.protocol import TableShape
 from vllm_ssd.tools.check.device_trial import Heads
 from vllm_ssd.tools.check.devices import DraftMemory
-from vllm_ssd.tools.check.findings import Finding, refusal
+from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, VllmConfig
@@ -51,61 +51,67 @@ def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> Engi
     """The arguments of ``vllm serve TARGET`` with method ssd; ends the process with vLLM's usage
     line if they are none. draft: goes before the model in --speculative-config."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(
-        prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [engine arguments of vllm serve]"
+        prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [arguments of vllm serve]"
     )
     words = ["--model", target, *further]
-    args: EngineArgs = AsyncEngineArgs.from_cli_args(
-        AsyncEngineArgs.add_cli_args(parser).parse_args(words)
-    )
+    args: EngineArgs = AsyncEngineArgs.from_cli_args(make_arg_parser(parser).parse_args(words))
     options: dict[str, Any] = args.speculative_config or {}
     named = {} if draft is None else {"model": draft}
     return replace(args, speculative_config={"method": "ssd", **options, **named})
 
 
-def look_at_engine(args: EngineArgs) -> tuple[list[Finding], Subject | None]:
-    """In the order of a start, up to the first refusal; there is no subject after one, nor where a
+def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
+    """In the order of a start, up to the first refusal; returns no subject after one, nor where a
     draft server drafts."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.options import make_ssd_config
     from vllm_ssd.config.target_checks import check_device, check_target
 
+    say_wait("reading configs and tokenizers: seconds, or as long as the Hugging Face Hub takes")
     try:
         plain = _config(replace(args, speculative_config=None))
     except Exception as error:  # vLLM's, and those of the libraries that it reads models with
-        return [_vllms_own("target", args.model, error)], None
+        yield _vllms_own("target", args.model, error)
+        return None
     target, parallel = plain.model_config, plain.parallel_config
-    found: list[Finding] = []
     options: Any = args.speculative_config
-    about_target = f"{args.model} ({target.get_vocab_size()} tokens, up to {target.max_model_len})"
+    about_target = (
+        f"{args.model} ({target.get_vocab_size()} tokens, texts up to {target.max_model_len})"
+    )
     name = "target"
     try:
         check_target(args, target, parallel)
-        found.append(Finding("ok", "target", about_target))
+        yield Finding("ok", "target", about_target)
         name = "draft"
         config = make_ssd_config(options, target, parallel)
-        found += _about_draft(config, target)
+        yield from _about_draft(config, target)
         name = "draft's device"
         check_device(config, parallel, current_platform)
     except ValueError as error:
-        return [*found, refusal(name, error)], None
+        yield refusal(name, error)
+        return None
     try:
         complete = _config(args)
     except Exception as error:  # as above
-        return [*found, _vllms_own("engine", "target and draft together", error)], None
+        yield _vllms_own("engine", "target and draft together", error)
+        return None
     runner = "V2" if complete.use_v2_model_runner else "V1"
-    found.append(Finding("ok", "model runner", runner))
+    yield Finding("ok", "model runner", runner)
     if config.draft_server is not None:
-        fact = f"{config.draft_server}, which runs and has tried its device itself"
-        return [*found, Finding("ok", "draft server", fact)], None
+        fact = f"{config.draft_server} is running, on a device that was checked at its start"
+        yield Finding("ok", "draft server", fact)
+        return None
     with _warnings() as said:
         # Ray is asked for a GPU by the engine that is to keep it.
         device = None if parallel.use_ray else choose_device(complete, current_platform)
-    found += [Finding("note", "draft's device", text) for text in said]
-    return found, _subject(complete, device)
+    for text in said:
+        yield Finding("note", "draft's device", text)
+    return _subject(complete, device)
 
 
 def usual_subject(device: DraftDevice, parallel: ParallelConfig) -> Subject:
@@ -125,7 +131,7 @@ def _config(args: EngineArgs) -> VllmConfig:
 def _vllms_own(name: str, what: str, error: Exception) -> Finding:
     """A refusal that is not ssd's; its remedy is in what it says, if anywhere."""
     fact = f"vLLM does not take {what} ({first_sentence(error)})"
-    return Finding("bad", name, fact, "correct what vLLM names, and see that it serves without ssd")
+    return Finding("bad", name, fact, "change what vLLM names, until vllm serve starts without ssd")
 
 
 def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
@@ -134,7 +140,7 @@ def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
     yield Finding("ok", "draft", fact)
     sizes = target.get_vocab_size(), draft.get_vocab_size()
     both = f"{sizes[0]} tokens" if len(set(sizes)) == 1 else f"{sizes[0]} and {sizes[1]} tokens"
-    yield Finding("ok", "vocabularies", f"{both}, in which the same ids are the same text")
+    yield Finding("ok", "vocabularies", f"{both}, and each id means the same text in both models")
 
 
 def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:

@@ -1,7 +1,8 @@
-"""What a check has found, and how it is shown: a line each, with the remedy below it."""
+"""What a check finds, and how it is shown: a line each, with the remedy below it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,11 @@ class Finding:
     fact: str
     remedy: str = ""
 
+    def shown(self) -> str:
+        """Its line, and below it the remedy if there is one."""
+        line = f"{self.state:<5} {self.name:<{_NAME_WIDTH}} {self.fact}"
+        return f"{line}\n{'':<5} {'':<{_NAME_WIDTH}} -> {self.remedy}" if self.remedy else line
+
 
 def refusal(name: str, error: Exception) -> Finding:
     """From a sentence of ssd's own, which ends with ": " and the remedy."""
@@ -33,17 +39,22 @@ def could_start(findings: Sequence[Finding]) -> bool:
     return all(finding.state != "bad" for finding in findings)
 
 
-def screen(findings: Sequence[Finding]) -> str:
-    """The lines of all findings, and one that sums them up."""
-    lines = []
-    for finding in findings:
-        lines.append(f"{finding.state:<5} {finding.name:<{_NAME_WIDTH}} {finding.fact}")
-        if finding.remedy:
-            lines.append(f"{'':<5} {'':<{_NAME_WIDTH}} -> {finding.remedy}")
+def summary(findings: Sequence[Finding]) -> str:
+    """The last line of the screen."""
     bad = sum(finding.state == "bad" for finding in findings)
     notes = sum(finding.state == "note" for finding in findings)
     end = f"ssd could not start: {bad} of {len(findings)} lines are bad" if bad else "ssd can start"
-    return "\n".join([*lines, "", f"{end}, {notes} to note" if notes else end])
+    return f"{end}, {notes} to note" if notes else end
+
+
+def say(text: str) -> None:
+    """Tell the user what happens, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_wait(text: str) -> None:
+    """Tell the user of a step that may take long, before it begins."""
+    say(f"{'...':<5} {text}")
 
 
 def gib(count: float) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vllm_ssd.lifecycle import own_ray
 from vllm_ssd.lifecycle.launch import absolute_paths
-from vllm_ssd.tools.check.findings import Finding
+from vllm_ssd.tools.check.findings import Finding, say_wait
 
 LIMIT_S = 120.0
 
@@ -34,6 +34,7 @@ class RayTrial:
 
     def finding(self) -> Finding:
         """What has become of it, ``LIMIT_S`` seconds from now at the latest."""
+        say_wait(f"starting the draft's Ray: at most {LIMIT_S:g} s")
         try:
             said, errors = self._process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -41,13 +42,12 @@ class RayTrial:
             said, errors = "", f"it takes longer than {LIMIT_S:g} s"
         if self._process.returncode == 0:
             return Finding("ok", "Ray", said.strip())
-        reason = (errors.strip().splitlines() or ["it ended without a word"])[-1]
+        reason = (errors.strip().splitlines() or ["it said nothing"])[-1]
         return Finding(
             "bad",
             "Ray",
             f"the draft's own Ray does not start ({reason})",
-            "see that the temporary folder (TMPDIR) can be written to, and that processes may "
-            "listen on 127.0.0.1",
+            "make the temporary folder (TMPDIR) writable, and let processes listen on 127.0.0.1",
         )
 
     def end(self) -> None:

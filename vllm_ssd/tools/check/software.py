@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 
 from vllm_ssd import __version__
-from vllm_ssd.tools.check.findings import Finding, refusal
+from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
 
 _GROUP, _PLUGIN = "vllm.general_plugins", "ssd"
 
@@ -24,6 +24,7 @@ def look_at_software() -> Iterator[Finding]:
 
 
 def _look_at_vllm() -> Finding:
+    say_wait("importing torch and vLLM: about 20 s")
     try:
         import torch
         import vllm
@@ -32,7 +33,8 @@ def _look_at_vllm() -> Finding:
             "bad",
             "vLLM",
             f"cannot be imported ({error})",
-            'install "vllm-ssd[cuda]" or "[cpu]" from the checkout; on ROCm see docs/rocm.md',
+            'in a checkout of vllm-ssd: pip install ".[cuda]" for NVIDIA GPUs, "make setup" for '
+            "CPUs, docker/setup_rocm.sh for AMD GPUs (docs/installation.md)",
         )
     return Finding(
         "ok",
@@ -53,7 +55,7 @@ def _look_at_platform() -> Finding:
             "bad",
             "platform",
             "vLLM finds no device that it was built for",
-            "see that nvidia-smi or rocm-smi shows GPUs here, or install vLLM for CPUs",
+            "make nvidia-smi or rocm-smi show GPUs here, or install vLLM for CPUs",
         )
     checks: tuple[Callable[[], None], ...] = (check_host, check_vllm)
     for check in checks:
@@ -70,9 +72,7 @@ def _look_at_functions() -> Finding:
 
     changed = changed_functions()
     if not changed:
-        return Finding(
-            "ok", "functions", "those that ssd replaces are as in a vLLM it was made for"
-        )
+        return Finding("ok", "functions", "those of vLLM that ssd replaces are unchanged")
     return Finding(
         "note",
         "functions",
@@ -88,7 +88,7 @@ def _look_at_plugin() -> Finding:
             "bad",
             "plugin",
             "its entry point is not installed, so that vLLM does not know method 'ssd'",
-            'install the package itself: pip install -e "." in the checkout',
+            'run pip install "." in a checkout of vllm-ssd',
         )
     if chosen is not None and _PLUGIN not in chosen.split(","):
         return Finding(

@@ -9,13 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from vllm_ssd.protocol.draft_names import NAME
-from vllm_ssd.tools.draft_server.configs import OPTIONS, make_configs
+from vllm_ssd.tools.draft_server.configs import make_configs
+from vllm_ssd.tools.options import add_option
 
-_HELP = "a draft for any number of engines, which name it as their draft_server"
 LOOK_S = 0.5  # between two looks at whether the draft is lost for good
 
 
@@ -31,60 +32,120 @@ class Drafts(Protocol):
 
 def add_command(commands: Any) -> None:
     """Add it to the subparsers of ``vllm-ssd``."""
+    about = "Run a draft that several engines share."
     parser = commands.add_parser(
         "draft",
-        help=_HELP,
-        description=f"Runs {_HELP}, until Ctrl-C. Engines may come and go.",
-        epilog='Engines: vllm serve TARGET --speculative-config \'{"method":"ssd",'
-        '"draft_server":"NAME"}\'',
+        help=about,
+        usage="vllm-ssd draft MODEL --name NAME [options]",
+        description=f"{about} It runs until Ctrl-C; engines may come and go. An engine joins it "
+        'with --speculative-config \'{"method":"ssd","draft_server":"NAME"}\'.',
+        epilog="Names: an option of --speculative-config keeps its name, with dashes for "
+        'underscores. Options of this command and of vllm serve have no "draft-" in front.',
     )
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="the draft, with the vocabulary of all targets")
-    add("--name", required=True, help="by which engines of this user find it")
-    add(
-        "--device",
-        help="a visible GPU, or several as in 6,7 for a draft on each; on CPUs cores as in 2-3,6, "
-        "and several drafts as in '2-3|6'; default: GPU 0, all cores",
-    )
-    add("--max-num-seqs", type=int, help="requests of all engines at a time; default: vLLM's")
-    add("--max-model-len", type=int, help="where drafting stops; default: the model's")
-    add("--dtype", default="auto", help="as vLLM knows it; default: auto")
-    add(
-        "--listen",
-        metavar="HOST:PORT",
-        help="drafts for engines on other nodes, too, at this address",
-    )
-    add(
-        "--key-file",
-        type=Path,
-        help="for --listen and --ray-address: made if not there; engines need a copy",
-    )
-    add(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="run on a node of this Ray cluster that has a GPU free: auto, or HOST:PORT",
-    )
-    add(
-        "--ray-labels",
-        metavar="KEY=VALUE,...",
-        help="for --ray-address: on a node with these labels of 'ray start --labels'",
-    )
-    add("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    for option, (about, read) in OPTIONS.items():
-        add(f"--{option.replace('_', '-')}", type=read, metavar="VALUE", help=about)
+    about = "The draft model, with the vocabulary of all targets."
+    parser.add_argument("model", metavar="MODEL", help=about)
+    _add_process(parser.add_argument_group("the process"))
+    _add_model(parser.add_argument_group("the model"))
+    _add_drafting(parser.add_argument_group("drafting"))
+    _add_other_nodes(parser.add_argument_group("engines on other nodes"))
     parser.set_defaults(run=run)
+
+
+def _add_process(group: Any) -> None:
+    add = partial(add_option, group)
+    about = "Name by which engines of this user find the draft: their draft_server."
+    add("--name NAME", about, required=True)
+    about = (
+        "GPU of the draft, by index or UUID; on CPUs its cores, as in 2-3,6. Several, as in 6,7 or "
+        "for cores '2-3|6', run a draft each. Default: GPU 0, or all cores."
+    )
+    add("--device DEVICE", about)
+    about = "Seconds that a start of the draft may take. Default: 600."
+    add("--start-timeout-s SECONDS", about, _json)
+    about = "Restarts in a row of a draft that dies or hangs before it is given up. Default: 3."
+    add("--max-restarts COUNT", about, _json)
+
+
+def _add_model(group: Any) -> None:
+    add = partial(add_option, group)
+    add("--dtype TYPE", "Data type: auto, float32, bfloat16 or float16.", default="auto")
+    about = "Tokens of text after which drafting stops for a request. Default: the model's limit."
+    add("--max-model-len TOKENS", about, int)
+    about = "Requests, of all engines, that get drafts at the same time. Default: vLLM's."
+    add("--max-num-seqs COUNT", about, int)
+    add("--quantization NAME", "Quantization, such as fp8. Default: that of the checkpoint.")
+    add("--revision NAME", "Branch, tag or commit of the model on the Hugging Face Hub.")
+    add("--code-revision NAME", "Branch, tag or commit of the code that comes with the model.")
+    about = "Run the code that comes with the model."
+    group.add_argument("--trust-remote-code", action="store_true", help=about)
+    about = 'How weights are loaded: load_format and download_dir, as in \'{"load_format":"pt"}\'.'
+    add("--draft-load-config JSON", about, _json)
+    about = "Most memory for the KV cache, in GiB. Default: 1 on CPUs, as needed on GPUs."
+    add("--draft-kv-cache-gib GIB", about, _json)
+    about = "Prompt tokens read between two rounds, 32 or more. Default: 64 on CPUs, 512 on GPUs."
+    add("--draft-max-num-batched-tokens TOKENS", about, _json)
+    about = "Attention: triton, flashinfer, sdpa, or auto for the first that computes correctly."
+    add("--tree-backend NAME", f"{about} Default: auto.")
+
+
+def _add_drafting(group: Any) -> None:
+    add = partial(add_option, group)
+    add("--k TOKENS", "Draft tokens per round, 1 to 16. Default: 7.", _json)
+    about = (
+        "Bonus tokens predicted for each accepted length: their mean, such as 3, or a number for "
+        "each length from 0 to k, such as [4,3,2,1]. Raise it if most rounds miss, lower it if "
+        "most are late. Default: 3."
+    )
+    add("--f COUNT", about, _json)
+    about = (
+        "For requests with a temperature: probabilistic samples draft tokens, greedy takes the "
+        "likeliest and needs less memory on the targets' GPUs. Default: probabilistic."
+    )
+    add("--draft-sample-method METHOD", about)
+    about = "Likeliest tokens that a draft token is sampled from, 1 to 128. Default: 32."
+    add("--draft-top-m COUNT", about, _json)
+    about = (
+        "Factor on the draft's probabilities of predicted bonus tokens, above 0 and at most 1. "
+        "Below 1, more rounds hit and fewer draft tokens are accepted. Change it only if you "
+        "measure a gain. Default: 1."
+    )
+    add("--saguaro FACTOR", about, _json)
+
+
+def _add_other_nodes(group: Any) -> None:
+    add = partial(add_option, group)
+    add("--listen HOST:PORT", "Address at which engines on other nodes may join.")
+    about = (
+        "File for the address and the keys, made if it does not exist. Those engines need a copy. "
+        "--listen and --ray-address need this option."
+    )
+    add("--key-file FILE", about, Path)
+    about = "Run the draft on a node of this Ray cluster that has a GPU free: auto, or HOST:PORT."
+    add("--ray-address ADDRESS", about)
+    about = "Use only nodes with these labels, which 'ray start --labels' has given them."
+    add("--ray-labels KEY=VALUE,...", about)
+
+
+def _json(text: str) -> Any:
+    """A number, a list or an object. Other text stays, for the option's own sentence."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the process's exit status."""
     if not re.match(NAME, args.name):
-        return _refuse(f"--name {args.name!r} has other characters than letters, digits, . _ and -")
+        return _refuse(
+            f"--name {args.name!r} must consist of letters, digits, . _ and -: change it"
+        )
     if (args.listen or args.ray_address) and args.key_file is None:
-        return _refuse("--listen and --ray-address need a --key-file: name one")
+        return _refuse("--listen and --ray-address need a key file: add --key-file FILE")
     if args.key_file is not None and not (args.listen or args.ray_address):
         return _refuse("--key-file is for engines on other nodes: add --listen or --ray-address")
     if args.ray_labels and not args.ray_address:
-        return _refuse("--ray-labels is about a Ray cluster: name it as --ray-address")
+        return _refuse("--ray-labels needs a Ray cluster: add --ray-address ADDRESS")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _serve_placed(args) if args.ray_address else _serve_here(args)

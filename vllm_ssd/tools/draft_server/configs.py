@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def _json(text: str) -> Any:
-    """A number, a list or an object; what is none is refused with the option's own words."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-# Options of --speculative-config that are said here: what they are, and how they are read.
-OPTIONS = {
-    "k": ("drafted tokens a round; default: 7", _json),
-    "f": ("predicted bonus tokens for every accepted length, as 3 or [4,3,2,1]; default: 3", _json),
-    "draft_sample_method": ("probabilistic or greedy; default: probabilistic", str),
-    "draft_top_m": ("likeliest tokens that are sampled from; default: 32", _json),
-    "saguaro": ("factor on the probabilities of predicted bonus tokens; default: 1", _json),
-    "quantization": ("of the draft, as vLLM knows it", str),
-    "revision": ("of the draft, as vLLM knows it", str),
-    "code_revision": ("of the draft, as vLLM knows it", str),
-    "draft_load_config": ("how weights are loaded, as vLLM knows it, in JSON", _json),
-    "draft_kv_cache_gib": ("memory for the KV cache, at most", _json),
-    "draft_max_num_batched_tokens": ("prompt tokens read between two rounds", _json),
-    "tree_backend": ("auto, triton, flashinfer or sdpa; default: auto", str),
-    "start_timeout_s": ("seconds that a start may take; default: 600", _json),
-    "max_restarts": ("starts in a row of a draft that is lost; default: 3", _json),
-}
+# Options of --speculative-config that the command has, under the same names.
+OPTIONS = (
+    "k",
+    "f",
+    "draft_sample_method",
+    "draft_top_m",
+    "saguaro",
+    "quantization",
+    "revision",
+    "code_revision",
+    "draft_load_config",
+    "draft_kv_cache_gib",
+    "draft_max_num_batched_tokens",
+    "tree_backend",
+    "start_timeout_s",
+    "max_restarts",
+)
 
 
 def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:

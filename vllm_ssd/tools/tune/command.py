@@ -7,45 +7,57 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from vllm_ssd import __version__
+from vllm_ssd.tools.check.findings import say, say_wait
+from vllm_ssd.tools.options import add_option
 from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, search, speedup
-from vllm_ssd.tools.tune.measure import PROMPTS, Failed, Measurer, say
-from vllm_ssd.tools.tune.prompts import BUILT_IN, read_prompts
+from vllm_ssd.tools.tune.measure import END_S, PROMPTS, Failed, Measurer
+from vllm_ssd.tools.tune.prompts import AS_TEXT, BUILT_IN, has_chat_template, read_prompts
 from vllm_ssd.tools.tune.report import report
-
-_HELP = "which draft, k and f serve your prompts best, or whether plain vLLM does"
 
 
 def add_command(commands: Any) -> None:
     """Add it to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "tune",
-        help=_HELP,
+        help="Find the draft, k and f that serve your prompts best, or that plain vLLM does.",
+        usage="vllm-ssd tune TARGET [options] [arguments of vllm serve]",
         allow_abbrev=False,  # what is not known here is vLLM's
-        description=f"Measures {_HELP}, with vllm serve and vllm bench serve. The same command, "
-        "called again, measures only what is not measured yet.",
-        epilog="Further arguments are the engine's, as for vllm serve: -tp 4, "
-        "--dtype bfloat16, ...",
+        description="Measures plain vLLM, then ssd with each draft, k and f in turn, on this "
+        "machine and with your prompts. It ends with a table and the --speculative-config to use. "
+        "Each candidate takes minutes: the server starts, then answers. A command that was ended "
+        "goes on when it is called again.",
+        epilog="Further arguments are those of vllm serve, for every candidate: -tp 4, "
+        "--dtype bfloat16, --chat-template FILE, ...",
     )
-    add = parser.add_argument
-    add("target", metavar="TARGET", help="the model to be served")
-    add("--draft", action="append", help="may be repeated; default: by the target's family")
-    add("--k", type=_numbers, default=[2, 3, 5, 7, 10], help="default: 2,3,5,7,10")
-    add("--f", type=_numbers, default=[1, 3, 6], help="default: 1,3,6")
-    add("--at-most", type=int, default=12, help="candidates beside plain vLLM; default: 12")
-    add("--prompts", type=Path, help='one a line, or .jsonl with "prompt"; default: some questions')
-    add("--clients", type=_numbers, default=[1, 8], help="requests at once; default: 1,8")
-    add("--requests", type=int, default=8, help="of each client; default: 8")
-    add("--tokens", type=int, default=256, help="of an answer, at most; default: 256")
-    add("--temperature", type=float, help="default: the model's own")
-    add("--limit", type=float, default=1800.0, help="seconds for each candidate; default: 1800")
-    add("--results", type=Path, default=Path("ssd-tune"), help="a folder; default: ssd-tune")
-    add("--speculative-config", "-sc", type=json.loads, default={}, help="further options of ssd")
-    parser.set_defaults(run=run, takes_further=True)
+    parser.add_argument("target", metavar="TARGET", help="The model to serve.")
+    add = partial(add_option, parser.add_argument_group("what to try"))
+    about = "A draft to try; may be repeated. Default: the one that ssd takes for this target."
+    add("--draft DRAFT", about, action="append")
+    add("--k K,...", "Values of k: draft tokens per round.", _numbers, [2, 3, 5, 7, 10])
+    about = "Values of f: predicted bonus tokens per accepted length."
+    add("--f F,...", about, _numbers, [1, 3, 6])
+    about = 'Further options of ssd for every candidate, such as \'{"on_miss":"wait"}\'.'
+    add("--speculative-config -sc JSON", about, _options)
+    add("--at-most COUNT", "Candidates to measure, plain vLLM not counted.", int, 12)
+    add("--limit SECONDS", "Seconds for each candidate, with its server's start.", float, 1800)
+    add = partial(add_option, parser.add_argument_group("the load"))
+    about = 'Your prompts: one a line, or a .jsonl file of {"prompt": "..."}.'
+    add("--prompts FILE", f"{about} Default: {len(BUILT_IN)} questions of many kinds.", Path)
+    about = "Numbers of clients to measure with. A client sends one request at a time."
+    add("--clients COUNT,...", about, _numbers, [1, 8])
+    add("--requests COUNT", "Requests that each client sends.", int, 8)
+    add("--tokens COUNT", "Tokens of the longest answer.", int, 256)
+    add("--temperature T", "Temperature of the requests. Default: the model's own.", float)
+    add = partial(add_option, parser.add_argument_group("results"))
+    about = "Folder for results and logs, with a folder in it for each setting."
+    add("--results FOLDER", about, Path, Path("ssd-tune"))
+    parser.set_defaults(run=run, takes_further=True, speculative_config={})
 
 
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
@@ -56,11 +68,15 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     try:
         _check_numbers(args)
         prompts = BUILT_IN if args.prompts is None else read_prompts(args.prompts)
-        drafts, machine = _check_candidates(args, further)
+        say_wait("importing vLLM and checking the drafts: about a minute")
+        drafts, machine, template = _check_candidates(args, further)
     except ValueError as error:
         say(f"vllm-ssd tune: {error}")
         return 2
+    further = [*template, *further]
     measurer = Measurer(args, further, _folder(args, further, prompts, machine), environment)
+    say(_plan(args, drafts, len(prompts), bool(template)))
+    say(f"Results and logs: {measurer.folder}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _tune(args, drafts, measurer)
@@ -69,14 +85,34 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
         return 130
 
 
-def _tune(args: argparse.Namespace, drafts: Sequence[str], measurer: Measurer) -> int:
-    most = 1 + min(args.at_most, len(drafts) + len(args.k) + len(args.f) - 2)
-    clients = " and ".join(map(str, args.clients))
-    say(
-        f"Plain vLLM and up to {most - 1} candidates, with {clients} requests at once. Each takes "
-        f"at most {args.limit / 60:g} minutes, all of them {most * args.limit / 3600:.1f} hours."
+def _count(args: argparse.Namespace, drafts: Sequence[str]) -> int:
+    """Candidates at most, plain vLLM among them."""
+    return 1 + min(args.at_most, len(drafts) + len(args.k) + len(args.f) - 2)
+
+
+def _plan(args: argparse.Namespace, drafts: Sequence[str], prompts: int, as_text: bool) -> str:
+    """What will be measured, and how long that may take."""
+    most = _count(args, drafts)
+    clients, ks, fs = (", ".join(map(str, given)) for given in (args.clients, args.k, args.f))
+    named = args.draft or "model" in args.speculative_config
+    by_default = "" if named else ", ssd's own choice for this target"
+    plain = ", sent as plain text because the target has no chat template" if as_text else ""
+    each_s = args.limit + END_S
+    return (
+        f"Plain vLLM and up to {most - 1} candidates are measured, one value changed at a time:\n"
+        f"  draft    {', '.join(drafts)}{by_default}\n"
+        f"  k        {ks}\n"
+        f"  f        {fs}\n"
+        f"  prompts  {prompts}{plain}\n"
+        f"  clients  {clients}, with {args.requests} requests each and answers of up to "
+        f"{args.tokens} tokens\n"
+        f"Each takes {each_s / 60:.0f} minutes at most, all of them {most * each_s / 3600:.1f} "
+        "hours at most. Ctrl-C ends this."
     )
-    say(f"Results and logs: {measurer.folder}")
+
+
+def _tune(args: argparse.Namespace, drafts: Sequence[str], measurer: Measurer) -> int:
+    most = _count(args, drafts)
     outcomes: dict[Candidate, Outcome] = {}
 
     def score(candidate: Candidate) -> float:
@@ -114,9 +150,12 @@ def _folder(
     return folder
 
 
-def _check_candidates(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str], str]:
+def _check_candidates(
+    args: argparse.Namespace, further: Sequence[str]
+) -> tuple[list[str], str, list[str]]:
     """``ValueError`` with a sentence if a start would refuse a draft, or the largest k and f. The
-    drafts, and the machine in words."""
+    drafts, the machine in words, and arguments of ``vllm serve`` with a chat template for a target
+    that has none."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.default_drafts import default_draft
@@ -128,31 +167,52 @@ def _check_candidates(args: argparse.Namespace, further: Sequence[str]) -> tuple
         engine = parse_engine(args.target, draft, further)
         parsed: dict[str, Any] = engine.speculative_config or {}
         if parsed.keys() - {"method", "model"}:
-            raise ValueError("options of ssd are in parts: write --speculative-config '{...}'")
+            raise ValueError(
+                "--speculative-config is given in parts, with dots: write it as one JSON object, "
+                "--speculative-config '{...}'"
+            )
         options = {**args.speculative_config, **parsed, "k": max(args.k), "f": max(args.f)}
         engine.speculative_config = options
-        for finding in look_at_engine(engine)[0]:
+        for finding in look_at_engine(engine):
             if finding.state == "bad":
                 remedy = f": {finding.remedy}" if finding.remedy else ""
                 raise ValueError(f"{finding.fact}{remedy}")
-        if draft is None:
-            config = engine.create_model_config().hf_text_config
-            draft = default_draft(config, args.target)
-        drafts.append(draft)
+        target = engine.create_model_config()
+        drafts.append(draft or default_draft(target.hf_text_config, args.target))
+    given = any(word.partition("=")[0] == "--chat-template" for word in further)
+    template = [] if given or has_chat_template(target) else ["--chat-template", AS_TEXT]
     if current_platform.is_cpu():
-        return drafts, f"{len(available_cores())} CPU cores"
+        return drafts, f"{len(available_cores())} CPU cores", template
     count = current_platform.device_count()
-    return drafts, f"{count} x {current_platform.get_device_name(0)}"
+    return drafts, f"{count} x {current_platform.get_device_name(0)}", template
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    least = {"k": 1, "f": 0, "clients": 1, "requests": 1, "tokens": 2, "at_most": 1}
+    least = {"k": 1, "f": 0, "clients": 1, "requests": 1, "tokens": 2, "at_most": 1, "limit": 1}
     for name, value in least.items():
         given = getattr(args, name)
-        if min(given if isinstance(given, list) else [given]) < value:
+        lowest = min(given) if isinstance(given, list) else given
+        if lowest < value:
             option = name.replace("_", "-")
-            raise ValueError(f"--{option} is {given}: write numbers from {value} on")
+            raise ValueError(f"--{option} {lowest:g} is too low: write {value} or more")
 
 
 def _numbers(text: str) -> list[int]:
-    return sorted({int(part) for part in text.split(",")})
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers: write them as in 2,3,5"
+        ) from None
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a JSON object: write options as in \'{{"on_miss":"wait"}}\''
+        )
+    return options

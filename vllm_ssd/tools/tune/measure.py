@@ -19,12 +19,13 @@ from urllib.request import urlopen
 import msgspec
 import psutil
 
+from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.tune.candidates import Candidate, Figures, Outcome
 
 PROMPTS = "prompts.jsonl"  # in the folder of results
 _VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 _WARM_UPS = 2  # requests of each client
-_END_S = 60.0  # for a server and its draft to end
+END_S = 60.0  # for a server and its draft to end
 _ROUNDS = re.compile(r'^vllm:ssd_rounds_total\{.*result="(\w+)".*\} (\S+)$', re.MULTILINE)
 
 
@@ -92,7 +93,9 @@ class Measurer:
             )
             complete = done.returncode == 0 and _read(part).completed == requests
         if not complete:
-            raise Failed(f"not all answers to {clients} clients came, or not in time: see {log}")
+            raise Failed(
+                f"vllm bench serve failed or took too long with {clients} clients: see {log}"
+            )
         rounds = _rounds(url) - before
         told = json.loads(part.read_text())
         told["ssd_hit_rate"] = rounds["hit"] / rounds.total() if rounds else None
@@ -120,16 +123,16 @@ def _server(
         url = f"http://127.0.0.1:{port}"
         while not _answers(url):
             if process.poll() is not None:
-                raise Failed(f"its server ended at its start: see {log}")
+                raise Failed(f"its server ended before it was ready: see {log}")
             if time.monotonic() > deadline:
-                raise Failed(f"its server was not up in time: see {log}")
+                raise Failed(f"its server was not ready within --limit: see {log}")
             time.sleep(1)
         yield url
     finally:
         with suppress(psutil.NoSuchProcess):
             processes = [process, *process.children(recursive=True)]  # the draft's keeper, too
             process.terminate()
-            for left in psutil.wait_procs(processes, _END_S)[1]:
+            for left in psutil.wait_procs(processes, END_S)[1]:
                 left.kill()
 
 
@@ -151,8 +154,3 @@ def _rounds(url: str) -> Counter[str]:
 
 def _read(saved: Path) -> Figures:
     return msgspec.convert(json.loads(saved.read_text()), Figures)
-
-
-def say(text: str) -> None:
-    """Tell the user what happens, beside the table."""
-    print(text, file=sys.stderr, flush=True)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+# A chat template that hands a prompt on as it is, like vLLM's completions.
+AS_TEXT = "{{ bos_token }}{{ messages[0].content }}"
 
 # Drafts differ in what they are good at.
 BUILT_IN = (
@@ -22,6 +29,18 @@ BUILT_IN = (
     "Refactor this and say why: for i in range(len(a)):\n    if a[i] == x:\n        found = True",
     "Summarize the causes and the consequences of the invention of the printing press.",
 )
+
+
+def has_chat_template(model: ModelConfig) -> bool:
+    """Whether vLLM knows a chat template for a model, its own or another."""
+    from transformers import PreTrainedTokenizerBase
+    from vllm.renderers.hf import resolve_chat_template
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    tokenizer = cached_tokenizer_from_config(model)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return True  # such tokenizers have the template in their code
+    return resolve_chat_template(tokenizer, None, None, model_config=model) is not None
 
 
 class _Line(msgspec.Struct):

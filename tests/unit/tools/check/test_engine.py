@@ -30,8 +30,14 @@ def models(tmp_path_factory) -> SimpleNamespace:
 
 
 def look(models, draft, *further):
+    """All findings, and the subject."""
     words = ["--dtype", "float32", "--enforce-eager", *further]
-    return look_at_engine(parse_engine(models.target, draft, words))
+    steps, found = look_at_engine(parse_engine(models.target, draft, words)), []
+    while True:
+        try:
+            found.append(next(steps))
+        except StopIteration as end:
+            return found, end.value
 
 
 def test_a_pair_that_fits(models, monkeypatch):
@@ -53,7 +59,7 @@ def test_a_pair_that_fits(models, monkeypatch):
     [
         (["-pp", "2"], "target", "--tensor-parallel-size"),
         (["--speculative-config", '{"draft_device": "4000"}'], "draft's device", "choose from"),
-        (["--max-model-len", "100000"], "target", "see that it serves without ssd"),
+        (["--max-model-len", "100000"], "target", "until vllm serve starts without ssd"),
     ],
 )
 def test_what_a_start_would_refuse(models, further, name, remedy):
@@ -67,6 +73,11 @@ def test_another_vocabulary(models):
     found, subject = look(models, models.other)
     assert subject is None and [each.state for each in found] == ["ok", "bad"]
     assert "different vocabularies" in found[-1].fact and "name another" in found[-1].remedy
+
+
+def test_all_arguments_of_vllm_serve_are_taken(models):
+    words = ["--chat-template", "a.jinja", "--port", "8001", "--max-num-seqs", "4"]
+    assert parse_engine(models.target, models.draft, words).max_num_seqs == 4
 
 
 def test_weights_as_they_will_be_loaded(tmp_path):
@@ -85,11 +96,13 @@ def test_one_gpu_is_too_few(monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_both_gpus_are_tried_as_their_processes_see_them(monkeypatch, shared):
-    """The draft's with its attention, and the target's first one, unless that is the same."""
+def test_both_gpus_are_tried_as_their_processes_see_them(monkeypatch, capsys, shared):
+    """The draft's with its attention, and the target's first one, unless that is the same. Before
+    each the user reads how long it may take."""
     asked: list[tuple[str, tuple[str, ...]]] = []
 
     def try_gpu(trial: Trial, environment):
+        assert "at most 900 s" in capsys.readouterr().err
         asked.append((environment["CUDA_VISIBLE_DEVICES"], trial.backends))
         done = [TriedBackend(b, None, 1.0, 0.1, graphs=True) for b in trial.backends]
         return Report("NVIDIA H200", 2**37, 2**37, done, None, "no atomics")

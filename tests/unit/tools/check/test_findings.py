@@ -2,29 +2,45 @@
 
 import pytest
 
-from vllm_ssd.tools.check.findings import Finding, could_start, gib, refusal, screen
+from vllm_ssd import cli
+from vllm_ssd.tools.check import software
+from vllm_ssd.tools.check.findings import Finding, could_start, gib, refusal, summary
 
 FINE = Finding("ok", "vLLM", "0.33.0")
 SLOW = Finding("note", "attention", "triton is wrong", "none: sdpa is used instead")
 WRONG = Finding("bad", "draft", "has another vocabulary", "name another")
 
 
-def test_each_remedy_is_below_its_fact():
-    lines = screen([FINE, SLOW, WRONG]).splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["ok", "note", "->", "bad", "->"]
-    assert lines[3].endswith("has another vocabulary") and lines[4].endswith("-> name another")
-    assert lines[-1] == "ssd could not start: 1 of 3 lines are bad, 1 to note"
+def test_a_remedy_is_below_its_fact():
+    fact, remedy = WRONG.shown().splitlines()
+    assert fact.startswith("bad ") and fact.endswith(" has another vocabulary")
+    assert remedy.strip() == "-> name another"
+    assert FINE.shown().split() == ["ok", "vLLM", "0.33.0"]
+
+
+def test_each_line_is_printed_as_soon_as_it_is_known(monkeypatch, capsys):
+    def look_at_software():
+        yield FINE
+        assert capsys.readouterr().out == f"{FINE.shown()}\n"
+        yield WRONG
+
+    monkeypatch.setattr(software, "look_at_software", look_at_software)
+    assert cli.main(["check"]) == 1
+    end = "ssd could not start: 1 of 2 lines are bad"
+    assert capsys.readouterr().out == f"{WRONG.shown()}\n\n{end}\n"
 
 
 @pytest.mark.parametrize(
     "found, end", [([FINE], "ssd can start"), ([FINE, SLOW], "ssd can start, 1 to note")]
 )
 def test_notes_do_not_keep_ssd_from_starting(found, end):
-    assert could_start(found) and screen(found).splitlines()[-1] == end
+    assert could_start(found) and summary(found) == end
 
 
 def test_one_bad_line_does():
-    assert not could_start([FINE, WRONG, SLOW])
+    found = [FINE, WRONG, SLOW]
+    assert not could_start(found)
+    assert summary(found) == "ssd could not start: 1 of 3 lines are bad, 1 to note"
 
 
 def test_a_refusal_ends_with_its_remedy():

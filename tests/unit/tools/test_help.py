@@ -1,0 +1,57 @@
+"""The help of the commands: sentences, and a word for every value."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from vllm_ssd import cli
+from vllm_ssd.config.draft_server import COMMON, OF_ITS_PROCESS
+from vllm_ssd.tools import stats
+from vllm_ssd.tools.check import command as check
+from vllm_ssd.tools.draft_server import command as draft
+from vllm_ssd.tools.draft_server.configs import OPTIONS
+from vllm_ssd.tools.tune import command as tune
+
+COMMANDS = {"check": check, "tune": tune, "stats": stats, "draft": draft}
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    commands = argparse.ArgumentParser().add_subparsers()
+    COMMANDS[name].add_command(commands)
+    return commands.choices[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_explained_in_sentences(name):
+    own = [action for action in parser_of(name)._actions if action.dest != "help"]
+    assert own
+    for action in own:
+        assert re.fullmatch(r"[A-Z].*\.", action.help), action.help
+        assert action.nargs == 0 or action.metavar not in (None, "VALUE"), action.dest
+
+
+@pytest.mark.parametrize("name", ["tune", "draft"])
+def test_many_options_are_in_groups(name):
+    groups = {group.title: group._group_actions for group in parser_of(name)._action_groups}
+    assert [action.dest for action in groups["options"]] == ["help"] and len(groups) > 4
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_is_no_markup(name, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*filter(None, [name]), "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: vllm-ssd") and "`" not in said
+
+
+def test_a_draft_has_all_options_under_their_names():
+    """Those of its process and those that its engines have in common."""
+    names = {action.dest for action in parser_of("draft")._actions}
+    its_own = {"draft_device", "draft_dtype"}  # --device may be several, --dtype is vllm serve's
+    options = {*COMMON, *OF_ITS_PROCESS} - its_own
+    assert options <= names and not its_own & names
+    assert set(OPTIONS) <= names
+    assert {name for name in names if name.startswith("draft_")} <= set(OPTIONS)
