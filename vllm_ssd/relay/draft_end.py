@@ -29,6 +29,7 @@ from vllm_ssd.relay.frames import (
     Open,
     Opened,
     Ping,
+    Plan,
     Pong,
     Refused,
     ToDraft,
@@ -38,12 +39,11 @@ from vllm_ssd.relay.frames import (
 )
 from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import DraftLink
+from vllm_ssd.relay.mirror import read_status
 from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
 from vllm_ssd.relay.outbox import Outbox
 from vllm_ssd.relay.process import run
-from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.relay.status import read_status
-from vllm_ssd.relay.watch import REST_S, pause_s
+from vllm_ssd.relay.sockets import REST_S, Sockets, pause_s
 
 logger = get_logger(__name__)
 
@@ -176,7 +176,7 @@ class DraftEnd:
             case Told(message=Add() | Remove() as message):
                 if frame.session in peer.engines:
                     peer.engines[frame.session].tell(message)
-            case Changed():
+            case Changed() | Plan():
                 if frame.session in peer.engines:
                     peer.engines[frame.session].mirror.apply(frame)
 

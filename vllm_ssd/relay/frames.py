@@ -16,7 +16,7 @@ import msgspec
 from vllm_ssd.protocol.messages import Add, Remove, Slot, Wake
 from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
 
-VERSION = 4
+VERSION = 5
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of three million tokens fits
 
@@ -37,8 +37,8 @@ class Frame(msgspec.Struct, tag=True, array_like=True):
 
 class Changed(Frame):
     """Something new of a record of the table, from the end whose side writes it. record: its kind,
-    as a place in ``relay/records.py``, which says what is in the arrays: int32, little-endian.
-    known: tokens that were told before. probs: as of ``pack_probs``, for each of the tokens."""
+    as a place in ``KINDS``; ``relay/records.py`` says what is in the arrays: int32, little-endian.
+    known: tokens that were told before."""
 
     session: Session
     record: Annotated[int, msgspec.Meta(ge=0)]
@@ -96,6 +96,13 @@ class Told(Frame):
     message: Union[Add, Remove, Wake]
 
 
+class Plan(Frame):
+    """Whether the target does without drafts now."""
+
+    session: Session
+    undrafted: bool
+
+
 # From the draft's end
 
 
@@ -135,7 +142,7 @@ class Status(Frame):
     counters: list[Number]
 
 
-ToDraft = Union[Hello, Ping, Open, Close, Told, Changed]
+ToDraft = Union[Hello, Ping, Open, Close, Told, Changed, Plan]
 ToTarget = Union[Welcome, Refused, Pong, Opened, Status, Changed]
 
 _encoder = msgspec.msgpack.Encoder()

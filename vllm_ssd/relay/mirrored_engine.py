@@ -13,10 +13,9 @@ from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.messages import NO_ANSWER, Add, ControlClient, Join, Leave, Remove, endpoint
 from vllm_ssd.relay.frames import Open, Status
-from vllm_ssd.relay.mirror import Mirror
+from vllm_ssd.relay.mirror import Mirror, read_status
 from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.relay.status import read_status
 
 ANSWER_S = 2.5  # for the draft server to take it, or to leave it
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.messages import NOT_ITS_OWN, Add, Remove, Request
-from vllm_ssd.relay.frames import Malformed, Open, Status, Told
+from vllm_ssd.relay.frames import Malformed, Open, Told
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Answer, Sockets
-from vllm_ssd.relay.status import show_status
 
 
 class RelayedEngine:
@@ -27,9 +26,9 @@ class RelayedEngine:
             raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
         self.run_dir = run_dir
         self._session = session
-        self._table = SpeculationTable.open(rundir.table_path(run_dir))
-        self._served = ServedTable(self._table)
-        self.mirror = Mirror(self._table, session, Side.TARGET)
+        self.table = SpeculationTable.open(rundir.table_path(run_dir))
+        self._served = ServedTable(self.table)
+        self.mirror = Mirror(self.table, session, Side.TARGET)
         self._held = ExitStack()
         self._watched = rundir.watch(run_dir)
         self._held.callback(os.close, self._watched)
@@ -39,7 +38,7 @@ class RelayedEngine:
 
     def opening(self) -> Open:
         """How the draft's end is told of it."""
-        shape, owner = self._table.shape, self._table.owner
+        shape, owner = self.table.shape, self.table.owner
         sizes = shape.slots, shape.k, shape.branches, shape.tail, shape.top_m
         return Open(self._session, self.run_dir.name, *sizes, owner.model, owner.engine)
 
@@ -69,11 +68,7 @@ class RelayedEngine:
         """Once a second: requests that the draft was not told of."""
         self._served.ask_for_unknown()
 
-    def show(self, status: Status, link_us: int) -> None:
-        """How the draft is; raises ``Malformed``."""
-        show_status(self._table, status, link_us, of_service=False)
-
     def close(self) -> None:
         """Nobody is to wait for drafts."""
-        self._table.draft["heartbeat"] = 0
+        self.table.draft["heartbeat"] = 0
         self._held.close()

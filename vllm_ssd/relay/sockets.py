@@ -15,8 +15,19 @@ from vllm_ssd.protocol.messages import Join, Leave, Request, Wake, endpoint
 
 _ROUNDS = 64  # messages of each socket that are read before the ends do their other work
 
+REST_S = 0.05  # between two looks without any request, when news come by messages only
+_FINEST_S, _COARSEST_S = 100e-6, 1e-3
+_LOOKS = 10  # in the time there and back
+
 Answer = Callable[[str], None]
 _requests = msgspec.msgpack.Decoder(Request)
+
+
+def pause_s(link_us: float) -> float:
+    """Seconds between two looks at tables with requests, when a message there and back takes
+    ``link_us`` microseconds, 0 = not known yet. More looks would bring news little earlier, and
+    take time of a core, which on CPUs target or draft want."""
+    return min(max(link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
 
 
 class Sockets:

@@ -41,12 +41,11 @@ from vllm_ssd.relay.frames import (
     decode_to_target,
 )
 from vllm_ssd.relay.link import TargetLink
+from vllm_ssd.relay.mirror import show_status
 from vllm_ssd.relay.outbox import Outbox
 from vllm_ssd.relay.process import run
 from vllm_ssd.relay.relayed_engine import RelayedEngine
-from vllm_ssd.relay.sockets import Answer, Sockets
-from vllm_ssd.relay.status import show_status
-from vllm_ssd.relay.watch import REST_S, pause_s
+from vllm_ssd.relay.sockets import REST_S, Answer, Sockets, pause_s
 
 logger = get_logger(__name__)
 
@@ -249,11 +248,10 @@ class TargetEnd:
         self._link_us = before + (round_trip_us - before) / _SMOOTHING
 
     def _show(self, status: Status) -> None:
-        link_us = max(round(self._link_us), 1)
         if not status.session:
-            show_status(self._table, status, link_us, of_service=True)
+            show_status(self._table, status, self._link_us)
         elif status.session in self._engines:
-            self._engines[status.session].show(status, link_us)
+            show_status(self._engines[status.session].table, status, self._link_us)
 
     def _opened(self, opened: Opened) -> None:
         answer = self._awaiting.pop(opened.session, None)
