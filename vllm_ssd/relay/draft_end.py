@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
-from vllm_ssd.protocol.messages import Add, Remove, Wake
+from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Wake
+from vllm_ssd.relay.connection import REST_S, Connection
+from vllm_ssd.relay.engines import ANSWER_S, MirroredEngine
 from vllm_ssd.relay.frames import (
     Changed,
-    Close,
-    Frame,
     Hello,
+    Joined,
     Malformed,
-    Open,
-    Opened,
     Ping,
     Plan,
     Pong,
@@ -36,22 +36,26 @@ from vllm_ssd.relay.frames import (
     Told,
     Welcome,
     decode_to_draft,
+    encode,
 )
-from vllm_ssd.relay.keys import read_keys
+from vllm_ssd.relay.keys import read_keys, write_keys
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirror import read_status
-from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
-from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import run
-from vllm_ssd.relay.sockets import REST_S, Sockets, pause_s
+from vllm_ssd.relay.process import Child, run
+from vllm_ssd.relay.sockets import Sockets
 
 logger = get_logger(__name__)
 
 PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
 _LOOK_AFTER_S = 0.1  # between two looks at who is gone
+START_S = 30.0
+AGAIN_S = 1.0  # between two starts of a relay that has ended
 # Requests of an engine that every draft allows, vLLM's largest default of max_num_seqs. Those that
 # the draft has no room for are served without drafts, so an engine may have more than the draft.
 _ALLOWED_SLOTS = 1024
+_LONGEST_NAME = 256  # of an engine
+
+Peer = Connection[MirroredEngine]
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
@@ -66,19 +70,40 @@ class DraftEndSpec(msgspec.Struct, frozen=True):
     max_num_seqs: int
 
 
-class _Peer:
-    """A target's end. engines: by the numbers of their sessions. link_us: as it was told."""
+class ListeningEnd:
+    """``vllm-ssd draft --listen``: the draft's end beside one draft. ``look`` at it now and then,
+    until ``stop``, with which goes what it mirrors."""
 
-    def __init__(self, send: Callable[[bytes], bool]):
-        self.outbox = Outbox(send)
-        self.engines: dict[int, MirroredEngine] = {}
-        self.heard = time.monotonic()
-        self.link_us = 0
+    def __init__(self, spec: DraftEndSpec):
+        """A port of 0 becomes the right one in the key file. ``ValueError`` with a sentence if it
+        cannot listen."""
+        self._spec = spec
+        self._next_start = 0.0
+        self._child = self._start()
+        path = Path(spec.key_file)
+        keys = read_keys(path)
+        addresses = list(keys.addresses)
+        if addresses[spec.place].endswith(":0"):
+            addresses[spec.place] = addresses[spec.place].removesuffix("0") + self._child.word
+            write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
 
-    @property
-    def has_requests(self) -> bool:
-        """Whether there are requests to draft for."""
-        return any(engine.mirror.has_requests for engine in self.engines.values())
+    def look(self) -> None:
+        """Start it again if it has ended; the engines come by themselves."""
+        if not self._child.ended or time.monotonic() < self._next_start:
+            return
+        logger.error("SSD: the relay to engines on other nodes has ended and is started again")
+        self._next_start = time.monotonic() + AGAIN_S
+        self._child.stop()
+        try:
+            self._child = self._start()
+        except (OSError, ValueError) as error:
+            logger.error("SSD: the relay could not be started again: %s", error)
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def _start(self) -> Child:
+        return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir), START_S)
 
 
 class DraftEnd:
@@ -92,7 +117,7 @@ class DraftEnd:
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
         self._sockets = sockets
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, Peer] = {}
         self._next_look = 0.0
         self.ended = False
         key_file = Path(spec.key_file)
@@ -102,17 +127,16 @@ class DraftEnd:
     def step(self) -> None:
         """One look at everything, and a pause."""
         self._sockets.drain()
-        for sender, peer in list(self._peers.items()):
-            try:
-                peer.outbox.flush([one.mirror.take for one in peer.engines.values()])
-            except ConnectionError:
-                self._part(sender)
+        for peer in self._peers.values():
+            peer.flush()
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_AFTER_S
-            self._look_after(now)
-        pauses = [pause_s(peer.link_us) for peer in self._peers.values() if peer.has_requests]
-        self._sockets.wait(min(pauses, default=REST_S))
+            self.ended |= not rundir.is_held(self._watched)
+            for sender, peer in list(self._peers.items()):
+                if now - peer.heard > PEER_GONE_S:
+                    self._part(sender)
+        self._sockets.wait(min((peer.pause_s for peer in self._peers.values()), default=REST_S))
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -121,12 +145,6 @@ class DraftEnd:
                 engine.remove()
         self._sockets.close()
         os.close(self._watched)
-
-    def _look_after(self, now: float) -> None:
-        self.ended |= not rundir.is_held(self._watched)
-        for sender, peer in list(self._peers.items()):
-            if now - peer.heard > PEER_GONE_S:
-                self._part(sender)
 
     def _part(self, sender: bytes) -> None:
         """Leave the engines of a target's end. What more it says is not heard before it greets."""
@@ -147,12 +165,8 @@ class DraftEnd:
     def _refuse(self, sender: bytes, why: str) -> None:
         if sender in self._peers:
             self._part(sender)
-        answer = Outbox(lambda message: self._link.send(sender, message))
-        answer.add(Refused(why))
-        try:
-            answer.flush()
-        except ConnectionError:
-            pass  # gone already
+        with suppress(ConnectionError):  # gone already
+            self._link.send(sender, encode([Refused(why)]))
 
     def _handle(self, sender: bytes, frame: ToDraft) -> None:
         if isinstance(frame, Hello):
@@ -165,20 +179,22 @@ class DraftEnd:
         match frame:
             case Ping():
                 peer.link_us = frame.link_us
-                peer.outbox.add(Pong(frame.sent_ns), *self._statuses(peer))
-            case Open():
-                self._open(peer, frame)
-            case Close():
-                if frame.session in peer.engines:
-                    peer.engines.pop(frame.session).close(frame.asleep)
+                lives = draft_lives(self._table)
+                peer.add(Pong(frame.sent_ns), read_status(self._table, 0, lives))
+                for session, engine in peer.engines.items():
+                    peer.add(read_status(engine.table, session, lives))
             case Told(message=Wake()):
                 self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
+            case Told(message=Join() as message):
+                self._join(peer, frame, message.run_dir)
+            case Told(message=Leave() as message):
+                if frame.session in peer.engines:
+                    peer.engines.pop(frame.session).close(message.asleep)
             case Told(message=Add() | Remove() as message):
                 if frame.session in peer.engines:
                     peer.engines[frame.session].tell(message)
             case Changed() | Plan():
-                if frame.session in peer.engines:
-                    peer.engines[frame.session].mirror.apply(frame)
+                peer.apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
         if sender in self._peers:
@@ -188,63 +204,61 @@ class DraftEnd:
                 f"the draft server there is {self._named.name!r} and not {hello.name!r}: correct "
                 "draft_server, or name another key file"
             )
-        peer = self._peers[sender] = _Peer(lambda message: self._link.send(sender, message))
-        peer.outbox.add(Welcome(self._named.options, self._named.service))
+        peer: Peer = Connection(lambda message: self._link.send(sender, message))
+        peer.add(Welcome(self._named.options, self._named.service))
+        self._peers[sender] = peer
 
-    def _statuses(self, peer: _Peer) -> list[Frame]:
-        """Of the service, and of each engine of this target's end."""
-        lives = draft_lives(self._table)
-        of_engines = [engine.status(lives) for engine in peer.engines.values()]
-        return [read_status(self._table, 0, lives), *of_engines]
-
-    def _open(self, peer: _Peer, opened: Open) -> None:
-        if opened.session in peer.engines:
-            raise Malformed(f"session {opened.session} is open already")
-        refusal = self._misfit(opened)
+    def _join(self, peer: Peer, told: Told, name: str) -> None:
+        """name: by which the engine is known."""
+        session, shape, owner = told.session, told.shape, told.owner
+        if not session or session in peer.engines:
+            raise Malformed(f"session {session} is open already")
+        if shape is None or owner is None or len(name) > _LONGEST_NAME:
+            raise Malformed("an engine without a table")
+        refusal = self._misfit(shape)
         if refusal:
-            peer.outbox.add(Opened(opened.session, refusal))
+            peer.add(Joined(session, refusal))
             return
         for other in self._peers.values():
-            for session, engine in list(other.engines.items()):
-                if engine.engine == opened.engine:
-                    other.engines.pop(session).close()
+            for former, engine in list(other.engines.items()):
+                if engine.name == name:
+                    other.engines.pop(former).close()
         try:
-            engine = MirroredEngine(opened, self._service, self._sockets)
+            engine = MirroredEngine(name, session, shape, owner, self._service, self._sockets)
         except (OSError, RuntimeError, zmq.ZMQError) as error:
-            peer.outbox.add(Opened(opened.session, str(error)))
+            peer.add(Joined(session, str(error)))
             return
-        peer.engines[opened.session] = engine
+        peer.engines[session] = engine
 
-        def answered(refusal: str) -> None:
-            if peer.engines.get(opened.session) is not engine:
+        def joined(refusal: str) -> None:
+            if peer.engines.get(session) is not engine:
                 return  # closed meanwhile
             if refusal:
-                peer.engines.pop(opened.session).close()
-            lives = draft_lives(self._table)
-            peer.outbox.add(engine.status(lives), Opened(opened.session, refusal))
+                peer.engines.pop(session).close()
+            status = read_status(engine.table, session, draft_lives(self._table))
+            peer.add(status, Joined(session, refusal))
 
-        engine.join(answered)
+        engine.join(joined)
 
-    def _misfit(self, opened: Open) -> str:
+    def _misfit(self, theirs: TableShape) -> str:
         """Why a table is none for this draft, before there is one; "" if it may be."""
         ours = self._table.shape
-        if opened.slots > self._most_slots:
+        if theirs.slots > self._most_slots:
             return (
-                f"the engine is made for {opened.slots} requests at a time, and the draft takes "
+                f"the engine is made for {theirs.slots} requests at a time, and the draft takes "
                 f"engines with at most {self._most_slots}: start the engine with --max-num-seqs "
-                f"{self._most_slots}, or the draft server with --max-num-seqs {opened.slots}"
+                f"{self._most_slots}, or the draft server with --max-num-seqs {theirs.slots}"
             )
-        if opened.tail != ours.tail:
+        if theirs.tail != ours.tail:
             return (
-                f"the engine's table keeps {opened.tail} tokens of a text, the draft's "
+                f"the engine's table keeps {theirs.tail} tokens of a text, the draft's "
                 f"{ours.tail}: install the same vllm-ssd on both nodes"
             )
-        theirs = (opened.k, opened.branches, opened.top_m)
-        if theirs == (ours.k, ours.branches, ours.top_m):
+        if replace(theirs, slots=ours.slots) == ours:
             return ""
         return (
-            f"the engine's table is made for k={opened.k}, {opened.branches} branches a round and "
-            f"{opened.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
+            f"the engine's table is made for k={theirs.k}, {theirs.branches} branches a round and "
+            f"{theirs.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
             f"and {ours.top_m}: start the engine with the options of the draft"
         )
 

@@ -34,16 +34,6 @@ class KeyFile(msgspec.Struct, frozen=True):
     client_secret: KeyOrNone = ""
 
 
-class Contact(msgspec.Struct, frozen=True):
-    """What an engine must know of a draft: its address, the service's public key, and a pair of the
-    engine's that it accepts."""
-
-    address: str
-    server_public: str
-    client_public: str
-    client_secret: str
-
-
 def new_pair() -> tuple[str, str]:
     """A public and a secret key."""
     public, secret = zmq.curve_keypair()
@@ -90,12 +80,25 @@ def write_keys(path: Path, keys: KeyFile) -> None:
     new.rename(path)
 
 
-def contacts_of(keys: KeyFile) -> list[Contact]:
-    """For an engine that has the file: of all drafts."""
-    return [
-        Contact(address, keys.server_public, keys.clients[0], keys.client_secret)
-        for address in keys.addresses
-    ]
+def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
+    """Make the key file unless it is there, with this address and the ports after it;
+    ``ValueError`` with a sentence if that fails or if it is another service's."""
+    addresses = addresses_of(address, drafts)
+    try:
+        if not path.exists():
+            write_keys(path, make_keys(name, addresses, shared=True))
+            return
+        keys = read_keys(path)
+        if (keys.name, keys.addresses) != (name, addresses):
+            raise ValueError(
+                f"{path} is the key file of {keys.name!r} at {', '.join(keys.addresses)}: name "
+                "another file, or remove this one and copy the new one to the engines' nodes"
+            )
+    except OSError as error:
+        raise ValueError(
+            f"the key file {path} cannot be written ({error.strerror}): name one in a folder of "
+            "this user's"
+        ) from error
 
 
 def addresses_of(address: str, count: int) -> list[str]:

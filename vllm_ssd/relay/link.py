@@ -13,7 +13,7 @@ from zmq.utils import z85
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.relay.frames import LARGEST
-from vllm_ssd.relay.keys import Contact, KeyFile, endpoint_of
+from vllm_ssd.relay.keys import KeyFile, endpoint_of
 from vllm_ssd.relay.sockets import Sockets
 
 logger = get_logger(__name__)
@@ -44,15 +44,16 @@ def _limit(socket: zmq.Socket[bytes]) -> None:
 class TargetLink:
     """The target's end of one connection. ``read`` is called with each message."""
 
-    def __init__(self, sockets: Sockets, contact: Contact, read: Callable[[bytes], None]):
+    def __init__(self, sockets: Sockets, keys: KeyFile, place: int, read: Callable[[bytes], None]):
+        """place: of the draft's address in them."""
         self._sockets = sockets
         self._socket = socket = sockets.context.socket(zmq.DEALER)
         _limit(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.curve_serverkey = contact.server_public.encode()
-        socket.curve_publickey = contact.client_public.encode()
-        socket.curve_secretkey = contact.client_secret.encode()
-        socket.connect(endpoint_of(contact.address))
+        socket.curve_serverkey = keys.server_public.encode()
+        socket.curve_publickey = keys.clients[0].encode()
+        socket.curve_secretkey = keys.client_secret.encode()
+        socket.connect(endpoint_of(keys.addresses[place]))
         sockets.add(socket, lambda: read(socket.recv()))
 
     def send(self, message: bytes) -> bool:
@@ -124,10 +125,6 @@ class DraftLink:
         except zmq.ZMQError as error:
             raise ConnectionError(str(error)) from error
         return True
-
-    def close(self) -> None:
-        self._sockets.remove(self._socket)
-        self._sockets.remove(self._door)
 
     def _clients_now(self) -> Collection[str]:
         """Public keys that are let in: those of the last time that the keys could be read."""

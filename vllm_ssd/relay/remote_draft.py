@@ -4,13 +4,14 @@ front of each draft that this engine starts and ends."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
-from vllm_ssd.relay.finding import REACH_S, Where, contacts, where
+from vllm_ssd.relay.finding import REACH_S, Where, where
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
 
@@ -31,13 +32,13 @@ class RemoteDraft(JoinedDraft):
         found = where(options)
         assert found is not None, "it is on another node"
         self._where: Where = found
-        self._shape = table_shape(vllm_config)
+        self._shape = replace(table_shape(vllm_config), slots=1)
         self._relays: dict[int, Child] = {}  # by the drafts' places in the key file
 
     def _services(self) -> list[Service]:
         """Of the relays that run. Raises ``ValueError`` with a sentence if none can be started."""
         services, errors = [], []
-        for place in range(len(contacts(self._where))):
+        for place in range(len(self._where.keys().addresses)):
             try:
                 services.append(Service(self._relay(place)))
             except FileNotFoundError:
@@ -55,9 +56,7 @@ class RemoteDraft(JoinedDraft):
         relay = self._relays.get(place)
         if relay is None or relay.ended:
             self._stop_relay(place)
-            shape = self._shape
-            own = str(self._run_dir)
-            spec = TargetEndSpec(own, self._where, place, shape.k, shape.branches, shape.top_m)
+            spec = TargetEndSpec(str(self._run_dir), self._where, place, self._shape)
             relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir, START_S)
             self._relays[place] = relay
         return Path(relay.word)

@@ -15,19 +15,8 @@ from vllm_ssd.protocol.messages import Join, Leave, Request, Wake, endpoint
 
 _ROUNDS = 64  # messages of each socket that are read before the ends do their other work
 
-REST_S = 0.05  # between two looks without any request, when news come by messages only
-_FINEST_S, _COARSEST_S = 100e-6, 1e-3
-_LOOKS = 10  # in the time there and back
-
 Answer = Callable[[str], None]
 _requests = msgspec.msgpack.Decoder(Request)
-
-
-def pause_s(link_us: float) -> float:
-    """Seconds between two looks at tables with requests, when a message there and back takes
-    ``link_us`` microseconds, 0 = not known yet. More looks would bring news little earlier, and
-    take time of a core, which on CPUs target or draft want."""
-    return min(max(link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
 
 
 class Sockets:
@@ -102,10 +91,9 @@ class Sockets:
         self.remove(socket)
         then(answer)
 
-    def drain(self) -> bool:
-        """Read what has come, up to ``_ROUNDS`` messages of each socket; returns whether there was
-        something."""
-        now, some = time.monotonic(), False
+    def drain(self) -> None:
+        """Read what has come, up to ``_ROUNDS`` messages of each socket."""
+        now = time.monotonic()
         for asked, (deadline, _) in list(self._asked.items()):
             if now >= deadline:
                 self._answered(asked, None)
@@ -117,8 +105,6 @@ class Sockets:
                 read = self._read.get(source)
                 if read is not None:  # another one may have removed it
                     read()
-                    some = True
-        return some
 
     def wait(self, seconds: float) -> None:
         """Until there may be something to read, ``seconds`` at most."""

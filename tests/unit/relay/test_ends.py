@@ -13,27 +13,26 @@ from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, Reference, Target
 from tests.unit.lifecycle.test_joined_draft import said as logged
 from tests.unit.lifecycle.test_served_engine import Engine, Running, until
-from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableShape, rundir
+from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
+from vllm_ssd.relay.engines import MirroredEngine
 from vllm_ssd.relay.finding import Where, described
 from vllm_ssd.relay.frames import (
     Hello,
+    Joined,
     Malformed,
-    Open,
-    Opened,
     Refused,
     Told,
     Welcome,
     decode_to_target,
     encode,
 )
-from vllm_ssd.relay.keys import contacts_of, make_keys, new_pair, read_keys, write_keys
+from vllm_ssd.relay.keys import make_keys, new_pair, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
-from vllm_ssd.relay.mirrored_engine import MirroredEngine
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.worker.client import SpeculationClient
@@ -47,9 +46,9 @@ NAMED = DraftName("drafts", {"k": 2, "model": "draft"})
 class Stranger:
     """A target's end that says what it is told to."""
 
-    def __init__(self, contact):
+    def __init__(self, keys):
         self._sockets, self._messages = Sockets(), []
-        self._link = TargetLink(self._sockets, contact, self._messages.append)
+        self._link = TargetLink(self._sockets, keys, 0, self._messages.append)
 
     def say(self, *frames):
         self._link.send(encode(frames))
@@ -117,7 +116,7 @@ def relay(server, key_file, monkeypatch):
         write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
         shape = server.table.shape
         where = Where("drafts", key_file=str(key_file))
-        spec = TargetEndSpec("", where, 0, shape.k, shape.branches, shape.top_m)
+        spec = TargetEndSpec("", where, 0, shape)
         ours = Stepping(TargetEnd(spec, Sockets()))
         ends.callback(ours.stop)
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
@@ -128,11 +127,11 @@ def relay(server, key_file, monkeypatch):
 @pytest.fixture
 def connect(relay, key_file):
     """Makes strangers, who have the keys unless they have others."""
-    contact = contacts_of(read_keys(key_file))[0]
+    keys = read_keys(key_file)
     with ExitStack() as ends:
 
         def made(**other):
-            one = Stranger(msgspec.structs.replace(contact, **other))
+            one = Stranger(msgspec.structs.replace(keys, **other))
             ends.callback(one.close)
             return one
 
@@ -273,7 +272,8 @@ def test_an_engine_that_dies_is_left(server, relay, engine):
 
 def opening(server, session, name):
     shape = server.table.shape
-    return Open(session, name, 2, shape.k, shape.branches, shape.tail, 0, "", 0)
+    table = TableShape(2, shape.k, shape.branches, shape.tail), TableOwner()
+    return Told(session, Join(name), *table)
 
 
 @pytest.mark.parametrize(
@@ -282,15 +282,17 @@ def opening(server, session, name):
         (lambda server: Told(1, Remove(7, 1)), "there is no slot 7"),
         (lambda server: Hello("drafts"), "a second greeting on one connection"),
         (lambda server: opening(server, 1, "another"), "session 1 is open already"),
+        (lambda server: opening(server, 2, "a" * 300), "an engine without a table"),
+        (lambda server: Told(2, Join("another")), "an engine without a table"),
     ],
-    ids=["slot", "greeting", "session"],
+    ids=["slot", "greeting", "session", "name", "table"],
 )
 def test_what_is_said_wrong_ends_the_session(server, engine, connect, wrong, said):
     """By somebody who has the keys: others go on, and nothing of it is left."""
     before = set(rundir.living())
     stranger = connect()
     stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
-    until("session", lambda: stranger.heard(Opened))
+    until("session", lambda: stranger.heard(Joined))
     until("it", lambda: server.joined() == 2)
     stranger.say(wrong(server))
     until("refusal", lambda: stranger.heard(Refused))
@@ -305,7 +307,7 @@ def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, m
 
     stranger = connect()
     stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
-    until("session", lambda: stranger.heard(Opened))
+    until("session", lambda: stranger.heard(Joined))
     with monkeypatch.context() as patched:
         patched.setattr(MirroredEngine, "tell", fail)
         stranger.say(Told(1, Remove(1, 1)))
@@ -331,7 +333,7 @@ def test_a_key_file_that_cannot_be_read(server, engine, connect, key_file, caplo
     assert "cannot be read (No such file or directory)" in line
     write_keys(key_file, msgspec.structs.replace(keys, clients=[*keys.clients, public]))
     for lines in (1, 2):
-        greet(connect(client_public=public, client_secret=secret))
+        greet(connect(clients=[public], client_secret=secret))
         assert len(logged(caplog)) == lines
         key_file.unlink(missing_ok=True)
     assert engine.predicted(3) == server.expected
@@ -387,7 +389,7 @@ def test_nothing_is_left(server, relay, engine):
     theirs, ours = relay
     ours_dir = ours.end.run_dir
     (mirrored,) = (one for peer in theirs.end._peers.values() for one in peer.engines.values())
-    theirs_dir = mirrored._run_dir
+    theirs_dir = mirrored.run_dir
     ours.stop()
     until("end of the session", lambda: server.joined() == 0)
     assert not ours_dir.exists() and not rundir.table_path(ours_dir).exists()

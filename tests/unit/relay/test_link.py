@@ -13,15 +13,14 @@ import zmq
 from tests.support.sentences import one_sentence
 from vllm_ssd.relay.keys import (
     addresses_of,
-    contacts_of,
     endpoint_of,
     make_keys,
     new_pair,
+    prepare_keys,
     read_keys,
     write_keys,
 )
 from vllm_ssd.relay.link import DraftLink, TargetLink
-from vllm_ssd.relay.listening import prepare_keys
 from vllm_ssd.relay.sockets import Sockets
 
 HEARD_S, SILENCE_S = 15.0, 0.3
@@ -40,7 +39,6 @@ class Place:
         )
         address = f"127.0.0.1:{self.link.port}"
         self.keys = msgspec.structs.replace(self.keys, addresses=[address])
-        (self.contact,) = contacts_of(self.keys)
 
     def hears(self, theirs=None, seconds=HEARD_S):
         """Whether something comes."""
@@ -66,12 +64,12 @@ def connect(place):
     """Makes a target's end."""
     made = []
 
-    def connect(contact=None, **other):
+    def connect(**other):
         sockets = Sockets()
         made.append(sockets)
         heard = []
-        contact = msgspec.structs.replace(contact or place.contact, **other)
-        link = TargetLink(sockets, contact, heard.append)
+        keys = msgspec.structs.replace(place.keys, **other)
+        link = TargetLink(sockets, keys, 0, heard.append)
         link.heard = heard
         return sockets, link
 
@@ -97,7 +95,7 @@ def test_a_stranger_is_not_heard(place, connect):
     public, secret = new_pair()
     other_server, _ = new_pair()
     for wrong in (
-        {"client_public": public, "client_secret": secret},
+        {"clients": [public], "client_secret": secret},
         {"server_public": other_server},
     ):
         sockets, link = connect(**wrong)
@@ -110,7 +108,7 @@ def test_a_stranger_is_not_heard(place, connect):
 
 def test_a_key_that_is_admitted_later(place, connect):
     public, secret = new_pair()
-    own = {"client_public": public, "client_secret": secret}
+    own = {"clients": [public], "client_secret": secret}
     sockets, link = connect(**own)
     link.send(b"too early")
     assert not place.hears(sockets, SILENCE_S)
@@ -125,9 +123,9 @@ def test_who_has_no_keys_is_not_heard(place, connect):
     """ZeroMQ without encryption, and bytes that are anything."""
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
-    plain.connect(endpoint_of(place.contact.address))
+    plain.connect(endpoint_of(place.keys.addresses[0]))
     plain.send(b"hello")
-    host, port = place.contact.address.split(":")
+    host, port = place.keys.addresses[0].split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(os.urandom(4096))
         assert not place.hears(None, SILENCE_S)
@@ -192,7 +190,7 @@ def test_the_key_file(tmp_path):
     keys = read_keys(path)
     prepare_keys(path, "drafts", "10.0.0.5:7400", 1)
     assert read_keys(path) == keys, "engines have copies"
-    assert keys.clients == [contacts_of(keys)[0].client_public]
+    assert len(keys.clients) == 1 and keys.client_secret
     write_keys(path, msgspec.structs.replace(keys, clients=[]))
     assert not read_keys(path).clients and list(tmp_path.iterdir()) == [path]
 

@@ -12,7 +12,6 @@ from vllm_ssd.protocol.predictions import PredictionReader, PredictionWriter
 from vllm_ssd.relay.frames import Changed, Malformed, Plan
 from vllm_ssd.relay.mirror import KINDS, LONGEST_TEXT, Mirror, read_status, show_status
 from vllm_ssd.relay.records import Fallback, Outcome, Prediction, Side, State, pack
-from vllm_ssd.relay.sockets import pause_s
 
 SESSION, VOCAB = 1, 400
 GENERATION = 5
@@ -389,8 +388,3 @@ def test_status(nodes):
     status.counters.pop()
     with pytest.raises(Malformed):
         show_status(nodes.table, status, 250)
-
-
-@pytest.mark.parametrize("link_us, pause", [(0, 1e-4), (90, 1e-4), (4000, 4e-4), (10**6, 1e-3)])
-def test_looks_are_as_often_as_the_link_makes_worth_it(link_us, pause):
-    assert pause_s(link_us) == pytest.approx(pause)

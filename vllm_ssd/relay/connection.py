@@ -1,0 +1,83 @@
+"""What an end of a relay has of the other end: the engines whose tables both mirror, and what is to
+be sent as long as there is no room for it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from vllm_ssd.relay.frames import LARGEST, Changed, Frame, Plan, encode
+from vllm_ssd.relay.mirror import Mirror
+
+_AT_ONCE = LARGEST // 4  # bytes of a message, about, unless it is one frame
+REST_S = 0.05  # between two looks without any request, when news come by messages only
+_FINEST_S, _COARSEST_S = 100e-6, 1e-3
+_LOOKS = 10  # in the time there and back
+
+
+class Mirrored(Protocol):
+    """An engine with a table on this node."""
+
+    mirror: Mirror
+
+
+E = TypeVar("E", bound=Mirrored)
+
+
+class Connection(Generic[E]):
+    """engines: by the numbers of their sessions. heard: when something last came from the other
+    end, -infinity = it is gone. link_us: microseconds that a message takes there and back, 0 = not
+    known yet."""
+
+    def __init__(self, send: Callable[[bytes], bool]):
+        """``send``: returns False if there is no room for the message now; ``ConnectionError`` if
+        the other end is gone."""
+        self._send = send
+        self._frames: list[Frame] = []
+        self._messages: deque[bytes] = deque()
+        self.engines: dict[int, E] = {}
+        self.heard = time.monotonic()
+        self.link_us = 0.0
+
+    def add(self, *frames: Frame) -> None:
+        """To be sent with the next ``flush``."""
+        self._frames += frames
+
+    def flush(self) -> None:
+        """Send what was added, and what has changed. As long as there is no room nobody looks for
+        changes: they are told as they are later."""
+        if not self._messages:
+            for engine in self.engines.values():
+                self._frames += engine.mirror.take()
+            if self._frames:
+                self._messages.extend(_messages(self._frames))
+                self._frames = []
+        try:
+            while self._messages and self._send(self._messages[0]):
+                self._messages.popleft()
+        except ConnectionError:
+            self.heard = -math.inf
+
+    def apply(self, frame: Changed | Plan) -> None:
+        """Write what the other end's side has changed; raises ``Malformed``."""
+        if frame.session in self.engines:
+            self.engines[frame.session].mirror.apply(frame)
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next look at its tables. More looks would bring news little earlier,
+        and take time of a core, which on CPUs target or draft want."""
+        if not any(engine.mirror.has_requests for engine in self.engines.values()):
+            return REST_S
+        return min(max(self.link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
+
+
+def _messages(frames: Sequence[Frame]) -> list[bytes]:
+    message = encode(frames)
+    if len(message) <= _AT_ONCE or len(frames) == 1:
+        return [message]
+    half = len(frames) // 2
+    return [*_messages(frames[:half]), *_messages(frames[half:])]
