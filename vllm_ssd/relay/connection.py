@@ -1,18 +1,20 @@
-"""What an end of a relay has of the other end: the engines whose tables both mirror, and what is to
-be sent as long as there is no room for it."""
+"""One end of a relay, and what it has of the other end: the engines whose tables both mirror, and
+what is to be sent as long as there is no room for it."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from vllm_ssd.relay.frames import LARGEST, Changed, Frame, Plan, encode
 from vllm_ssd.relay.mirror import Mirror
+from vllm_ssd.relay.sockets import Sockets
 
 _AT_ONCE = LARGEST // 4  # bytes of a message, about, unless it is one frame
+LOOK_S = 0.1  # between two looks at who is gone, and two questions how the draft is
 REST_S = 0.05  # between two looks without any request, when news come by messages only
 _FINEST_S, _COARSEST_S = 100e-6, 1e-3
 _LOOKS = 10  # in the time there and back
@@ -73,6 +75,39 @@ class Connection(Generic[E]):
         if not any(engine.mirror.has_requests for engine in self.engines.values()):
             return REST_S
         return min(max(self.link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
+
+
+class End(Generic[E]):
+    """``step`` until ``ended``; then ``close``. word: what the process that started it is told."""
+
+    word: str
+    ended = False
+
+    def __init__(self, sockets: Sockets):
+        self._sockets = sockets
+        self._next_look = 0.0
+
+    def step(self) -> None:
+        """One look at everything, and a pause."""
+        self._sockets.drain()
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._look_after(now)
+        for connection in self._connections():
+            connection.flush()
+        self._sockets.wait(min((one.pause_s for one in self._connections()), default=REST_S))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        raise NotImplementedError
+
+    def _look_after(self, now: float) -> None:
+        """Every ``LOOK_S`` seconds: see who is gone."""
+        raise NotImplementedError
+
+    def _connections(self) -> Collection[Connection[E]]:
+        raise NotImplementedError
 
 
 def _messages(frames: Sequence[Frame]) -> list[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Wake
-from vllm_ssd.relay.connection import REST_S, Connection
+from vllm_ssd.relay.connection import Connection, End
 from vllm_ssd.relay.engines import ANSWER_S, MirroredEngine
 from vllm_ssd.relay.frames import (
     Changed,
@@ -47,7 +48,6 @@ from vllm_ssd.relay.sockets import Sockets
 logger = get_logger(__name__)
 
 PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
-_LOOK_AFTER_S = 0.1  # between two looks at who is gone
 START_S = 30.0
 AGAIN_S = 1.0  # between two starts of a relay that has ended
 # Requests of an engine that every draft allows, vLLM's largest default of max_num_seqs. Those that
@@ -106,40 +106,32 @@ class ListeningEnd:
         return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir), START_S)
 
 
-class DraftEnd:
-    """``step`` until ``ended``; then ``close``."""
+class DraftEnd(End[MirroredEngine]):
+    """Works until its parent or the service is gone."""
 
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
         """Raises ``OSError`` and ``ValueError`` with a sentence if it cannot listen."""
+        super().__init__(sockets)
         self._named = spec.named
         self._most_slots = max(spec.max_num_seqs, _ALLOWED_SLOTS)
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
-        self._sockets = sockets
         self._peers: dict[bytes, Peer] = {}
-        self._next_look = 0.0
-        self.ended = False
-        key_file = Path(spec.key_file)
-        self._link = DraftLink(sockets, lambda: read_keys(key_file), spec.place, self._read)
+        keys = read_keys(Path(spec.key_file))
+        self._link = DraftLink(sockets, keys, spec.place, self._read)
         self.word = str(self._link.port)
 
-    def step(self) -> None:
-        """One look at everything, and a pause."""
-        self._sockets.drain()
-        for peer in self._peers.values():
-            peer.flush()
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_AFTER_S
-            self.ended |= not rundir.is_held(self._watched)
-            for sender, peer in list(self._peers.items()):
-                if now - peer.heard > PEER_GONE_S:
-                    self._part(sender)
-        self._sockets.wait(min((peer.pause_s for peer in self._peers.values()), default=REST_S))
+    def _connections(self) -> Collection[Peer]:
+        return self._peers.values()
+
+    def _look_after(self, now: float) -> None:
+        self.ended = not rundir.is_held(self._watched)
+        for sender, peer in list(self._peers.items()):
+            if now - peer.heard > PEER_GONE_S:
+                self._part(sender)
 
     def close(self) -> None:
-        """Leave nothing behind."""
         for peer in self._peers.values():
             for engine in peer.engines.values():
                 engine.remove()

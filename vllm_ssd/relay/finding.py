@@ -33,8 +33,6 @@ class Where(msgspec.Struct, frozen=True):
                 f"{self.key_file} is the key file of the draft server {keys.name!r}, and "
                 f"draft_server is {self.name!r}: correct one of them"
             )
-        if not (keys.client_secret and keys.clients):
-            raise ValueError(f"{self.key_file} has no keys for engines: name the one of --key-file")
         return keys
 
 

@@ -1,8 +1,7 @@
 """The keys of a relay, and the file in which both nodes have them.
 
-A draft service has a pair of keys (CURVE, as ZeroMQ has it), and a list of public keys of those who
-may talk to it. A file that a user copies to the targets' nodes has one more pair, which all engines
-share: whoever can read it may be an engine, or the draft.
+A draft service has a pair of keys (CURVE, as ZeroMQ has it), and its engines share another one. A
+user copies the file to the targets' nodes: whoever can read it may be an engine, or the draft.
 """
 
 from __future__ import annotations
@@ -16,22 +15,19 @@ import zmq
 
 from vllm_ssd.protocol.own_file import open_own
 
-_Z85 = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
-Key = Annotated[str, msgspec.Meta(pattern=f"^{_Z85}$")]
-KeyOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_Z85})?$")]
+Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
 class KeyFile(msgspec.Struct, frozen=True):
     """name: of the service; addresses: HOST:PORT where each of its drafts listens; clients: public
-    keys that it accepts. client_secret: that of the first of these, "" = it is somebody else's.
-    Keys are Z85."""
+    keys that it accepts; client_secret: that of the first of these, the engines'. Keys are Z85."""
 
     name: str
     addresses: list[str]
     server_public: Key
     server_secret: Key
-    clients: list[Key]
-    client_secret: KeyOrNone = ""
+    clients: Annotated[list[Key], msgspec.Meta(min_length=1)]
+    client_secret: Key
 
 
 def new_pair() -> tuple[str, str]:
@@ -40,12 +36,11 @@ def new_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def make_keys(name: str, addresses: list[str], shared: bool) -> KeyFile:
-    """New ones. shared: with a pair for all engines."""
+def make_keys(name: str, addresses: list[str]) -> KeyFile:
+    """New ones."""
     server_public, server_secret = new_pair()
-    public, secret = new_pair() if shared else ("", "")
-    clients = [public] if shared else []
-    return KeyFile(name, addresses, server_public, server_secret, clients, secret)
+    public, secret = new_pair()
+    return KeyFile(name, addresses, server_public, server_secret, [public], secret)
 
 
 def read_keys(path: Path) -> KeyFile:
@@ -86,7 +81,7 @@ def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
     addresses = addresses_of(address, drafts)
     try:
         if not path.exists():
-            write_keys(path, make_keys(name, addresses, shared=True))
+            write_keys(path, make_keys(name, addresses))
             return
         keys = read_keys(path)
         if (keys.name, keys.addresses) != (name, addresses):

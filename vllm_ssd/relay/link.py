@@ -11,12 +11,9 @@ from collections.abc import Callable, Collection
 import zmq
 from zmq.utils import z85
 
-from vllm_ssd.log import get_logger
 from vllm_ssd.relay.frames import LARGEST
 from vllm_ssd.relay.keys import KeyFile, endpoint_of
 from vllm_ssd.relay.sockets import Sockets
-
-logger = get_logger(__name__)
 
 # What is under way in one direction, at most: messages in our queues on each side, and bytes in
 # those of the kernel. Who has filled them waits with what is newer, and sends only what is still
@@ -70,26 +67,16 @@ class TargetLink:
 
 
 class DraftLink:
-    """The draft's end of all connections. ``read`` is called with the sender and each message;
-    ``keys`` returns the keys as they are now, or raises ``ValueError``. Who is let in may change.
-    """
+    """The draft's end of all connections. ``read`` is called with the sender and each message."""
 
     def __init__(
-        self,
-        sockets: Sockets,
-        keys: Callable[[], KeyFile],
-        place: int,
-        read: Callable[[bytes, bytes], None],
+        self, sockets: Sockets, keys: KeyFile, place: int, read: Callable[[bytes, bytes], None]
     ):
         """place: of its address in them. Raises ``OSError`` if it cannot listen."""
-        own = keys()
-        address = own.addresses[place]
-        self._keys, self._clients = keys, own.clients
-        self._unreadable = False
-        self._sockets = sockets
-        self._door = sockets.context.socket(zmq.REP)
-        self._door.bind(_ZAP)
-        sockets.add(self._door, lambda: _let_in(self._door, self._clients_now()))
+        address = keys.addresses[place]
+        door = sockets.context.socket(zmq.REP)
+        door.bind(_ZAP)
+        sockets.add(door, lambda: _let_in(door, keys.clients))
         self._socket = socket = sockets.context.socket(zmq.ROUTER)
         _limit(socket)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -99,13 +86,13 @@ class DraftLink:
         socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _QUESTIONS)
         socket.setsockopt(zmq.TCP_MAXRT, _ARRIVAL_MS)
         socket.curve_server = True
-        socket.curve_secretkey = own.server_secret.encode()
+        socket.curve_secretkey = keys.server_secret.encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, b"ssd")
         try:
             socket.bind(endpoint_of(address))
         except zmq.ZMQError as error:
             socket.close()
-            sockets.remove(self._door)
+            sockets.remove(door)
             raise OSError(f"cannot listen at {address} ({error})") from error
         sockets.add(socket, lambda: read(*_parts(socket)))
 
@@ -125,19 +112,6 @@ class DraftLink:
         except zmq.ZMQError as error:
             raise ConnectionError(str(error)) from error
         return True
-
-    def _clients_now(self) -> Collection[str]:
-        """Public keys that are let in: those of the last time that the keys could be read."""
-        try:
-            self._clients = self._keys().clients
-            self._unreadable = False
-        except ValueError as error:
-            if not self._unreadable:
-                logger.warning(
-                    "SSD: the relay lets engines in by the keys it read before: %s", error
-                )
-            self._unreadable = True
-        return self._clients
 
 
 def _parts(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes]:

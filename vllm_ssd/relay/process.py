@@ -17,11 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from vllm_ssd.lifecycle.launch import absolute_paths
+from vllm_ssd.relay.connection import End
 from vllm_ssd.relay.sockets import Sockets
 
 STOP_S = 3.0  # for the child to end by itself
@@ -83,21 +84,10 @@ class Child:
         self._process.wait()
 
 
-class End(Protocol):
-    """word: what the parent is told once it works; ended: there is nothing more to do."""
-
-    word: str
-    ended: bool
-
-    def step(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def run(
     channel_fd: str,
     kind: type[Spec],
-    make: Callable[[Spec, Sockets], End],
+    make: Callable[[Spec, Sockets], End[Any]],
     afterwards: Callable[[Spec], None] = lambda _: None,
 ) -> None:
     """What a process does that ``Child`` has started, to which this is the channel: detach itself,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
-from vllm_ssd.relay.connection import REST_S, Connection
+from vllm_ssd.relay.connection import REST_S, Connection, End
 from vllm_ssd.relay.engines import RelayedEngine
 from vllm_ssd.relay.finding import Where, describe
 from vllm_ssd.relay.frames import (
@@ -50,7 +51,6 @@ logger = get_logger(__name__)
 SILENT_S = 1.0  # without a message, after which the link counts as dead
 REFUSED_S = 2.0  # until another connection after one that was refused
 _GOOD_S = 10.0  # of a connection, after which a cause for a refusal is a new one
-PING_S = 0.1  # between two questions how the draft is
 _UNKNOWN_S = 1.0  # between two looks for requests that the draft was not told of
 _LINGER_MS = 200  # for the last words to the other end
 _KILLED_S = 10.0  # for the processes of an engine that is being killed
@@ -67,15 +67,13 @@ class TargetEndSpec(msgspec.Struct, frozen=True):
     shape: TableShape
 
 
-class TargetEnd:
-    """``step`` until its parent is gone; then ``close``."""
-
-    ended = False
+class TargetEnd(End[RelayedEngine]):
+    """Works until its parent is gone."""
 
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
         """Raises ``ValueError`` if the service cannot be found, and as ``OwnFiles``."""
+        super().__init__(sockets)
         self._where, self._place = spec.where, spec.place
-        self._sockets = sockets
         self._keys = spec.where.keys()
         describe(self._keys, spec.place)  # which says what is wrong
         owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
@@ -87,14 +85,14 @@ class TargetEnd:
         sockets.serve(self.run_dir, self._handle)
         self._session = 0
         self._refusal = ""  # why the last connection was refused
-        self._next_ping = self._next_look = 0.0
+        self._next_unknown = 0.0
         self._next_touch = time.monotonic() + rundir.TOUCH_S
         self._connect()
 
-    def step(self) -> None:
-        """One look at everything, and a pause."""
-        self._sockets.drain()
-        now = time.monotonic()
+    def _connections(self) -> Collection[Connection[RelayedEngine]]:
+        return (self._connection,)
+
+    def _look_after(self, now: float) -> None:
         if now >= self._renew_at:
             self._end_sessions()
             self._link.close()
@@ -102,17 +100,21 @@ class TargetEnd:
                 keys = self._where.keys()
                 self._keys = keys if self._place < len(keys.addresses) else self._keys
             self._connect()
-        if now >= self._next_ping and not self._over:
-            self._next_ping = now + PING_S
+        if not self._over:
             self._connection.add(Ping(time.monotonic_ns(), round(self._connection.link_us)))
-        if now >= self._next_look:
-            self._next_look = now + _UNKNOWN_S
-            self._look_after(now)
-        self._connection.flush()
-        self._sockets.wait(self._connection.pause_s)
+        for session, engine in list(self._connection.engines.items()):
+            if not engine.lives():
+                self._part(session)
+        if now >= self._next_unknown:
+            self._next_unknown = now + _UNKNOWN_S
+            for engine in self._connection.engines.values():
+                if engine.answer is None:
+                    engine.served.ask_for_unknown()
+        if now >= self._next_touch:
+            self._next_touch = now + rundir.TOUCH_S
+            rundir.touch(self.run_dir)
 
     def close(self) -> None:
-        """Leave nothing behind."""
         self._end_sessions()
         self._connection.flush()
         self._link.close(_LINGER_MS)
@@ -141,16 +143,6 @@ class TargetEnd:
         if why != self._refusal:
             self._refusal = why
             logger.warning("SSD: the relay of %r: %s", self._where.name, why)
-
-    def _look_after(self, now: float) -> None:
-        for session, engine in list(self._connection.engines.items()):
-            if not engine.lives():
-                self._part(session)
-            elif engine.answer is None:
-                engine.served.ask_for_unknown()
-        if now >= self._next_touch:
-            self._next_touch = now + rundir.TOUCH_S
-            rundir.touch(self.run_dir)
 
     def _part(self, session: int, asleep: bool = False) -> None:
         """Draft for this engine no longer. asleep: as in ``Leave``."""

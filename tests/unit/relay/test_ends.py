@@ -27,11 +27,10 @@ from vllm_ssd.relay.frames import (
     Malformed,
     Refused,
     Told,
-    Welcome,
     decode_to_target,
     encode,
 )
-from vllm_ssd.relay.keys import make_keys, new_pair, read_keys, write_keys
+from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
@@ -98,7 +97,7 @@ def server(tmp_path_factory):
 @pytest.fixture
 def key_file(tmp_path):
     path = tmp_path / "drafts.key"
-    write_keys(path, make_keys("drafts", ["127.0.0.1:0"], shared=True))
+    write_keys(path, make_keys("drafts", ["127.0.0.1:0"]))
     return path
 
 
@@ -314,28 +313,6 @@ def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, m
         until("refusal", lambda: stranger.heard(Refused))
     assert "failed (IndexError): see its log" in stranger.heard(Refused).why
     until("end of the session", lambda: server.joined() == 1)
-    assert engine.predicted(3) == server.expected
-
-
-def greet(stranger):
-    stranger.say(Hello("drafts"))
-    until("welcome", lambda: stranger.heard(Welcome))
-
-
-def test_a_key_file_that_cannot_be_read(server, engine, connect, key_file, caplog):
-    """Engines with the keys that it had are let in. The log says so once, until it can be read."""
-    keys = read_keys(key_file)
-    public, secret = new_pair()
-    key_file.unlink()
-    for _ in range(2):
-        greet(connect())
-    (line,) = logged(caplog)
-    assert "cannot be read (No such file or directory)" in line
-    write_keys(key_file, msgspec.structs.replace(keys, clients=[*keys.clients, public]))
-    for lines in (1, 2):
-        greet(connect(clients=[public], client_secret=secret))
-        assert len(logged(caplog)) == lines
-        key_file.unlink(missing_ok=True)
     assert engine.predicted(3) == server.expected
 
 

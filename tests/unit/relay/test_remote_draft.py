@@ -37,7 +37,7 @@ class Far:
 
     def __init__(self, folder: Path, count: int):
         key_file = folder / "drafts.key"
-        write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count, shared=True))
+        write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count))
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
         self.ends = [
             Stepping(
