@@ -1,4 +1,4 @@
-"""One end of a relay, and what it has of the other end: the engines whose tables both mirror, and
+"""One end of a relay, and what it has of the other end: the engine whose table both mirror, and
 what is to be sent as long as there is no room for it."""
 
 from __future__ import annotations
@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from vllm_ssd.relay.frames import LARGEST, Changed, Frame, Plan, encode
+from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.sockets import Sockets
 
@@ -30,9 +30,9 @@ E = TypeVar("E", bound=Mirrored)
 
 
 class Connection(Generic[E]):
-    """engines: by the numbers of their sessions. heard: when something last came from the other
-    end, -infinity = it is gone. link_us: microseconds that a message takes there and back, 0 = not
-    known yet."""
+    """engine: in its session, None between two of them. heard: when something last came from the
+    other end, -infinity = it is gone. link_us: microseconds that a message takes there and back,
+    0 = not known yet."""
 
     def __init__(self, send: Callable[[bytes], bool]):
         """``send``: returns False if there is no room for the message now; ``ConnectionError`` if
@@ -40,7 +40,7 @@ class Connection(Generic[E]):
         self._send = send
         self._frames: list[Frame] = []
         self._messages: deque[bytes] = deque()
-        self.engines: dict[int, E] = {}
+        self.engine: E | None = None
         self.heard = time.monotonic()
         self.link_us = 0.0
 
@@ -52,8 +52,8 @@ class Connection(Generic[E]):
         """Send what was added, and what has changed. As long as there is no room nobody looks for
         changes: they are told as they are later."""
         if not self._messages:
-            for engine in self.engines.values():
-                self._frames += engine.mirror.take()
+            if self.engine is not None:
+                self._frames += self.engine.mirror.take()
             if self._frames:
                 self._messages.extend(_messages(self._frames))
                 self._frames = []
@@ -63,16 +63,16 @@ class Connection(Generic[E]):
         except ConnectionError:
             self.heard = -math.inf
 
-    def apply(self, frame: Changed | Plan) -> None:
-        """Write what the other end's side has changed; raises ``Malformed``."""
-        if frame.session in self.engines:
-            self.engines[frame.session].mirror.apply(frame)
+    def engine_of(self, session: int) -> E | None:
+        """The engine, unless the session is over."""
+        engine = self.engine
+        return engine if engine is not None and engine.mirror.session == session else None
 
     @property
     def pause_s(self) -> float:
         """Seconds until the next look at its tables. More looks would bring news little earlier,
         and take time of a core, which on CPUs target or draft want."""
-        if not any(engine.mirror.has_requests for engine in self.engines.values()):
+        if self.engine is None or not self.engine.mirror.has_requests:
             return REST_S
         return min(max(self.link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
 
@@ -86,6 +86,7 @@ class End(Generic[E]):
     def __init__(self, sockets: Sockets):
         self._sockets = sockets
         self._next_look = 0.0
+        self._peers: dict[bytes, Connection[E]] = {}  # by their names to the link
 
     def step(self) -> None:
         """One look at everything, and a pause."""
@@ -94,9 +95,9 @@ class End(Generic[E]):
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             self._look_after(now)
-        for connection in self._connections():
-            connection.flush()
-        self._sockets.wait(min((one.pause_s for one in self._connections()), default=REST_S))
+        for peer in self._peers.values():
+            peer.flush()
+        self._sockets.wait(min((peer.pause_s for peer in self._peers.values()), default=REST_S))
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -104,9 +105,6 @@ class End(Generic[E]):
 
     def _look_after(self, now: float) -> None:
         """Every ``LOOK_S`` seconds: see who is gone."""
-        raise NotImplementedError
-
-    def _connections(self) -> Collection[Connection[E]]:
         raise NotImplementedError
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from vllm_ssd.relay.frames import (
     Plan,
     Pong,
     Refused,
+    Status,
     ToDraft,
     Told,
     Welcome,
@@ -117,13 +117,9 @@ class DraftEnd(End[MirroredEngine]):
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
-        self._peers: dict[bytes, Peer] = {}
         keys = read_keys(Path(spec.key_file))
         self._link = DraftLink(sockets, keys, spec.place, self._read)
         self.word = str(self._link.port)
-
-    def _connections(self) -> Collection[Peer]:
-        return self._peers.values()
 
     def _look_after(self, now: float) -> None:
         self.ended = not rundir.is_held(self._watched)
@@ -133,15 +129,14 @@ class DraftEnd(End[MirroredEngine]):
 
     def close(self) -> None:
         for peer in self._peers.values():
-            for engine in peer.engines.values():
-                engine.remove()
+            if peer.engine is not None:
+                peer.engine.remove()
         self._sockets.close()
         os.close(self._watched)
 
     def _part(self, sender: bytes) -> None:
-        """Leave the engines of a target's end. What more it says is not heard before it greets."""
-        for engine in self._peers.pop(sender).engines.values():
-            engine.close()
+        """Leave a target's end. What more it says is not heard before it greets."""
+        _leave(self._peers.pop(sender))
 
     def _read(self, sender: bytes, message: bytes) -> None:
         try:
@@ -171,22 +166,22 @@ class DraftEnd(End[MirroredEngine]):
         match frame:
             case Ping():
                 peer.link_us = frame.link_us
-                lives = draft_lives(self._table)
-                peer.add(Pong(frame.sent_ns), read_status(self._table, 0, lives))
-                for session, engine in peer.engines.items():
-                    peer.add(read_status(engine.table, session, lives))
+                peer.add(Pong(frame.sent_ns), *self._statuses(peer))
+                return
             case Told(message=Wake()):
                 self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
-            case Told(message=Join() as message):
-                self._join(peer, frame, message.run_dir)
-            case Told(message=Leave() as message):
-                if frame.session in peer.engines:
-                    peer.engines.pop(frame.session).close(message.asleep)
-            case Told(message=Add() | Remove() as message):
-                if frame.session in peer.engines:
-                    peer.engines[frame.session].tell(message)
+            case Told(message=Join() as asked):
+                self._join(peer, frame, asked.run_dir)
+        engine = peer.engine_of(frame.session)
+        if engine is None:
+            return
+        match frame:
+            case Told(message=Leave() as left):
+                _leave(peer, left.asleep)
+            case Told(message=Add() | Remove() as told):
+                engine.tell(told)
             case Changed() | Plan():
-                peer.apply(frame)
+                engine.mirror.apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
         if sender in self._peers:
@@ -200,35 +195,39 @@ class DraftEnd(End[MirroredEngine]):
         peer.add(Welcome(self._named.options, self._named.service))
         self._peers[sender] = peer
 
+    def _statuses(self, peer: Peer) -> list[Status]:
+        """Of the service and of the engine."""
+        lives = draft_lives(self._table)
+        found = [read_status(self._table, 0, lives)]
+        if peer.engine is not None:
+            found.append(read_status(peer.engine.table, peer.engine.mirror.session, lives))
+        return found
+
     def _join(self, peer: Peer, told: Told, name: str) -> None:
         """name: by which the engine is known."""
         session, shape, owner = told.session, told.shape, told.owner
-        if not session or session in peer.engines:
-            raise Malformed(f"session {session} is open already")
         if shape is None or owner is None or len(name) > _LONGEST_NAME:
             raise Malformed("an engine without a table")
+        for other in (peer, *self._peers.values()):
+            if other is peer or (other.engine is not None and other.engine.name == name):
+                _leave(other)
         refusal = self._misfit(shape)
         if refusal:
             peer.add(Joined(session, refusal))
             return
-        for other in self._peers.values():
-            for former, engine in list(other.engines.items()):
-                if engine.name == name:
-                    other.engines.pop(former).close()
         try:
             engine = MirroredEngine(name, session, shape, owner, self._service, self._sockets)
         except (OSError, RuntimeError, zmq.ZMQError) as error:
             peer.add(Joined(session, str(error)))
             return
-        peer.engines[session] = engine
+        peer.engine = engine
 
         def joined(refusal: str) -> None:
-            if peer.engines.get(session) is not engine:
+            if peer.engine is not engine:
                 return  # closed meanwhile
             if refusal:
-                peer.engines.pop(session).close()
-            status = read_status(engine.table, session, draft_lives(self._table))
-            peer.add(status, Joined(session, refusal))
+                _leave(peer)
+            peer.add(*self._statuses(peer), Joined(session, refusal))
 
         engine.join(joined)
 
@@ -253,6 +252,13 @@ class DraftEnd(End[MirroredEngine]):
             f"{theirs.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
             f"and {ours.top_m}: start the engine with the options of the draft"
         )
+
+
+def _leave(peer: Peer, asleep: bool = False) -> None:
+    """Draft for its engine no longer. asleep: as in the control message."""
+    if peer.engine is not None:
+        peer.engine.close(asleep)
+        peer.engine = None
 
 
 if __name__ == "__main__":

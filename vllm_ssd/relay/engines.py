@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
+
+import zmq
 
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.lifecycle.joined_draft import PUT_AWAY_S
@@ -24,7 +26,8 @@ from vllm_ssd.protocol.messages import (
     Request,
     endpoint,
 )
-from vllm_ssd.relay.frames import Malformed
+from vllm_ssd.relay.connection import Connection
+from vllm_ssd.relay.frames import Malformed, Told
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Answer, Sockets
@@ -37,23 +40,16 @@ class RelayedEngine:
     answer: who is told whether the draft drafts for it, None once that is known. ``begin`` then,
     until ``close``."""
 
-    def __init__(self, run_dir: Path, session: int, answer: Answer):
+    def __init__(self, run_dir: Path, session: int, answer: Answer, sockets: Sockets):
         """Raises ``OSError`` and ``ValueError`` if there is no such engine."""
-        if not rundir.is_run_dir(run_dir):
-            raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
-        self.run_dir = run_dir
         self.answer: Answer | None = answer
         self.table = SpeculationTable.open(rundir.table_path(run_dir))
         self.served = ServedTable(self.table)
         self.mirror = Mirror(self.table, session, Side.TARGET)
-        self._held = ExitStack()
-        self._watched = rundir.watch(run_dir)
-        self._held.callback(os.close, self._watched)
-        if not self.lives():
-            self._held.close()
-            raise ValueError(f"the engine in {run_dir} is gone")
+        self._run_dir, self._sockets = run_dir, sockets
+        self._control: zmq.Socket[bytes] | None = None
 
-    def begin(self, sockets: Sockets, tell: Callable[[Add | Remove], None]) -> None:
+    def begin(self, peer: Connection[RelayedEngine]) -> None:
         """Pass its control messages on, and have it send all its requests; ``OSError`` if that
         fails."""
 
@@ -63,20 +59,16 @@ class RelayedEngine:
                 return
             with suppress(Malformed):
                 self.mirror.note(message)
-                tell(message)
+                peer.add(Told(self.mirror.session, message))
 
-        socket = sockets.serve(self.run_dir, handle)
-        self._held.callback(sockets.remove, socket)
+        self._control = self._sockets.serve(self._run_dir, handle)
         self.served.take_over()
-
-    def lives(self) -> bool:
-        """Whether the engine is still there."""
-        return rundir.is_held(self._watched)
 
     def close(self) -> None:
         """Nobody is to wait for drafts."""
         self.table.draft["heartbeat"] = 0
-        self._held.close()
+        if self._control is not None:
+            self._sockets.remove(self._control)
 
 
 class MirroredEngine:

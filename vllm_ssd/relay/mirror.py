@@ -41,7 +41,8 @@ class Mirror:
     requests that were added is told and written."""
 
     def __init__(self, table: SpeculationTable, session: int, side: Side):
-        self._table, self._session, self._side = table, session, side
+        self.session = session
+        self._table, self._side = table, side
         kinds = [kind(table) for kind in KINDS]
         self._ours = {n: record for n, record in enumerate(kinds) if record.writer is side}
         self._theirs = {n: record for n, record in enumerate(kinds) if record.writer is not side}
@@ -89,7 +90,7 @@ class Mirror:
         plan = self._table.plan["undrafted"].item(0)
         if self._side is Side.TARGET and plan != self._plan:
             self._plan = plan
-            frames.append(Plan(self._session, bool(plan)))
+            frames.append(Plan(self.session, bool(plan)))
         return frames
 
     def apply(self, frame: Changed | Plan) -> None:
@@ -126,7 +127,7 @@ class Mirror:
                     if news is None:
                         self._look_again(slot)
                     else:
-                        frames.append(Changed(self._session, number, slot, *news))
+                        frames.append(Changed(self.session, number, slot, *news))
         except TooFarBehind:  # the target has to add this request again
             del self._requests[slot]
             self._states.set(slot, generation, LOST)

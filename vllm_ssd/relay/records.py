@@ -135,9 +135,9 @@ class State(Record):
 
 
 class _Drafts(Record):
-    """Of each parity, drafts that come little by little, each step of all branches. head, when they
-    are begun: numbers that say of what they are. tokens: those of each branch after the known ones,
-    step by step; probs: as of ``pack_probs``, for each of the tokens."""
+    """Of each parity, drafts that come little by little, each step of all branches. head, unless
+    some are known: what is predicted. tokens: those of each branch after the known ones, step by
+    step; probs: as of ``pack_probs``, for each of the tokens."""
 
     writer = Side.DRAFT
     name: ClassVar[str]
@@ -161,10 +161,10 @@ class _Drafts(Record):
             told_stamp, known, branches = self._told[slot][parity]
             if stamp >> 32 != generation or (stamp, depth) == (told_stamp, known):
                 continue
+            known = known if stamp == told_stamp and depth > known else 0  # else begun anew
             head = tokens = probs = b""
-            if stamp != told_stamp or depth < known:  # begun, or begun anew
-                numbers, known = self._head(at), 0
-                head, branches = pack(numbers), self._branches_of(numbers)
+            if not known:
+                head, branches = self._head(at)
             if depth > known:
                 new = *at, slice(branches), slice(known, depth)
                 tokens = self._tokens[new].T.tobytes()
@@ -180,22 +180,18 @@ class _Drafts(Record):
         stamp, known = changed.stamp, changed.known
         at = changed.slot, stamp & 1
         there = self._stamps.item(at)
-        if not changed.head and (there != stamp or self._depths.item(at) != known):
+        if there > stamp or (known and (there != stamp or self._depths.item(at) != known)):
             return  # withdrawn at this end
-        numbers = self._head(at)
-        if changed.head:
-            numbers = int32s(changed.head, 1 + 2 * self._branches).tolist()
-        branches = self._branches_of(numbers)
+        head = changed.head if not known else self._head(at)[0]
+        branches = self._branches_of(head)
         tokens = int32s(changed.tokens, self._k * branches)
         steps = len(tokens) // max(branches, 1)
-        if len(tokens) != steps * branches or known + steps > self._k or (changed.head and known):
+        if len(tokens) != steps * branches or known + steps > self._k:
             raise Malformed(f"{len(tokens)} tokens for {branches} branches of {known}")
         probs = unpack_probs(changed.probs, len(tokens), self._top_m) if self._top_m else None
-        if there > stamp:
-            return
-        if changed.head:
+        if not known:
             self._stamps[at] = 0
-            self._begin(at, numbers)
+            self._begin(at, head)
         new = *at, slice(branches), slice(known, known + steps)
         self._tokens[new] = tokens.reshape(steps, branches).T
         if self._probs is not None and probs is not None:
@@ -203,21 +199,20 @@ class _Drafts(Record):
         self._depths[at] = known + steps
         self._stamps[at] = stamp
 
-    def _head(self, at: tuple[int, int]) -> list[int]:
-        return [0]
+    def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
+        """And the number of branches."""
+        return b"", 1
 
-    def _branches_of(self, numbers: list[int]) -> int:
-        """By the head; raises ``Malformed``."""
-        if numbers != [0]:
-            raise Malformed("a fallback whose parts do not fit")
+    def _branches_of(self, head: bytes) -> int:
+        """Their number; raises ``Malformed``."""
         return 1
 
-    def _begin(self, at: tuple[int, int], numbers: list[int]) -> None:
+    def _begin(self, at: tuple[int, int], head: bytes) -> None:
         """Write what is in the head."""
 
 
 class Fallback(_Drafts):
-    """Tokens for an outcome that was not predicted, all of one branch. head: 0."""
+    """Tokens for an outcome that was not predicted, all of one branch."""
 
     name = "fallback"
 
@@ -228,22 +223,24 @@ class Prediction(_Drafts):
 
     name = "prediction"
 
-    def _head(self, at: tuple[int, int]) -> list[int]:
+    def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
         record = self._records[at]
         count = min(max(int(record["count"]), 0), self._branches)
         steps = min(max(int(record["steps"]), 0), self._k)
-        return [steps, *record["accepted"][:count].tolist(), *record["bonus"][:count].tolist()]
+        outcomes = record["accepted"][:count].tobytes() + record["bonus"][:count].tobytes()
+        return pack([steps]) + outcomes, count
 
-    def _branches_of(self, numbers: list[int]) -> int:
+    def _branches_of(self, head: bytes) -> int:
+        numbers = int32s(head, 1 + 2 * self._branches)
         if len(numbers) % 2 == 0 or not 0 <= numbers[0] <= self._k:
             raise Malformed("a prediction whose parts do not fit")
         return len(numbers) // 2
 
-    def _begin(self, at: tuple[int, int], numbers: list[int]) -> None:
-        record, count = self._records[at], len(numbers) // 2
-        record["steps"], record["count"] = numbers[0], count
-        record["accepted"][:count] = numbers[1 : 1 + count]
-        record["bonus"][:count] = numbers[1 + count :]
+    def _begin(self, at: tuple[int, int], head: bytes) -> None:
+        record, (steps, *outcomes) = self._records[at], int32s(head, len(head))
+        record["steps"], record["count"] = steps, len(outcomes) // 2
+        record["accepted"][: len(outcomes) // 2] = outcomes[: len(outcomes) // 2]
+        record["bonus"][: len(outcomes) // 2] = outcomes[len(outcomes) // 2 :]
 
 
 def pack(numbers: Sequence[int]) -> bytes:

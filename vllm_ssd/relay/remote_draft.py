@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
-from vllm_ssd.relay.finding import REACH_S, Where, where
+from vllm_ssd.relay.finding import REACH_S, Where
 from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
 
@@ -27,11 +27,8 @@ class RemoteDraft(JoinedDraft):
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
-        config: Any = vllm_config.speculative_config
-        options = {name: getattr(config, name) for name in ("draft_server", "draft_server_key")}
-        found = where(options)
-        assert found is not None, "it is on another node"
-        self._where: Where = found
+        key_file = os.path.abspath(self._config.draft_server_key)
+        self._where = Where(self._config.draft_server, key_file)
         self._shape = replace(table_shape(vllm_config), slots=1)
         self._relays: dict[int, Child] = {}  # by the drafts' places in the key file
 

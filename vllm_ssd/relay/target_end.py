@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,84 +88,77 @@ class TargetEnd(End[RelayedEngine]):
         self._next_touch = time.monotonic() + rundir.TOUCH_S
         self._connect()
 
-    def _connections(self) -> Collection[Connection[RelayedEngine]]:
-        return (self._connection,)
-
     def _look_after(self, now: float) -> None:
         if now >= self._renew_at:
-            self._end_sessions()
+            self._end_session()
             self._link.close()
             with suppress(ValueError):  # the former keys may become right again
                 keys = self._where.keys()
                 self._keys = keys if self._place < len(keys.addresses) else self._keys
             self._connect()
         if not self._over:
-            self._connection.add(Ping(time.monotonic_ns(), round(self._connection.link_us)))
-        for session, engine in list(self._connection.engines.items()):
-            if not engine.lives():
-                self._part(session)
+            self._peer.add(Ping(time.monotonic_ns(), round(self._peer.link_us)))
         if now >= self._next_unknown:
             self._next_unknown = now + _UNKNOWN_S
-            for engine in self._connection.engines.values():
-                if engine.answer is None:
-                    engine.served.ask_for_unknown()
+            if self._peer.engine is not None and self._peer.engine.answer is None:
+                self._peer.engine.served.ask_for_unknown()
         if now >= self._next_touch:
             self._next_touch = now + rundir.TOUCH_S
             rundir.touch(self.run_dir)
 
     def close(self) -> None:
-        self._end_sessions()
-        self._connection.flush()
+        self._end_session()
+        self._peer.flush()
         self._link.close(_LINGER_MS)
         self._sockets.close()
         self._files.remove()
 
     def _connect(self) -> None:
         self._link = TargetLink(self._sockets, self._keys, self._place, self._read)
-        self._connection: Connection[RelayedEngine] = Connection(self._link.send)
-        self._connection.add(Hello(self._where.name))
+        self._peer = self._peers[b""] = Connection(self._link.send)
+        self._peer.add(Hello(self._where.name))
         self._over = False  # nothing more is heard or asked on this connection
         self._connected = time.monotonic()
         self._renew_at = self._connected + SILENT_S
 
-    def _end_sessions(self) -> None:
-        """The link is dead, and all of them with it."""
+    def _end_session(self) -> None:
+        """The link is dead."""
         self._table.draft["heartbeat"] = self._table.draft["away"] = 0
-        for session in list(self._connection.engines):
-            self._part(session)
+        self._part()
 
     def _refused(self, why: str) -> None:
         """The ends do not understand each other: try it again. Each cause is logged once."""
-        self._end_sessions()
+        self._end_session()
         self._over = True
         self._renew_at = time.monotonic() + REFUSED_S
         if why != self._refusal:
             self._refusal = why
             logger.warning("SSD: the relay of %r: %s", self._where.name, why)
 
-    def _part(self, session: int, asleep: bool = False) -> None:
-        """Draft for this engine no longer. asleep: as in ``Leave``."""
-        engine = self._connection.engines.pop(session)
+    def _part(self, asleep: bool = False) -> None:
+        """Draft for the engine no longer. asleep: as in ``Leave``."""
+        engine = self._peer.engine
+        if engine is None:
+            return
+        self._peer.engine = None
         engine.close()
-        self._connection.add(Told(session, Leave(str(engine.run_dir), asleep)))
+        self._peer.add(Told(engine.mirror.session, Leave("", asleep)))
         if engine.answer is not None:
             engine.answer(LINK_LOST)
 
-    # What the engines ask
+    # What the engine asks
 
     def _handle(self, message: Request, answer: Answer) -> None:
-        if isinstance(message, (Join, Leave)):
-            for session, engine in list(self._connection.engines.items()):
-                if engine.run_dir == Path(message.run_dir):
-                    self._part(session, isinstance(message, Leave) and message.asleep)
         match message:
             case Join():
+                self._part()
                 self._join(message, answer)
             case Leave():
+                self._part(message.asleep)
                 # A draft on another node has no memory that who sleeps here waits for.
                 answer("")
             case Wake():
-                self._connection.add(Told(0, message))
+                self._peer.add(Told(0, message))
                 answer("")
             case _:
                 answer(NOT_ITS_OWN)
@@ -174,13 +166,12 @@ class TargetEnd(End[RelayedEngine]):
     def _join(self, message: Join, answer: Answer) -> None:
         self._session += 1
         try:
-            engine = RelayedEngine(Path(message.run_dir), self._session, answer)
+            engine = RelayedEngine(Path(message.run_dir), self._session, answer, self._sockets)
         except (OSError, ValueError) as error:
             answer(str(error))
             return
-        self._connection.engines[self._session] = engine
-        table = engine.table
-        self._connection.add(Told(self._session, message, table.shape, table.owner))
+        self._peer.engine = engine
+        self._peer.add(Told(self._session, message, engine.table.shape, engine.table.owner))
 
     # What the other end says
 
@@ -199,40 +190,38 @@ class TargetEnd(End[RelayedEngine]):
             self._refusal = ""
 
     def _take(self, frame: ToTarget) -> None:
-        connection = self._connection
+        peer = self._peer
         match frame:
             case Refused():
                 raise Malformed(frame.why)
             case Pong():
                 round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
-                before = connection.link_us or round_trip_us
-                connection.link_us = before + (round_trip_us - before) / _SMOOTHING
+                before = peer.link_us or round_trip_us
+                peer.link_us = before + (round_trip_us - before) / _SMOOTHING
             case Status(session=0):
-                show_status(self._table, frame, connection.link_us)
-            case Status():
-                if frame.session in connection.engines:
-                    table = connection.engines[frame.session].table
-                    show_status(table, frame, connection.link_us)
-            case Joined():
-                self._joined(frame)
-            case Changed():
-                connection.apply(frame)
+                show_status(self._table, frame, peer.link_us)
+            case Status() | Joined() | Changed():
+                engine = peer.engine_of(frame.session)
+                if engine is None:
+                    pass  # of a session that is over
+                elif isinstance(frame, Status):
+                    show_status(engine.table, frame, peer.link_us)
+                elif isinstance(frame, Joined):
+                    self._joined(engine, frame.refusal)
+                else:
+                    engine.mirror.apply(frame)
 
-    def _joined(self, joined: Joined) -> None:
-        connection, session = self._connection, joined.session
-        engine = connection.engines.get(session)
-        if engine is None or engine.answer is None:
-            return
-        refusal, answer = joined.refusal, engine.answer
-        engine.answer = None
+    def _joined(self, engine: RelayedEngine, refusal: str) -> None:
+        answer, engine.answer = engine.answer, None
         if not refusal:
             try:
-                engine.begin(self._sockets, lambda told: connection.add(Told(session, told)))
+                engine.begin(self._peer)
             except OSError as error:
                 refusal = str(error)
         if refusal:
-            self._part(session)
-        answer(refusal)
+            self._part()
+        if answer is not None:
+            answer(refusal)
 
 
 def _put_away(engine: Path) -> None:

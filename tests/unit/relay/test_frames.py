@@ -99,7 +99,7 @@ def test_a_message_that_is_too_large(monkeypatch):
 
 
 class Counting:
-    """An engine of which there is something new at each look."""
+    """An engine, and its mirror, of which there is something new at each look."""
 
     def __init__(self):
         self.mirror, self.looks, self.has_requests = self, 0, True
@@ -117,7 +117,7 @@ def test_a_full_link_is_told_what_is_true_later():
     """Nobody looks for changes as long as there is no room."""
     room, sent, engine = [False], [], Counting()
     connection = Connection(lambda message: room[0] and not sent.append(message))
-    connection.engines[1] = engine
+    connection.engine = engine
     connection.flush()
     connection.add(Changed(1, 0, 0, 100))
     connection.flush()
@@ -144,6 +144,6 @@ def test_large_messages_are_divided(monkeypatch):
 def test_looks_are_as_often_as_the_link_makes_worth_it(link_us, pause):
     connection = Connection(lambda message: True)
     assert connection.pause_s > 10 * pause, "without requests"
-    connection.engines[1] = Counting()
+    connection.engine = Counting()
     connection.link_us = link_us
     assert connection.pause_s == pytest.approx(pause)

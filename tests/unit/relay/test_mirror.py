@@ -312,16 +312,12 @@ def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
         changed(Prediction, head=[3, 1, 1, 1]),
         changed(Prediction, head=[4, 1, 1]),
         changed(Prediction, head=[-1, 1, 1]),
-        changed(Prediction, head=[3, 1, 1], known=1),
         changed(Prediction, head=[3] + [1] * 10),
         changed(Prediction, head=[3, 0, 1, 7, 8], tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 8),
-        changed(Fallback, head=[0], known=1, tokens=[1]),
-        changed(Fallback, head=[0], tokens=[1] * 4),
-        changed(Fallback, head=[0, 1, 1], tokens=[1]),
-        changed(Fallback, head=[1]),
-        Changed(SESSION, KINDS.index(Fallback), 0, ROUND, 0, pack([0]), b"12345", b""),
+        changed(Fallback, tokens=[1] * 4),
+        Changed(SESSION, KINDS.index(Fallback), 0, ROUND, 0, b"", b"12345", b""),
         Changed(SESSION, len(KINDS), 0, ROUND),
     ],
 )
@@ -342,7 +338,7 @@ def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
     nodes.note(added(0))
     before = bytes(nodes.table.pages)
     for frame in (
-        changed(Fallback, head=[0], tokens=[1], probs=probs),
+        changed(Fallback, tokens=[1], probs=probs),
         changed(Prediction, head=[3, 0, 7], tokens=[1], probs=probs),
     ):
         with pytest.raises(Malformed):
@@ -359,6 +355,7 @@ def test_a_side_writes_its_own_records_only(nodes, kind):
 
 def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
     nodes.predictions.publish(0, stamp(1), [0], [7])
+    nodes.predictions.extend(0, stamp(1), [9])
     nodes.predictions.publish_fallback(0, stamp(1), [1])
     nodes.to_target()
     PredictionWriter(nodes.table).clear(0, GENERATION)
