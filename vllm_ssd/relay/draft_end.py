@@ -14,15 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Wake
-from vllm_ssd.relay.connection import Connection, End
-from vllm_ssd.relay.engines import ANSWER_S, MirroredEngine
+from vllm_ssd.relay.end import Child, End, run
 from vllm_ssd.relay.frames import (
     Changed,
     Hello,
@@ -42,7 +40,7 @@ from vllm_ssd.relay.frames import (
 from vllm_ssd.relay.keys import read_keys, write_keys
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirror import read_status
-from vllm_ssd.relay.process import Child, run
+from vllm_ssd.relay.peer import ANSWER_S, Peer
 from vllm_ssd.relay.sockets import Sockets
 
 logger = get_logger(__name__)
@@ -54,8 +52,6 @@ AGAIN_S = 1.0  # between two starts of a relay that has ended
 # the draft has no room for are served without drafts, so an engine may have more than the draft.
 _ALLOWED_SLOTS = 1024
 _LONGEST_NAME = 256  # of an engine
-
-Peer = Connection[MirroredEngine]
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
@@ -106,7 +102,7 @@ class ListeningEnd:
         return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir), START_S)
 
 
-class DraftEnd(End[MirroredEngine]):
+class DraftEnd(End[Peer]):
     """Works until its parent or the service is gone."""
 
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
@@ -129,14 +125,13 @@ class DraftEnd(End[MirroredEngine]):
 
     def close(self) -> None:
         for peer in self._peers.values():
-            if peer.engine is not None:
-                peer.engine.remove()
+            peer.remove()
         self._sockets.close()
         os.close(self._watched)
 
     def _part(self, sender: bytes) -> None:
         """Leave a target's end. What more it says is not heard before it greets."""
-        _leave(self._peers.pop(sender))
+        self._peers.pop(sender).leave()
 
     def _read(self, sender: bytes, message: bytes) -> None:
         try:
@@ -172,16 +167,16 @@ class DraftEnd(End[MirroredEngine]):
                 self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
             case Told(message=Join() as asked):
                 self._join(peer, frame, asked.run_dir)
-        engine = peer.engine_of(frame.session)
-        if engine is None:
+        mirror = peer.mirror_of(frame.session)
+        if mirror is None:
             return
         match frame:
             case Told(message=Leave() as left):
-                _leave(peer, left.asleep)
+                peer.leave(left.asleep)
             case Told(message=Add() | Remove() as told):
-                engine.tell(told)
+                peer.tell(mirror, told)
             case Changed() | Plan():
-                engine.mirror.apply(frame)
+                mirror.apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
         if sender in self._peers:
@@ -191,7 +186,7 @@ class DraftEnd(End[MirroredEngine]):
                 f"the draft server there is {self._named.name!r} and not {hello.name!r}: correct "
                 "draft_server, or name another key file"
             )
-        peer: Peer = Connection(lambda message: self._link.send(sender, message))
+        peer = Peer(lambda message: self._link.send(sender, message), self._service, self._sockets)
         peer.add(Welcome(self._named.options, self._named.service))
         self._peers[sender] = peer
 
@@ -199,37 +194,30 @@ class DraftEnd(End[MirroredEngine]):
         """Of the service and of the engine."""
         lives = draft_lives(self._table)
         found = [read_status(self._table, 0, lives)]
-        if peer.engine is not None:
-            found.append(read_status(peer.engine.table, peer.engine.mirror.session, lives))
+        if peer.mirror is not None:
+            found.append(read_status(peer.mirror.table, peer.mirror.session, lives))
         return found
 
-    def _join(self, peer: Peer, told: Told, name: str) -> None:
-        """name: by which the engine is known."""
+    def _join(self, peer: Peer, told: Told, engine: str) -> None:
+        """engine: by what it is known."""
         session, shape, owner = told.session, told.shape, told.owner
-        if shape is None or owner is None or len(name) > _LONGEST_NAME:
+        if not session or shape is None or owner is None or len(engine) > _LONGEST_NAME:
             raise Malformed("an engine without a table")
-        for other in (peer, *self._peers.values()):
-            if other is peer or (other.engine is not None and other.engine.name == name):
-                _leave(other)
-        refusal = self._misfit(shape)
-        if refusal:
-            peer.add(Joined(session, refusal))
-            return
-        try:
-            engine = MirroredEngine(name, session, shape, owner, self._service, self._sockets)
-        except (OSError, RuntimeError, zmq.ZMQError) as error:
-            peer.add(Joined(session, str(error)))
-            return
         peer.engine = engine
+        for other in self._peers.values():
+            if other.engine == engine:
+                other.leave()
 
         def joined(refusal: str) -> None:
-            if peer.engine is not engine:
-                return  # closed meanwhile
             if refusal:
-                _leave(peer)
+                peer.leave()
             peer.add(*self._statuses(peer), Joined(session, refusal))
 
-        engine.join(joined)
+        refusal = self._misfit(shape)
+        if refusal:
+            joined(refusal)
+        else:
+            peer.join(session, shape, owner, joined)
 
     def _misfit(self, theirs: TableShape) -> str:
         """Why a table is none for this draft, before there is one; "" if it may be."""
@@ -254,14 +242,5 @@ class DraftEnd(End[MirroredEngine]):
         )
 
 
-def _leave(peer: Peer, asleep: bool = False) -> None:
-    """Draft for its engine no longer. asleep: as in the control message."""
-    if peer.engine is not None:
-        peer.engine.close(asleep)
-        peer.engine = None
-
-
 if __name__ == "__main__":
-    import sys
-
-    run(sys.argv[1], DraftEndSpec, DraftEnd)
+    run(DraftEndSpec, DraftEnd)

@@ -36,9 +36,10 @@ class Where(msgspec.Struct, frozen=True):
         return keys
 
 
-def where(options: Mapping[str, Any]) -> Where | None:
-    """By the options of ``--speculative-config``; None: on this node. ``ValueError`` with a
-    sentence if that cannot be."""
+def described(options: Mapping[str, Any]) -> DraftName | None:
+    """What the service of these options of ``--speculative-config`` has published; None if it is on
+    this node. ``ValueError`` with a sentence if it cannot be reached. vLLM makes a config several
+    times: an answer is kept."""
     key_file, name = (
         value if isinstance(value := options.get(option), str) else None
         for option in ("draft_server_key", "draft_server")
@@ -49,20 +50,12 @@ def where(options: Mapping[str, Any]) -> Where | None:
         raise ValueError(
             "draft_server_key is about a draft server on another node: add its name as draft_server"
         )
-    return Where(name, str(Path(key_file).absolute()))
+    return _described(Where(name, str(Path(key_file).absolute())))
 
 
 @functools.lru_cache(maxsize=8)
 def _described(where: Where) -> DraftName:
     return describe(where.keys(), 0)
-
-
-def described(options: Mapping[str, Any]) -> DraftName | None:
-    """What the service of these options has published; None if it is on this node. ``ValueError``
-    with a sentence if it cannot be reached. vLLM makes a config several times: an answer is
-    kept."""
-    place = where(options)
-    return None if place is None else _described(place)
 
 
 def describe(keys: KeyFile, place: int) -> DraftName:

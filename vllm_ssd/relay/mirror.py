@@ -37,12 +37,12 @@ _OURS = ("heartbeat", "restarts", "link_us")  # counters that are written at the
 
 
 class Mirror:
-    """Of an engine's table, for one session. side: the one that is on this node. Only what is about
-    requests that were added is told and written."""
+    """Of an engine's ``table``, for one ``session``. side: the one that is on this node. Only what
+    is about requests that were added is told and written."""
 
     def __init__(self, table: SpeculationTable, session: int, side: Side):
         self.session = session
-        self._table, self._side = table, side
+        self.table, self._side = table, side
         kinds = [kind(table) for kind in KINDS]
         self._ours = {n: record for n, record in enumerate(kinds) if record.writer is side}
         self._theirs = {n: record for n, record in enumerate(kinds) if record.writer is not side}
@@ -58,7 +58,7 @@ class Mirror:
     def note(self, message: Add | Remove) -> None:
         """What both ends are told of requests; raises ``Malformed``."""
         slot, generation = message.slot, message.generation
-        if slot >= self._table.shape.slots:
+        if slot >= self.table.shape.slots:
             raise Malformed(f"there is no slot {slot}")
         if isinstance(message, Remove):
             if self.is_known(slot, generation):
@@ -87,7 +87,7 @@ class Mirror:
         for slot in self._changed():
             if slot in self._requests:
                 frames += self._news(slot, self._requests[slot])
-        plan = self._table.plan["undrafted"].item(0)
+        plan = self.table.plan["undrafted"].item(0)
         if self._side is Side.TARGET and plan != self._plan:
             self._plan = plan
             frames.append(Plan(self.session, bool(plan)))
@@ -96,10 +96,10 @@ class Mirror:
     def apply(self, frame: Changed | Plan) -> None:
         """Write what the other side has changed; raises ``Malformed``."""
         if isinstance(frame, Plan):
-            self._table.plan["undrafted"] = frame.undrafted
+            self.table.plan["undrafted"] = frame.undrafted
             return
         record = self._theirs.get(frame.record)
-        if record is None or frame.slot >= self._table.shape.slots:
+        if record is None or frame.slot >= self.table.shape.slots:
             raise Malformed(f"there is no record {frame.record} of slot {frame.slot}")
         if self.is_known(frame.slot, frame.stamp >> 32):
             record.write(frame)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
+from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.finding import REACH_S, Where
-from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.target_end import TargetEndSpec
 
 if TYPE_CHECKING:

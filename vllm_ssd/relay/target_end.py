@@ -15,17 +15,26 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
 
+from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
-from vllm_ssd.relay.connection import REST_S, Connection, End
-from vllm_ssd.relay.engines import RelayedEngine
+from vllm_ssd.protocol.messages import (
+    LINK_LOST,
+    NOT_ITS_OWN,
+    Add,
+    Join,
+    Leave,
+    Remove,
+    Request,
+    Wake,
+)
+from vllm_ssd.relay.end import REST_S, Connection, End, run
 from vllm_ssd.relay.finding import Where, describe
 from vllm_ssd.relay.frames import (
     Changed,
@@ -41,8 +50,8 @@ from vllm_ssd.relay.frames import (
     decode_to_target,
 )
 from vllm_ssd.relay.link import TargetLink
-from vllm_ssd.relay.mirror import show_status
-from vllm_ssd.relay.process import run
+from vllm_ssd.relay.mirror import Mirror, show_status
+from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Answer, Sockets
 
 logger = get_logger(__name__)
@@ -66,7 +75,7 @@ class TargetEndSpec(msgspec.Struct, frozen=True):
     shape: TableShape
 
 
-class TargetEnd(End[RelayedEngine]):
+class TargetEnd(End[Connection]):
     """Works until its parent is gone."""
 
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
@@ -83,6 +92,8 @@ class TargetEnd(End[RelayedEngine]):
         self._table.target["started_s"] = int(time.time())  # as a target's worker does
         sockets.serve(self.run_dir, self._handle)
         self._session = 0
+        self._engine = ExitStack()  # what is held of the engine, in a session
+        self._awaiting: Answer | None = None  # who is told whether the draft drafts for it
         self._refusal = ""  # why the last connection was refused
         self._next_unknown = 0.0
         self._next_touch = time.monotonic() + rundir.TOUCH_S
@@ -100,8 +111,8 @@ class TargetEnd(End[RelayedEngine]):
             self._peer.add(Ping(time.monotonic_ns(), round(self._peer.link_us)))
         if now >= self._next_unknown:
             self._next_unknown = now + _UNKNOWN_S
-            if self._peer.engine is not None and self._peer.engine.answer is None:
-                self._peer.engine.served.ask_for_unknown()
+            if self._peer.mirror is not None and self._awaiting is None:
+                self._served.ask_for_unknown()
         if now >= self._next_touch:
             self._next_touch = now + rundir.TOUCH_S
             rundir.touch(self.run_dir)
@@ -136,15 +147,21 @@ class TargetEnd(End[RelayedEngine]):
             logger.warning("SSD: the relay of %r: %s", self._where.name, why)
 
     def _part(self, asleep: bool = False) -> None:
-        """Draft for the engine no longer. asleep: as in ``Leave``."""
-        engine = self._peer.engine
-        if engine is None:
+        """Draft for the engine no longer; it is to wait for nothing. asleep: as in ``Leave``."""
+        mirror = self._peer.mirror
+        if mirror is None:
             return
-        self._peer.engine = None
-        engine.close()
-        self._peer.add(Told(engine.mirror.session, Leave("", asleep)))
-        if engine.answer is not None:
-            engine.answer(LINK_LOST)
+        self._peer.mirror = None
+        mirror.table.draft["heartbeat"] = 0
+        self._peer.add(Told(mirror.session, Leave("", asleep)))
+        self._engine.close()
+        self._answer(LINK_LOST)
+
+    def _answer(self, text: str) -> None:
+        """To the engine, if it waits for the answer to its ``Join``."""
+        answer, self._awaiting = self._awaiting, None
+        if answer is not None:
+            answer(text)
 
     # What the engine asks
 
@@ -164,14 +181,32 @@ class TargetEnd(End[RelayedEngine]):
                 answer(NOT_ITS_OWN)
 
     def _join(self, message: Join, answer: Answer) -> None:
-        self._session += 1
+        self._run_dir = Path(message.run_dir)
         try:
-            engine = RelayedEngine(Path(message.run_dir), self._session, answer, self._sockets)
+            table = SpeculationTable.open(rundir.table_path(self._run_dir))
         except (OSError, ValueError) as error:
             answer(str(error))
             return
-        self._peer.engine = engine
-        self._peer.add(Told(self._session, message, engine.table.shape, engine.table.owner))
+        self._session += 1
+        self._awaiting, self._served = answer, ServedTable(table)
+        self._peer.mirror = Mirror(table, self._session, Side.TARGET)
+        self._peer.add(Told(self._session, message, table.shape, table.owner))
+
+    def _begin(self, peer: Connection, mirror: Mirror) -> None:
+        """Pass the engine's control messages on, and have it send all its requests; ``OSError`` if
+        that fails."""
+
+        def handle(message: Request, answer: Answer) -> None:
+            if not isinstance(message, (Add, Remove)):
+                answer(NOT_ITS_OWN)
+                return
+            with suppress(Malformed):
+                mirror.note(message)
+                peer.add(Told(mirror.session, message))
+
+        control = self._sockets.serve(self._run_dir, handle)
+        self._engine.callback(self._sockets.remove, control)
+        self._served.take_over()
 
     # What the other end says
 
@@ -201,27 +236,27 @@ class TargetEnd(End[RelayedEngine]):
             case Status(session=0):
                 show_status(self._table, frame, peer.link_us)
             case Status() | Joined() | Changed():
-                engine = peer.engine_of(frame.session)
-                if engine is None:
+                mirror = peer.mirror_of(frame.session)
+                if mirror is None:
                     pass  # of a session that is over
                 elif isinstance(frame, Status):
-                    show_status(engine.table, frame, peer.link_us)
+                    show_status(mirror.table, frame, peer.link_us)
                 elif isinstance(frame, Joined):
-                    self._joined(engine, frame.refusal)
+                    self._joined(mirror, frame.refusal)
                 else:
-                    engine.mirror.apply(frame)
+                    mirror.apply(frame)
 
-    def _joined(self, engine: RelayedEngine, refusal: str) -> None:
-        answer, engine.answer = engine.answer, None
+    def _joined(self, mirror: Mirror, refusal: str) -> None:
+        if self._awaiting is None:
+            return
         if not refusal:
             try:
-                engine.begin(self._peer)
+                self._begin(self._peer, mirror)
             except OSError as error:
                 refusal = str(error)
+        self._answer(refusal)
         if refusal:
             self._part()
-        if answer is not None:
-            answer(refusal)
 
 
 def _put_away(engine: Path) -> None:
@@ -235,6 +270,4 @@ def _put_away(engine: Path) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
-    run(sys.argv[1], TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))
+    run(TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))

@@ -19,7 +19,6 @@ from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
-from vllm_ssd.relay.engines import MirroredEngine
 from vllm_ssd.relay.finding import Where, described
 from vllm_ssd.relay.frames import (
     Hello,
@@ -32,6 +31,7 @@ from vllm_ssd.relay.frames import (
 )
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
+from vllm_ssd.relay.peer import Peer
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.worker.client import SpeculationClient
@@ -306,7 +306,7 @@ def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, m
     stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
     until("session", lambda: stranger.heard(Joined))
     with monkeypatch.context() as patched:
-        patched.setattr(MirroredEngine, "tell", fail)
+        patched.setattr(Peer, "tell", fail)
         stranger.say(Told(1, Remove(1, 1)))
         until("refusal", lambda: stranger.heard(Refused))
     assert "failed (IndexError): see its log" in stranger.heard(Refused).why
@@ -363,8 +363,8 @@ def test_a_service_that_does_not_answer(server, key_file, monkeypatch):
 def test_nothing_is_left(server, relay, engine):
     theirs, ours = relay
     ours_dir = ours.end.run_dir
-    (mirrored,) = filter(None, (peer.engine for peer in theirs.end._peers.values()))
-    theirs_dir = mirrored.run_dir
+    (peer,) = (peer for peer in theirs.end._peers.values() if peer.mirror)
+    theirs_dir = peer.run_dir
     ours.stop()
     until("end of the session", lambda: server.joined() == 0)
     assert not ours_dir.exists() and not rundir.table_path(ours_dir).exists()

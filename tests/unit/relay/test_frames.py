@@ -8,7 +8,7 @@ from tests.support.sentences import one_sentence
 from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.messages import Add, Join, Leave, Reload, Remove, Wake
 from vllm_ssd.relay import frames
-from vllm_ssd.relay.connection import Connection
+from vllm_ssd.relay.end import Connection
 from vllm_ssd.relay.frames import (
     Changed,
     Hello,
@@ -99,10 +99,10 @@ def test_a_message_that_is_too_large(monkeypatch):
 
 
 class Counting:
-    """An engine, and its mirror, of which there is something new at each look."""
+    """A mirror with something new at each look."""
 
     def __init__(self):
-        self.mirror, self.looks, self.has_requests = self, 0, True
+        self.looks, self.has_requests = 0, True
 
     def take(self):
         self.looks += 1
@@ -117,7 +117,7 @@ def test_a_full_link_is_told_what_is_true_later():
     """Nobody looks for changes as long as there is no room."""
     room, sent, engine = [False], [], Counting()
     connection = Connection(lambda message: room[0] and not sent.append(message))
-    connection.engine = engine
+    connection.mirror = engine
     connection.flush()
     connection.add(Changed(1, 0, 0, 100))
     connection.flush()
@@ -130,7 +130,7 @@ def test_a_full_link_is_told_what_is_true_later():
 
 
 def test_large_messages_are_divided(monkeypatch):
-    monkeypatch.setattr("vllm_ssd.relay.connection._AT_ONCE", 1000)
+    monkeypatch.setattr("vllm_ssd.relay.end._AT_ONCE", 1000)
     sent = []
     connection = Connection(lambda message: not sent.append(message))
     frames_sent = [Changed(1, 0, 0, 1, 0, b"", bytes(300)) for _ in range(9)]
@@ -144,6 +144,6 @@ def test_large_messages_are_divided(monkeypatch):
 def test_looks_are_as_often_as_the_link_makes_worth_it(link_us, pause):
     connection = Connection(lambda message: True)
     assert connection.pause_s > 10 * pause, "without requests"
-    connection.engine = Counting()
+    connection.mirror = Counting()
     connection.link_us = link_us
     assert connection.pause_s == pytest.approx(pause)
