@@ -46,7 +46,6 @@ from vllm_ssd.relay.sockets import Sockets
 logger = get_logger(__name__)
 
 PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
-START_S = 30.0
 AGAIN_S = 1.0  # between two starts of a relay that has ended
 # Requests of an engine that every draft allows, vLLM's largest default of max_num_seqs. Those that
 # the draft has no room for are served without drafts, so an engine may have more than the draft.
@@ -99,7 +98,7 @@ class ListeningEnd:
         self._child.stop()
 
     def _start(self) -> Child:
-        return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir), START_S)
+        return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir))
 
 
 class DraftEnd(End[Peer]):

@@ -34,10 +34,7 @@ LOOK_S = 0.1  # between two looks at who is gone, and two questions how the draf
 REST_S = 0.05  # between two looks without any request, when news come by messages only
 _FINEST_S, _COARSEST_S = 100e-6, 1e-3
 _LOOKS = 10  # in the time there and back
-
-
-STOP_S = 3.0  # for the child to end by itself
-
+START_S, STOP_S = 30.0, 3.0  # for a child to start, and to end by itself
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 
@@ -135,9 +132,9 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 class Child:
     """``word``: what it said first."""
 
-    def __init__(self, module: str, spec: msgspec.Struct, folder: Path, start_s: float):
+    def __init__(self, module: str, spec: msgspec.Struct, folder: Path):
         """Start ``python -m module`` in a folder; ``ValueError`` with its sentence if it does not
-        come up within ``start_s`` seconds."""
+        come up within ``START_S`` seconds."""
         self._channel, theirs = socket.socketpair()
         with theirs:
             # In a folder of ours, as Python imports what is in the working directory first.
@@ -150,7 +147,7 @@ class Child:
                 start_new_session=True,  # Ctrl-C is for who started it
             )
         try:
-            self._channel.settimeout(start_s)
+            self._channel.settimeout(START_S)
             self._channel.sendall(msgspec.json.encode(spec) + b"\n")
             line = self._channel.makefile("rb").readline()
             kind, self.word = json.loads(line or b'["failed", "it ended at its start"]')

@@ -134,13 +134,14 @@ class State(Record):
         self._words[changed.slot] = changed.stamp
 
 
-class _Drafts(Record):
-    """Of each parity, drafts that come little by little, each step of all branches. head, unless
-    some are known: what is predicted. tokens: those of each branch after the known ones, step by
-    step; probs: as of ``pack_probs``, for each of the tokens."""
+class Fallback(Record):
+    """Of each parity, tokens for an outcome that was not predicted, which come little by little.
+    tokens: those after the known ones, step by step of all branches, of which there is one; probs:
+    as of ``pack_probs``, for each of the tokens. What else there is comes as ``head`` unless some
+    are known."""
 
     writer = Side.DRAFT
-    name: ClassVar[str]
+    name = "fallback"
 
     def __init__(self, table: SpeculationTable):
         shape, self._records = table.shape, table.slots[self.name]
@@ -211,13 +212,7 @@ class _Drafts(Record):
         """Write what is in the head."""
 
 
-class Fallback(_Drafts):
-    """Tokens for an outcome that was not predicted, all of one branch."""
-
-    name = "fallback"
-
-
-class Prediction(_Drafts):
+class Prediction(Fallback):
     """Predicted outcomes of a round, with a branch each. head: the tokens that branches will have,
     accepted lengths, bonus tokens."""
 

@@ -12,13 +12,11 @@ from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.relay.end import Child
-from vllm_ssd.relay.finding import REACH_S, Where
+from vllm_ssd.relay.finding import Where
 from vllm_ssd.relay.target_end import TargetEndSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-START_S = REACH_S + 20  # for the relay
 
 
 class RemoteDraft(JoinedDraft):
@@ -54,7 +52,7 @@ class RemoteDraft(JoinedDraft):
         if relay is None or relay.ended:
             self._stop_relay(place)
             spec = TargetEndSpec(str(self._run_dir), self._where, place, self._shape)
-            relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir, START_S)
+            relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir)
             self._relays[place] = relay
         return Path(relay.word)
 
