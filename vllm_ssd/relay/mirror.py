@@ -47,6 +47,7 @@ class Mirror:
         self._ours = {n: record for n, record in enumerate(kinds) if record.writer is side}
         self._theirs = {n: record for n, record in enumerate(kinds) if record.writer is not side}
         self._states = DraftStates(table)
+        self._undrafted = table.plan["undrafted"]
         self._plan = 0  # as it was told
         self._requests: dict[int, int] = {}  # generations, by slot
         # All 8-byte words, those of a slot that are looked at, and how they were at the last look.
@@ -87,7 +88,7 @@ class Mirror:
         for slot in self._changed():
             if slot in self._requests:
                 frames += self._news(slot, self._requests[slot])
-        plan = self.table.plan["undrafted"].item(0)
+        plan = self._undrafted.item(0)
         if self._side is Side.TARGET and plan != self._plan:
             self._plan = plan
             frames.append(Plan(self.session, bool(plan)))
@@ -96,7 +97,7 @@ class Mirror:
     def apply(self, frame: Changed | Plan) -> None:
         """Write what the other side has changed; raises ``Malformed``."""
         if isinstance(frame, Plan):
-            self.table.plan["undrafted"] = frame.undrafted
+            self._undrafted[0] = frame.undrafted
             return
         record = self._theirs.get(frame.record)
         if record is None or frame.slot >= self.table.shape.slots:
