@@ -122,7 +122,7 @@ CEILINGS = {
     "protocol": 2200,
     "draft": 4850,
     "lifecycle": 2550,
-    "relay": 2300,
+    "relay": 2000,
     "config": 950,
     "metrics": 700,
     "worker": 2050,

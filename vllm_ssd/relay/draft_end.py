@@ -9,49 +9,48 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
-from vllm_ssd.protocol.messages import Add, Remove, Wake
+from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Wake
+from vllm_ssd.relay.end import Child, End, run
 from vllm_ssd.relay.frames import (
     Changed,
-    Close,
-    Frame,
     Hello,
+    Joined,
     Malformed,
-    Open,
-    Opened,
     Ping,
+    Plan,
     Pong,
     Refused,
+    Status,
     ToDraft,
     Told,
     Welcome,
     decode_to_draft,
+    encode,
 )
-from vllm_ssd.relay.keys import read_keys
+from vllm_ssd.relay.keys import read_keys, write_keys
 from vllm_ssd.relay.link import DraftLink
-from vllm_ssd.relay.mirrored_engine import ANSWER_S, MirroredEngine
-from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import run
+from vllm_ssd.relay.mirror import read_status
+from vllm_ssd.relay.peer import ANSWER_S, Peer
 from vllm_ssd.relay.sockets import Sockets
-from vllm_ssd.relay.status import read_status
-from vllm_ssd.relay.watch import REST_S, pause_s
 
 logger = get_logger(__name__)
 
 PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
-_LOOK_AFTER_S = 0.1  # between two looks at who is gone
+AGAIN_S = 1.0  # between two starts of a relay that has ended
 # Requests of an engine that every draft allows, vLLM's largest default of max_num_seqs. Those that
 # the draft has no room for are served without drafts, so an engine may have more than the draft.
 _ALLOWED_SLOTS = 1024
+_LONGEST_NAME = 256  # of an engine
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
@@ -66,72 +65,72 @@ class DraftEndSpec(msgspec.Struct, frozen=True):
     max_num_seqs: int
 
 
-class _Peer:
-    """A target's end. engines: by the numbers of their sessions. link_us: as it was told."""
+class ListeningEnd:
+    """``vllm-ssd draft --listen``: the draft's end beside one draft. ``look`` at it now and then,
+    until ``stop``, with which goes what it mirrors."""
 
-    def __init__(self, send: Callable[[bytes], bool]):
-        self.outbox = Outbox(send)
-        self.engines: dict[int, MirroredEngine] = {}
-        self.heard = time.monotonic()
-        self.link_us = 0
+    def __init__(self, spec: DraftEndSpec):
+        """A port of 0 becomes the right one in the key file. ``ValueError`` with a sentence if it
+        cannot listen."""
+        self._spec = spec
+        self._next_start = 0.0
+        self._child = self._start()
+        path = Path(spec.key_file)
+        keys = read_keys(path)
+        addresses = list(keys.addresses)
+        if addresses[spec.place].endswith(":0"):
+            addresses[spec.place] = addresses[spec.place].removesuffix("0") + self._child.word
+            write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
 
-    @property
-    def has_requests(self) -> bool:
-        """Whether there are requests to draft for."""
-        return any(engine.mirror.has_requests for engine in self.engines.values())
+    def look(self) -> None:
+        """Start it again if it has ended; the engines come by themselves."""
+        if not self._child.ended or time.monotonic() < self._next_start:
+            return
+        logger.error("SSD: the relay to engines on other nodes has ended and is started again")
+        self._next_start = time.monotonic() + AGAIN_S
+        self._child.stop()
+        try:
+            self._child = self._start()
+        except (OSError, ValueError) as error:
+            logger.error("SSD: the relay could not be started again: %s", error)
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def _start(self) -> Child:
+        return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir))
 
 
-class DraftEnd:
-    """``step`` until ``ended``; then ``close``."""
+class DraftEnd(End[Peer]):
+    """Works until its parent or the service is gone."""
 
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
         """Raises ``OSError`` and ``ValueError`` with a sentence if it cannot listen."""
+        super().__init__(sockets)
         self._named = spec.named
         self._most_slots = max(spec.max_num_seqs, _ALLOWED_SLOTS)
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
-        self._sockets = sockets
-        self._peers: dict[bytes, _Peer] = {}
-        self._next_look = 0.0
-        self.ended = False
-        key_file = Path(spec.key_file)
-        self._link = DraftLink(sockets, lambda: read_keys(key_file), spec.place, self._read)
+        keys = read_keys(Path(spec.key_file))
+        self._link = DraftLink(sockets, keys, spec.place, self._read)
         self.word = str(self._link.port)
 
-    def step(self) -> None:
-        """One look at everything, and a pause."""
-        self._sockets.drain()
-        for sender, peer in list(self._peers.items()):
-            try:
-                peer.outbox.flush([one.mirror.take for one in peer.engines.values()])
-            except ConnectionError:
-                self._part(sender)
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_AFTER_S
-            self._look_after(now)
-        pauses = [pause_s(peer.link_us) for peer in self._peers.values() if peer.has_requests]
-        self._sockets.wait(min(pauses, default=REST_S))
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        for peer in self._peers.values():
-            for engine in peer.engines.values():
-                engine.remove()
-        self._sockets.close()
-        os.close(self._watched)
-
     def _look_after(self, now: float) -> None:
-        self.ended |= not rundir.is_held(self._watched)
+        self.ended = not rundir.is_held(self._watched)
         for sender, peer in list(self._peers.items()):
             if now - peer.heard > PEER_GONE_S:
                 self._part(sender)
 
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.remove()
+        self._sockets.close()
+        os.close(self._watched)
+
     def _part(self, sender: bytes) -> None:
-        """Leave the engines of a target's end. What more it says is not heard before it greets."""
-        for engine in self._peers.pop(sender).engines.values():
-            engine.close()
+        """Leave a target's end. What more it says is not heard before it greets."""
+        self._peers.pop(sender).leave()
 
     def _read(self, sender: bytes, message: bytes) -> None:
         try:
@@ -147,12 +146,8 @@ class DraftEnd:
     def _refuse(self, sender: bytes, why: str) -> None:
         if sender in self._peers:
             self._part(sender)
-        answer = Outbox(lambda message: self._link.send(sender, message))
-        answer.add(Refused(why))
-        try:
-            answer.flush()
-        except ConnectionError:
-            pass  # gone already
+        with suppress(ConnectionError):  # gone already
+            self._link.send(sender, encode([Refused(why)]))
 
     def _handle(self, sender: bytes, frame: ToDraft) -> None:
         if isinstance(frame, Hello):
@@ -165,20 +160,22 @@ class DraftEnd:
         match frame:
             case Ping():
                 peer.link_us = frame.link_us
-                peer.outbox.add(Pong(frame.sent_ns), *self._statuses(peer))
-            case Open():
-                self._open(peer, frame)
-            case Close():
-                if frame.session in peer.engines:
-                    peer.engines.pop(frame.session).close(frame.asleep)
+                peer.add(Pong(frame.sent_ns), *self._statuses(peer))
+                return
             case Told(message=Wake()):
                 self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
-            case Told(message=Add() | Remove() as message):
-                if frame.session in peer.engines:
-                    peer.engines[frame.session].tell(message)
-            case Changed():
-                if frame.session in peer.engines:
-                    peer.engines[frame.session].mirror.apply(frame)
+            case Told(message=Join() as asked):
+                self._join(peer, frame, asked.run_dir)
+        mirror = peer.mirror_of(frame.session)
+        if mirror is None:
+            return
+        match frame:
+            case Told(message=Leave() as left):
+                peer.leave(left.asleep)
+            case Told(message=Add() | Remove() as told):
+                peer.tell(mirror, told)
+            case Changed() | Plan():
+                mirror.apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
         if sender in self._peers:
@@ -188,68 +185,61 @@ class DraftEnd:
                 f"the draft server there is {self._named.name!r} and not {hello.name!r}: correct "
                 "draft_server, or name another key file"
             )
-        peer = self._peers[sender] = _Peer(lambda message: self._link.send(sender, message))
-        peer.outbox.add(Welcome(self._named.options, self._named.service))
+        peer = Peer(lambda message: self._link.send(sender, message), self._service, self._sockets)
+        peer.add(Welcome(self._named.options, self._named.service))
+        self._peers[sender] = peer
 
-    def _statuses(self, peer: _Peer) -> list[Frame]:
-        """Of the service, and of each engine of this target's end."""
+    def _statuses(self, peer: Peer) -> list[Status]:
+        """Of the service and of the engine."""
         lives = draft_lives(self._table)
-        of_engines = [engine.status(lives) for engine in peer.engines.values()]
-        return [read_status(self._table, 0, lives), *of_engines]
+        found = [read_status(self._table, 0, lives)]
+        if peer.mirror is not None:
+            found.append(read_status(peer.mirror.table, peer.mirror.session, lives))
+        return found
 
-    def _open(self, peer: _Peer, opened: Open) -> None:
-        if opened.session in peer.engines:
-            raise Malformed(f"session {opened.session} is open already")
-        refusal = self._misfit(opened)
-        if refusal:
-            peer.outbox.add(Opened(opened.session, refusal))
-            return
+    def _join(self, peer: Peer, told: Told, engine: str) -> None:
+        """engine: by what it is known."""
+        session, shape, owner = told.session, told.shape, told.owner
+        if not session or shape is None or owner is None or len(engine) > _LONGEST_NAME:
+            raise Malformed("an engine without a table")
+        peer.engine = engine
         for other in self._peers.values():
-            for session, engine in list(other.engines.items()):
-                if engine.engine == opened.engine:
-                    other.engines.pop(session).close()
-        try:
-            engine = MirroredEngine(opened, self._service, self._sockets)
-        except (OSError, RuntimeError, zmq.ZMQError) as error:
-            peer.outbox.add(Opened(opened.session, str(error)))
-            return
-        peer.engines[opened.session] = engine
+            if other.engine == engine:
+                other.leave()
 
-        def answered(refusal: str) -> None:
-            if peer.engines.get(opened.session) is not engine:
-                return  # closed meanwhile
+        def joined(refusal: str) -> None:
             if refusal:
-                peer.engines.pop(opened.session).close()
-            lives = draft_lives(self._table)
-            peer.outbox.add(engine.status(lives), Opened(opened.session, refusal))
+                peer.leave()
+            peer.add(*self._statuses(peer), Joined(session, refusal))
 
-        engine.join(answered)
+        refusal = self._misfit(shape)
+        if refusal:
+            joined(refusal)
+        else:
+            peer.join(session, shape, owner, joined)
 
-    def _misfit(self, opened: Open) -> str:
+    def _misfit(self, theirs: TableShape) -> str:
         """Why a table is none for this draft, before there is one; "" if it may be."""
         ours = self._table.shape
-        if opened.slots > self._most_slots:
+        if theirs.slots > self._most_slots:
             return (
-                f"the engine is made for {opened.slots} requests at a time, and the draft takes "
+                f"the engine is made for {theirs.slots} requests at a time, and the draft takes "
                 f"engines with at most {self._most_slots}: start the engine with --max-num-seqs "
-                f"{self._most_slots}, or the draft server with --max-num-seqs {opened.slots}"
+                f"{self._most_slots}, or the draft server with --max-num-seqs {theirs.slots}"
             )
-        if opened.tail != ours.tail:
+        if theirs.tail != ours.tail:
             return (
-                f"the engine's table keeps {opened.tail} tokens of a text, the draft's "
+                f"the engine's table keeps {theirs.tail} tokens of a text, the draft's "
                 f"{ours.tail}: install the same vllm-ssd on both nodes"
             )
-        theirs = (opened.k, opened.branches, opened.top_m)
-        if theirs == (ours.k, ours.branches, ours.top_m):
+        if replace(theirs, slots=ours.slots) == ours:
             return ""
         return (
-            f"the engine's table is made for k={opened.k}, {opened.branches} branches a round and "
-            f"{opened.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
+            f"the engine's table is made for k={theirs.k}, {theirs.branches} branches a round and "
+            f"{theirs.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
             f"and {ours.top_m}: start the engine with the options of the draft"
         )
 
 
 if __name__ == "__main__":
-    import sys
-
-    run(sys.argv[1], DraftEndSpec, DraftEnd)
+    run(DraftEndSpec, DraftEnd)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from vllm_ssd.protocol.draft_names import DraftName
-from vllm_ssd.relay.frames import Hello, Malformed, Refused, Welcome, decode_to_target, encode
-from vllm_ssd.relay.keys import Contact, contacts_of, read_keys
+from vllm_ssd.relay.frames import Hello, Refused, Welcome, decode_to_target, encode
+from vllm_ssd.relay.keys import KeyFile, read_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.sockets import Sockets
 
@@ -25,10 +25,21 @@ class Where(msgspec.Struct, frozen=True):
     name: str
     key_file: str
 
+    def keys(self) -> KeyFile:
+        """With which its drafts are reached; ``ValueError`` with a sentence if there are none."""
+        keys = read_keys(Path(self.key_file))
+        if keys.name != self.name:
+            raise ValueError(
+                f"{self.key_file} is the key file of the draft server {keys.name!r}, and "
+                f"draft_server is {self.name!r}: correct one of them"
+            )
+        return keys
 
-def where(options: Mapping[str, Any]) -> Where | None:
-    """By the options of ``--speculative-config``; None: on this node. ``ValueError`` with a
-    sentence if that cannot be."""
+
+def described(options: Mapping[str, Any]) -> DraftName | None:
+    """What the service of these options of ``--speculative-config`` has published; None if it is on
+    this node. ``ValueError`` with a sentence if it cannot be reached. vLLM makes a config several
+    times: an answer is kept."""
     key_file, name = (
         value if isinstance(value := options.get(option), str) else None
         for option in ("draft_server_key", "draft_server")
@@ -39,42 +50,22 @@ def where(options: Mapping[str, Any]) -> Where | None:
         raise ValueError(
             "draft_server_key is about a draft server on another node: add its name as draft_server"
         )
-    return Where(name, str(Path(key_file).absolute()))
-
-
-def contacts(where: Where) -> list[Contact]:
-    """How to reach each of its drafts; ``ValueError`` with a sentence if nobody knows."""
-    keys = read_keys(Path(where.key_file))
-    if keys.name != where.name:
-        raise ValueError(
-            f"{where.key_file} is the key file of the draft server {keys.name!r}, and draft_server "
-            f"is {where.name!r}: correct one of them"
-        )
-    if not (keys.client_secret and keys.clients):
-        raise ValueError(f"{where.key_file} has no keys for engines: name the one of --key-file")
-    return contacts_of(keys)
+    return _described(Where(name, str(Path(key_file).absolute())))
 
 
 @functools.lru_cache(maxsize=8)
 def _described(where: Where) -> DraftName:
-    return describe(contacts(where)[0], where.name)
+    return describe(where.keys(), 0)
 
 
-def described(options: Mapping[str, Any]) -> DraftName | None:
-    """What the service of these options has published; None if it is on this node. ``ValueError``
-    with a sentence if it cannot be reached. vLLM makes a config several times: an answer is
-    kept."""
-    place = where(options)
-    return None if place is None else _described(place)
-
-
-def describe(contact: Contact, name: str) -> DraftName:
-    """Ask it; ``ValueError`` with a sentence if it does not answer."""
+def describe(keys: KeyFile, place: int) -> DraftName:
+    """Ask the draft with this place; ``ValueError`` with a sentence if it does not answer."""
     sockets = Sockets()
     messages: list[bytes] = []
+    address = keys.addresses[place]
     try:
-        link = TargetLink(sockets, contact, messages.append)
-        link.send(encode([Hello(name)]))
+        link = TargetLink(sockets, keys, place, messages.append)
+        link.send(encode([Hello(keys.name)]))
         deadline = time.monotonic() + REACH_S
         while not messages and time.monotonic() < deadline:
             sockets.wait(0.05)
@@ -83,20 +74,13 @@ def describe(contact: Contact, name: str) -> DraftName:
         sockets.close()
     if not messages:
         raise ValueError(
-            f"the draft server {name!r} does not answer at {contact.address}: see that 'vllm-ssd "
+            f"the draft server {keys.name!r} does not answer at {address}: see that 'vllm-ssd "
             "draft' runs there, that this node reaches the address, and that both have the same "
             "key file"
         )
-    for frame in _frames(messages[0]):
+    for frame in decode_to_target(messages[0]):
         if isinstance(frame, Welcome):
-            return DraftName(name, frame.options, frame.service)
+            return DraftName(keys.name, frame.options, frame.service)
         if isinstance(frame, Refused):
             raise ValueError(frame.why)
-    raise ValueError(f"what answers at {contact.address} is no draft server")
-
-
-def _frames(message: bytes) -> list[Any]:
-    try:
-        return decode_to_target(message)
-    except Malformed as error:
-        raise ValueError(str(error)) from error
+    raise ValueError(f"what answers at {address} is no draft server")

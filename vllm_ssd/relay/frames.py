@@ -13,10 +13,11 @@ from typing import Annotated, Any, Union
 
 import msgspec
 
-from vllm_ssd.protocol.messages import Add, Remove, Slot, Wake
+from vllm_ssd.protocol import TableOwner, TableShape
+from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Slot, Wake
 from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
 
-VERSION = 4
+VERSION = 5
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of three million tokens fits
 
@@ -37,8 +38,8 @@ class Frame(msgspec.Struct, tag=True, array_like=True):
 
 class Changed(Frame):
     """Something new of a record of the table, from the end whose side writes it. record: its kind,
-    as a place in ``relay/records.py``, which says what is in the arrays: int32, little-endian.
-    known: tokens that were told before. probs: as of ``pack_probs``, for each of the tokens."""
+    as a place in ``KINDS``; ``relay/records.py`` says what is in the arrays: int32, little-endian.
+    known: tokens that were told before."""
 
     session: Session
     record: Annotated[int, msgspec.Meta(ge=0)]
@@ -48,6 +49,13 @@ class Changed(Frame):
     head: bytes = b""
     tokens: bytes = b""
     probs: bytes = b""
+
+
+class Plan(Frame):
+    """Whether the target does without drafts now."""
+
+    session: Session
+    undrafted: bool
 
 
 # From the target's end
@@ -67,33 +75,22 @@ class Ping(Frame):
     link_us: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Open(Frame):
-    """Draft for an engine, in place of an earlier session with the same name. Answered with
-    ``Opened``. engine: what tells it from all other engines; the rest is of its table and owner."""
-
-    session: Annotated[int, msgspec.Meta(ge=1)]
-    engine: Name
-    slots: Annotated[int, msgspec.Meta(ge=1, le=2**14)]
-    k: Annotated[int, msgspec.Meta(ge=1, le=64)]
-    branches: Annotated[int, msgspec.Meta(ge=1, le=2**12)]
-    tail: Annotated[int, msgspec.Meta(ge=2, le=2**16)]
-    top_m: Annotated[int, msgspec.Meta(ge=0, lt=2**8)]
-    model: Name
-    index: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-
-
-class Close(Frame):
-    """Draft for it no longer. asleep: as in the control message ``Leave``."""
-
-    session: Session
-    asleep: bool = False
-
-
 class Told(Frame):
-    """A control message of an engine's. What comes of ``Wake`` a ``Status`` shows."""
+    """A control message of an engine's, or to the service itself. ``Join`` begins a session, in
+    place of an earlier one of the same engine, and ``Leave`` ends one; these are about run
+    directories on the target's node. ``Join`` is answered with ``Joined``, what comes of the others
+    a ``Status`` shows. shape, owner: of the table of the engine that joins."""
 
     session: Session
-    message: Union[Add, Remove, Wake]
+    message: Union[Join, Leave, Add, Remove, Wake]
+    shape: Union[TableShape, None] = None
+    owner: Union[TableOwner, None] = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None and not 1 <= self.shape.slots < 2**31:
+            raise ValueError("a table without slots")
+        if self.owner is not None and not 0 <= self.owner.engine < 2**32:
+            raise ValueError("an engine without a place")
 
 
 # From the draft's end
@@ -108,7 +105,7 @@ class Welcome(Frame):
 
 
 class Refused(Frame):
-    """The other one: why, as a sentence."""
+    """The connection is over: why, as a sentence."""
 
     why: str
 
@@ -119,7 +116,7 @@ class Pong(Frame):
     sent_ns: Number
 
 
-class Opened(Frame):
+class Joined(Frame):
     """refusal: "", or why the draft does not draft for this engine, as a sentence."""
 
     session: Session
@@ -135,8 +132,8 @@ class Status(Frame):
     counters: list[Number]
 
 
-ToDraft = Union[Hello, Ping, Open, Close, Told, Changed]
-ToTarget = Union[Welcome, Refused, Pong, Opened, Status, Changed]
+ToDraft = Union[Hello, Ping, Told, Changed, Plan]
+ToTarget = Union[Welcome, Refused, Pong, Joined, Status, Changed]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_draft = msgspec.msgpack.Decoder(list[ToDraft])

@@ -1,8 +1,7 @@
 """The keys of a relay, and the file in which both nodes have them.
 
-A draft service has a pair of keys (CURVE, as ZeroMQ has it), and a list of public keys of those who
-may talk to it. A file that a user copies to the targets' nodes has one more pair, which all engines
-share: whoever can read it may be an engine, or the draft.
+A draft service has a pair of keys (CURVE, as ZeroMQ has it), and its engines share another one. A
+user copies the file to the targets' nodes: whoever can read it may be an engine, or the draft.
 """
 
 from __future__ import annotations
@@ -16,32 +15,19 @@ import zmq
 
 from vllm_ssd.protocol.own_file import open_own
 
-_Z85 = r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
-Key = Annotated[str, msgspec.Meta(pattern=f"^{_Z85}$")]
-KeyOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_Z85})?$")]
+Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
 class KeyFile(msgspec.Struct, frozen=True):
     """name: of the service; addresses: HOST:PORT where each of its drafts listens; clients: public
-    keys that it accepts. client_secret: that of the first of these, "" = it is somebody else's.
-    Keys are Z85."""
+    keys that it accepts; client_secret: that of the first of these, the engines'. Keys are Z85."""
 
     name: str
     addresses: list[str]
     server_public: Key
     server_secret: Key
-    clients: list[Key]
-    client_secret: KeyOrNone = ""
-
-
-class Contact(msgspec.Struct, frozen=True):
-    """What an engine must know of a draft: its address, the service's public key, and a pair of the
-    engine's that it accepts."""
-
-    address: str
-    server_public: str
-    client_public: str
-    client_secret: str
+    clients: Annotated[list[Key], msgspec.Meta(min_length=1)]
+    client_secret: Key
 
 
 def new_pair() -> tuple[str, str]:
@@ -50,12 +36,11 @@ def new_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def make_keys(name: str, addresses: list[str], shared: bool) -> KeyFile:
-    """New ones. shared: with a pair for all engines."""
+def make_keys(name: str, addresses: list[str]) -> KeyFile:
+    """New ones."""
     server_public, server_secret = new_pair()
-    public, secret = new_pair() if shared else ("", "")
-    clients = [public] if shared else []
-    return KeyFile(name, addresses, server_public, server_secret, clients, secret)
+    public, secret = new_pair()
+    return KeyFile(name, addresses, server_public, server_secret, [public], secret)
 
 
 def read_keys(path: Path) -> KeyFile:
@@ -90,12 +75,25 @@ def write_keys(path: Path, keys: KeyFile) -> None:
     new.rename(path)
 
 
-def contacts_of(keys: KeyFile) -> list[Contact]:
-    """For an engine that has the file: of all drafts."""
-    return [
-        Contact(address, keys.server_public, keys.clients[0], keys.client_secret)
-        for address in keys.addresses
-    ]
+def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
+    """Make the key file unless it is there, with this address and the ports after it;
+    ``ValueError`` with a sentence if that fails or if it is another service's."""
+    addresses = addresses_of(address, drafts)
+    try:
+        if not path.exists():
+            write_keys(path, make_keys(name, addresses))
+            return
+        keys = read_keys(path)
+        if (keys.name, keys.addresses) != (name, addresses):
+            raise ValueError(
+                f"{path} is the key file of {keys.name!r} at {', '.join(keys.addresses)}: name "
+                "another file, or remove this one and copy the new one to the engines' nodes"
+            )
+    except OSError as error:
+        raise ValueError(
+            f"the key file {path} cannot be written ({error.strerror}): name one in a folder of "
+            "this user's"
+        ) from error
 
 
 def addresses_of(address: str, count: int) -> list[str]:

@@ -11,12 +11,9 @@ from collections.abc import Callable, Collection
 import zmq
 from zmq.utils import z85
 
-from vllm_ssd.log import get_logger
 from vllm_ssd.relay.frames import LARGEST
-from vllm_ssd.relay.keys import Contact, KeyFile, endpoint_of
+from vllm_ssd.relay.keys import KeyFile, endpoint_of
 from vllm_ssd.relay.sockets import Sockets
-
-logger = get_logger(__name__)
 
 # What is under way in one direction, at most: messages in our queues on each side, and bytes in
 # those of the kernel. Who has filled them waits with what is newer, and sends only what is still
@@ -30,37 +27,30 @@ _IDLE_S, _ASK_S, _QUESTIONS, _ARRIVAL_MS = 2, 1, 3, 5000
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom to let in
 
 
-def _limit(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, _QUEUE)
-    socket.setsockopt(zmq.RCVHWM, _QUEUE)
-    socket.setsockopt(zmq.SNDBUF, _BUFFER)
-    socket.setsockopt(zmq.RCVBUF, _BUFFER)
-    socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, _GREET_MS)
-    socket.setsockopt(zmq.IPV6, 1)
+class Link:
+    """A socket of one end. ``send`` and ``close`` are the same at both."""
 
-
-class TargetLink:
-    """The target's end of one connection. ``read`` is called with each message."""
-
-    def __init__(self, sockets: Sockets, contact: Contact, read: Callable[[bytes], None]):
+    def __init__(self, sockets: Sockets, kind: int):
         self._sockets = sockets
-        self._socket = socket = sockets.context.socket(zmq.DEALER)
-        _limit(socket)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.curve_serverkey = contact.server_public.encode()
-        socket.curve_publickey = contact.client_public.encode()
-        socket.curve_secretkey = contact.client_secret.encode()
-        socket.connect(endpoint_of(contact.address))
-        sockets.add(socket, lambda: read(socket.recv()))
+        self._socket = socket = sockets.context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, _QUEUE)
+        socket.setsockopt(zmq.RCVHWM, _QUEUE)
+        socket.setsockopt(zmq.SNDBUF, _BUFFER)
+        socket.setsockopt(zmq.RCVBUF, _BUFFER)
+        socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _GREET_MS)
+        socket.setsockopt(zmq.IPV6, 1)
 
-    def send(self, message: bytes) -> bool:
-        """False if there is no room for it now."""
+    def send(self, *parts: bytes) -> bool:
+        """Of the draft's end, to whom and a message; else a message. False if there is no room for
+        it now; ``ConnectionError`` if the other end is gone."""
         try:
-            self._socket.send(message, zmq.NOBLOCK)
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             return False
+        except zmq.ZMQError as error:
+            raise ConnectionError(str(error)) from error
         return True
 
     def close(self, linger_ms: int = 0) -> None:
@@ -68,29 +58,31 @@ class TargetLink:
         self._sockets.remove(self._socket, linger_ms)
 
 
-class DraftLink:
-    """The draft's end of all connections. ``read`` is called with the sender and each message;
-    ``keys`` returns the keys as they are now, or raises ``ValueError``. Who is let in may change.
-    """
+class TargetLink(Link):
+    """The target's end of one connection. ``read`` is called with each message."""
+
+    def __init__(self, sockets: Sockets, keys: KeyFile, place: int, read: Callable[[bytes], None]):
+        """place: of the draft's address in them."""
+        super().__init__(sockets, zmq.DEALER)
+        socket = self._socket
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.curve_serverkey = keys.server_public.encode()
+        socket.curve_publickey = keys.clients[0].encode()
+        socket.curve_secretkey = keys.client_secret.encode()
+        socket.connect(endpoint_of(keys.addresses[place]))
+        sockets.add(socket, lambda: read(socket.recv()))
+
+
+class DraftLink(Link):
+    """The draft's end of all connections. ``read`` is called with the sender and each message.
+    port: at which it listens."""
 
     def __init__(
-        self,
-        sockets: Sockets,
-        keys: Callable[[], KeyFile],
-        place: int,
-        read: Callable[[bytes, bytes], None],
+        self, sockets: Sockets, keys: KeyFile, place: int, read: Callable[[bytes, bytes], None]
     ):
         """place: of its address in them. Raises ``OSError`` if it cannot listen."""
-        own = keys()
-        address = own.addresses[place]
-        self._keys, self._clients = keys, own.clients
-        self._unreadable = False
-        self._sockets = sockets
-        self._door = sockets.context.socket(zmq.REP)
-        self._door.bind(_ZAP)
-        sockets.add(self._door, lambda: _let_in(self._door, self._clients_now()))
-        self._socket = socket = sockets.context.socket(zmq.ROUTER)
-        _limit(socket)
+        super().__init__(sockets, zmq.ROUTER)
+        socket, address = self._socket, keys.addresses[place]
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _IDLE_S)
@@ -98,49 +90,20 @@ class DraftLink:
         socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _QUESTIONS)
         socket.setsockopt(zmq.TCP_MAXRT, _ARRIVAL_MS)
         socket.curve_server = True
-        socket.curve_secretkey = own.server_secret.encode()
+        socket.curve_secretkey = keys.server_secret.encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, b"ssd")
+        door = sockets.context.socket(zmq.REP)
+        door.bind(_ZAP)
+        sockets.add(door, lambda: _let_in(door, keys.clients))
         try:
             socket.bind(endpoint_of(address))
         except zmq.ZMQError as error:
             socket.close()
-            sockets.remove(self._door)
             raise OSError(f"cannot listen at {address} ({error})") from error
         sockets.add(socket, lambda: read(*_parts(socket)))
-
-    @property
-    def port(self) -> int:
-        """At which it listens."""
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
-        return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
-
-    def send(self, to: bytes, message: bytes) -> bool:
-        """False if there is no room for it now; ``ConnectionError`` if the other end is gone."""
-        try:
-            self._socket.send_multipart([to, message], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            raise ConnectionError(str(error)) from error
-        return True
-
-    def close(self) -> None:
-        self._sockets.remove(self._socket)
-        self._sockets.remove(self._door)
-
-    def _clients_now(self) -> Collection[str]:
-        """Public keys that are let in: those of the last time that the keys could be read."""
-        try:
-            self._clients = self._keys().clients
-            self._unreadable = False
-        except ValueError as error:
-            if not self._unreadable:
-                logger.warning(
-                    "SSD: the relay lets engines in by the keys it read before: %s", error
-                )
-            self._unreadable = True
-        return self._clients
+        self.port = int(endpoint.rstrip(b"\0").rpartition(b":")[2])
 
 
 def _parts(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes]:

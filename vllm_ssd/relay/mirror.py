@@ -8,53 +8,71 @@ and a comparison. What came and went between two looks is not told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vllm_ssd.protocol import LOST, SpeculationTable
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import Add, Remove
-from vllm_ssd.relay.frames import Changed, Malformed
-from vllm_ssd.relay.growing import Fallback, Prediction
-from vllm_ssd.relay.records import Outcome, Plan, Record, Side, State, TooFarBehind
-from vllm_ssd.relay.watch import Watch
+from vllm_ssd.relay.frames import Changed, Malformed, Plan, Status
+from vllm_ssd.relay.records import (
+    Fallback,
+    Outcome,
+    Prediction,
+    Record,
+    Side,
+    State,
+    TooFarBehind,
+)
 
 # By their places here frames name them, and in this order those of a slot are told.
-KINDS: tuple[type[Record], ...] = (Outcome, State, Fallback, Prediction, Plan)
+KINDS: tuple[type[Record], ...] = (Outcome, State, Fallback, Prediction)
 LONGEST_TEXT = 3 * 2**20  # tokens, which fit a message
 _INT32 = 2**31
+_OURS = ("heartbeat", "restarts", "link_us")  # counters that are written at the target's end
 
 
 class Mirror:
-    """Of an engine's table, for one session. side: the one that is on this node. Only what is about
-    requests that were added is told and written."""
+    """Of an engine's ``table``, for one ``session``. side: the one that is on this node. Only what
+    is about requests that were added is told and written."""
 
     def __init__(self, table: SpeculationTable, session: int, side: Side):
-        kinds = [kind(table, session, number) for number, kind in enumerate(KINDS)]
-        ours = [record for record in kinds if record.writer is side]
-        self._of_table = [record for record in ours if not record.fields]
-        self._records = [record for record in ours if record.fields]
+        self.session = session
+        self.table, self._side = table, side
+        kinds = [kind(table) for kind in KINDS]
+        self._ours = {n: record for n, record in enumerate(kinds) if record.writer is side}
         self._theirs = {n: record for n, record in enumerate(kinds) if record.writer is not side}
-        self._slots = table.shape.slots
         self._states = DraftStates(table)
-        self._watch = Watch(table, [field for record in ours for field in record.fields])
+        self._undrafted = table.plan["undrafted"]
+        self._plan = 0  # as it was told
         self._requests: dict[int, int] = {}  # generations, by slot
+        # All 8-byte words, those of a slot that are looked at, and how they were at the last look.
+        self._words = table.slots.view(np.uint64).reshape(table.shape.slots, -1)
+        self._columns = _columns(table.slots, self._ours.values())
+        self._seen = np.zeros((table.shape.slots, len(self._columns)), np.uint64)
+        self._now = np.empty_like(self._seen)
 
     def note(self, message: Add | Remove) -> None:
         """What both ends are told of requests; raises ``Malformed``."""
         slot, generation = message.slot, message.generation
-        if slot >= self._slots:
+        if slot >= self.table.shape.slots:
             raise Malformed(f"there is no slot {slot}")
         if isinstance(message, Remove):
             if self.is_known(slot, generation):
                 del self._requests[slot]
             return
         tokens = message.tokens
-        if len(tokens) > LONGEST_TEXT or not all(-_INT32 <= end < _INT32 for end in _ends(tokens)):
+        ends = (min(tokens), max(tokens)) if tokens else ()
+        if len(tokens) > LONGEST_TEXT or not all(-_INT32 <= end < _INT32 for end in ends):
             raise Malformed("a text of too many tokens, or of none that there are")
         self._requests[slot] = generation
-        for record in self._records:
+        for record in self._ours.values():
             record.begin(slot, len(tokens))
-        self._watch.look_again(slot)  # an outcome may have come first
+        self._look_again(slot)  # an outcome may have come first
 
     def is_known(self, slot: int, generation: int) -> bool:
         """Whether this is a request that was added."""
@@ -64,36 +82,87 @@ class Mirror:
     def has_requests(self) -> bool:
         return bool(self._requests)
 
-    def take(self) -> list[Changed]:
+    def take(self) -> list[Changed | Plan]:
         """What has changed on this side since the last call."""
-        frames: list[Changed] = []
-        for slot in self._watch.changed():
+        frames: list[Changed | Plan] = []
+        for slot in self._changed():
             if slot in self._requests:
                 frames += self._news(slot, self._requests[slot])
-        for record in self._of_table:
-            frames += filter(None, record.news(0, 0))
+        plan = self._undrafted.item(0)
+        if self._side is Side.TARGET and plan != self._plan:
+            self._plan = plan
+            frames.append(Plan(self.session, bool(plan)))
         return frames
 
-    def _news(self, slot: int, generation: int) -> Iterator[Changed]:
+    def apply(self, frame: Changed | Plan) -> None:
+        """Write what the other side has changed; raises ``Malformed``."""
+        if isinstance(frame, Plan):
+            self._undrafted[0] = frame.undrafted
+            return
+        record = self._theirs.get(frame.record)
+        if record is None or frame.slot >= self.table.shape.slots:
+            raise Malformed(f"there is no record {frame.record} of slot {frame.slot}")
+        if self.is_known(frame.slot, frame.stamp >> 32):
+            record.write(frame)
+
+    def _changed(self) -> list[int]:
+        """Slots of which some word is not as it was at the last look."""
+        # "clip" writes to ``out`` directly; all columns exist.
+        self._words.take(self._columns, axis=1, out=self._now, mode="clip")
+        differ = self._now != self._seen
+        if not differ.any():
+            return []
+        self._seen, self._now = self._now, self._seen
+        found: list[int] = np.flatnonzero(differ.any(axis=1)).tolist()
+        return found
+
+    def _look_again(self, slot: int) -> None:
+        """Count the slot among those that have changed, at the next look."""
+        self._seen[slot] ^= np.uint64(2**64 - 1)
+
+    def _news(self, slot: int, generation: int) -> list[Changed]:
+        frames = []
         try:
-            for record in self._records:
-                for changed in record.news(slot, generation):
-                    if changed is None:
-                        self._watch.look_again(slot)
+            for number, record in self._ours.items():
+                for news in record.news(slot, generation):
+                    if news is None:
+                        self._look_again(slot)
                     else:
-                        yield changed
+                        frames.append(Changed(self.session, number, slot, *news))
         except TooFarBehind:  # the target has to add this request again
             del self._requests[slot]
             self._states.set(slot, generation, LOST)
-
-    def apply(self, changed: Changed) -> None:
-        """Write what the other side has changed; raises ``Malformed``."""
-        record = self._theirs.get(changed.record)
-        if record is None or changed.slot >= self._slots:
-            raise Malformed(f"there is no record {changed.record} of slot {changed.slot}")
-        if not record.fields or self.is_known(changed.slot, changed.stamp >> 32):
-            record.write(changed)
+        return frames
 
 
-def _ends(tokens: list[int]) -> tuple[int, ...]:
-    return (min(tokens), max(tokens)) if tokens else ()
+def _columns(slots: NDArray, records: Iterable[Record]) -> list[int]:
+    """The 8-byte words of a slot that are watched, in both records where there are two."""
+    found = []
+    for array in itertools.chain.from_iterable(record.watched for record in records):
+        begin = array.ctypes.data - slots.ctypes.data
+        copies = [0] if array.ndim == 1 else [0, array.strides[1]]
+        found += [(begin + offset) // 8 for offset in copies]
+    return found
+
+
+def read_status(table: SpeculationTable, session: int, lives: bool) -> Status:
+    """The draft's part of a table. lives: False hides the heartbeat."""
+    values = table.draft[0].item()
+    heartbeat = int(values[0]) if lives else 0
+    age_ns = max(time.monotonic_ns() - heartbeat, 0) if heartbeat else -1
+    return Status(session, age_ns, [int(value) for value in values])
+
+
+def show_status(table: SpeculationTable, status: Status, link_us: float) -> None:
+    """Write it, and how long the link takes. In the service's own table, that of session 0, the
+    starts that its keeper counts are shown, too. Raises ``Malformed``."""
+    draft = table.draft[0]
+    names = draft.dtype.names or ()
+    if len(status.counters) != len(names):
+        raise Malformed(f"{len(status.counters)} counters where there are {len(names)}")
+    for name, value in zip(names, status.counters):
+        if name not in _OURS or (name == "restarts" and not status.session):
+            draft[name] = value
+    draft["link_us"] = max(round(link_us), 1)
+    age_ns = status.age_ns
+    draft["heartbeat"] = 0 if age_ns < 0 else max(time.monotonic_ns() - age_ns, 1)

@@ -1,17 +1,15 @@
-"""A kind of record of a speculation table: which side writes it, by what its changes are seen, and
-how it crosses to the table on the other node.
+"""The kinds of records of a slot that cross to the table on the other node, and their bytes.
 
-``news`` reads a record as everybody reads it, stamp, body, stamp again. ``write`` writes it as its
-own side does, by that side's end of the record, body first and stamp last; what does not fit the
-table is refused as ``Malformed`` before anything is written. Tokens and distributions are not
-looked at: whoever reads a table checks them.
+``news`` reads a record as everybody reads it, stamp, body, stamp again. ``write`` writes it body
+first and stamp last; what does not fit the table is refused as ``Malformed`` before anything is
+written. Tokens and distributions are not looked at: whoever reads a table checks them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import ClassVar, Union
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.relay.frames import Changed, Malformed
-from vllm_ssd.relay.packing import int32s, pack
 
 
 class Side(Enum):
@@ -32,26 +29,32 @@ class TooFarBehind(Exception):
     """What is new of a text can no longer be read: the target has to send it again."""
 
 
-# None: the record is being written, and is to be looked at again.
-News = Iterator[Union[Changed, None]]
+class News(NamedTuple):
+    """As in ``Changed``."""
+
+    stamp: int
+    known: int = 0
+    head: bytes = b""
+    tokens: bytes = b""
+    probs: bytes = b""
 
 
 class Record:
-    """A kind, in one table. writer: the only side that writes it; fields: those of a slot whose
-    change is news, with the record that they are in; none for a record of the whole table."""
+    """A kind, in one table. writer: the only side that writes it; watched: arrays of 8-byte words
+    with a row for each slot, whose change is news."""
 
     writer: ClassVar[Side]
-    fields: ClassVar[Sequence[tuple[str, ...]]] = ()
+    watched: Sequence[NDArray]
 
-    def __init__(self, table: SpeculationTable, session: int, number: int):
-        """number: of the kind, in frames."""
-        self._shape, self._kind = table.shape, (session, number)  # how frames begin
+    def __init__(self, table: SpeculationTable):
+        raise NotImplementedError
 
     def begin(self, slot: int, length: int) -> None:
         """The other end has a text of ``length`` tokens of the request that has this slot now."""
 
-    def news(self, slot: int, generation: int) -> News:
-        """What has changed since the last call, if it is this request's."""
+    def news(self, slot: int, generation: int) -> Iterator[News | None]:
+        """What has changed since the last call, if it is this request's. None: the record is being
+        written, and is to be looked at again."""
         raise NotImplementedError
 
     def write(self, changed: Changed) -> None:
@@ -65,19 +68,20 @@ class Outcome(Record):
     are verified in the round after it."""
 
     writer = Side.TARGET
-    fields = (("outcome", "stamp"), ("outcome", "drafts_stamp"))
 
-    def __init__(self, table: SpeculationTable, session: int, number: int):
-        super().__init__(table, session, number)
+    def __init__(self, table: SpeculationTable):
+        self._k, self._tail = table.shape.k, table.shape.tail
         self._reader, self._writer = OutcomeReader(table), OutcomeWriter(table)
-        self._stamps = table.slots["outcome"]["stamp"]
+        records = table.slots["outcome"]
+        self._stamps = records["stamp"]
+        self.watched = self._stamps, records["drafts_stamp"]
         self._told = [(0, 0)] * table.shape.slots  # stamps: of outcome and drafts
         self._lengths = [0] * table.shape.slots
 
     def begin(self, slot: int, length: int) -> None:
         self._lengths[slot] = length
 
-    def news(self, slot: int, generation: int) -> News:
+    def news(self, slot: int, generation: int) -> Iterator[News | None]:
         stamp = max(self._stamps.item(slot, 0), self._stamps.item(slot, 1))
         if stamp >> 32 != generation:
             return
@@ -91,68 +95,183 @@ class Outcome(Record):
             if not outcome.new_tokens:
                 raise TooFarBehind
             self._told[slot], self._lengths[slot] = (stamp, drafts_told), outcome.length
-            head, tokens = pack([outcome.accepted]), pack(outcome.new_tokens)
-            yield Changed(*self._kind, slot, stamp, known, head, tokens)
+            yield News(stamp, known, pack([outcome.accepted]), pack(outcome.new_tokens))
         if stamp != drafts_told:
             drafts = self._reader.read_drafts(slot, stamp)
             if drafts is not None:
                 self._told[slot] = stamp, stamp
-                yield Changed(*self._kind, slot, stamp, tokens=pack(drafts))
+                yield News(stamp, tokens=pack(drafts))
 
     def write(self, changed: Changed) -> None:
         slot, stamp = changed.slot, np.uint64(changed.stamp)
         if not changed.head:
-            drafts = int32s(changed.tokens, self._shape.k)
-            self._writer.confirm(slot, stamp, drafts.tolist())
+            self._writer.confirm(slot, stamp, int32s(changed.tokens, self._k).tolist())
             return
-        head = int32s(changed.head, 1).tolist()
-        tokens = int32s(changed.tokens, self._shape.tail).tolist()
-        if not tokens or not -1 <= head[0] <= self._shape.k:
-            raise Malformed(f"{len(tokens)} new tokens with {head[0]} accepted drafts")
-        self._writer.publish(slot, stamp, changed.known + len(tokens), head[0], tokens)
+        (accepted,) = int32s(changed.head, 1).tolist()
+        tokens = int32s(changed.tokens, self._tail).tolist()
+        if not tokens or not -1 <= accepted <= self._k:
+            raise Malformed(f"{len(tokens)} new tokens with {accepted} accepted drafts")
+        self._writer.publish(slot, stamp, changed.known + len(tokens), accepted, tokens)
 
 
-class Word(Record):
-    """A single word, for a stamp."""
+class State(Record):
+    """The draft's state for the request, as it is stored."""
 
-    def __init__(self, table: SpeculationTable, session: int, number: int):
-        super().__init__(table, session, number)
-        self._words = self._find(table)
-        self._told = [0] * len(self._words)
+    writer = Side.DRAFT
 
-    def _find(self, table: SpeculationTable) -> NDArray:
-        raise NotImplementedError
+    def __init__(self, table: SpeculationTable):
+        self._words = table.slots["state"]
+        self.watched = (self._words,)
+        self._told = [0] * table.shape.slots
 
-    def news(self, slot: int, generation: int) -> News:
+    def news(self, slot: int, generation: int) -> Iterator[News | None]:
         word = self._words.item(slot)
         if word != self._told[slot] and word >> 32 == generation:
             self._told[slot] = word
-            yield Changed(*self._kind, slot, word)
+            yield News(word)
 
     def write(self, changed: Changed) -> None:
         self._words[changed.slot] = changed.stamp
 
 
-class State(Word):
-    """The draft's state for the request, as it is stored."""
+class Fallback(Record):
+    """Of each parity, tokens for an outcome that was not predicted, which come little by little.
+    tokens: those after the known ones, step by step of all branches, of which there is one; probs:
+    as of ``pack_probs``, for each of the tokens. What else there is comes as ``head`` unless some
+    are known."""
 
     writer = Side.DRAFT
-    fields = (("state",),)
+    name = "fallback"
 
-    def _find(self, table: SpeculationTable) -> NDArray:
-        return table.slots["state"]
+    def __init__(self, table: SpeculationTable):
+        shape, self._records = table.shape, table.slots[self.name]
+        self._k, self._branches, self._top_m = shape.k, shape.branches, shape.top_m
+        self._stamps, self._depths = self._records["stamp"], self._records["depth"]
+        self.watched = self._stamps, self._depths
+        sizes = shape.slots, 2, -1, shape.k
+        self._tokens = self._records["tokens"].reshape(sizes)
+        self._probs: NDArray[np.int64] | None = None
+        if shape.top_m:
+            self._probs = self._records["draft_probs"].reshape(*sizes, shape.top_m)
+        self._told = [[(0, 0, 1)] * 2 for _ in range(shape.slots)]  # stamp, depth, branches
 
-
-class Plan(Word):
-    """Of the whole table, and so of slot and generation 0: whether the target does without drafts,
-    0 or 1."""
-
-    writer = Side.TARGET
-
-    def _find(self, table: SpeculationTable) -> NDArray:
-        return table.plan["undrafted"]
+    def news(self, slot: int, generation: int) -> Iterator[News | None]:
+        for parity in (0, 1):
+            at = slot, parity
+            stamp, depth = self._stamps.item(at), min(self._depths.item(at), self._k)
+            told_stamp, known, branches = self._told[slot][parity]
+            if stamp >> 32 != generation or (stamp, depth) == (told_stamp, known):
+                continue
+            known = known if stamp == told_stamp and depth > known else 0  # else begun anew
+            head = tokens = probs = b""
+            if not known:
+                head, branches = self._head(at)
+            if depth > known:
+                new = *at, slice(branches), slice(known, depth)
+                tokens = self._tokens[new].T.tobytes()
+                if self._probs is not None:
+                    probs = pack_probs(self._probs[new].swapaxes(0, 1).reshape(-1, self._top_m))
+            if self._stamps.item(at) != stamp:
+                yield None
+                continue
+            self._told[slot][parity] = stamp, depth, branches
+            yield News(stamp, known, head, tokens, probs)
 
     def write(self, changed: Changed) -> None:
-        if changed.slot or changed.stamp > 1:
-            raise Malformed(f"a plan of {changed.stamp}")
-        super().write(changed)
+        stamp, known = changed.stamp, changed.known
+        at = changed.slot, stamp & 1
+        there = self._stamps.item(at)
+        if there > stamp or (known and (there != stamp or self._depths.item(at) != known)):
+            return  # withdrawn at this end
+        head = changed.head if not known else self._head(at)[0]
+        branches = self._branches_of(head)
+        tokens = int32s(changed.tokens, self._k * branches)
+        steps = len(tokens) // max(branches, 1)
+        if len(tokens) != steps * branches or known + steps > self._k:
+            raise Malformed(f"{len(tokens)} tokens for {branches} branches of {known}")
+        probs = unpack_probs(changed.probs, len(tokens), self._top_m) if self._top_m else None
+        if not known:
+            self._stamps[at] = 0
+            self._begin(at, head)
+        new = *at, slice(branches), slice(known, known + steps)
+        self._tokens[new] = tokens.reshape(steps, branches).T
+        if self._probs is not None and probs is not None:
+            self._probs[new] = probs.reshape(steps, branches, self._top_m).swapaxes(0, 1)
+        self._depths[at] = known + steps
+        self._stamps[at] = stamp
+
+    def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
+        """And the number of branches."""
+        return b"", 1
+
+    def _branches_of(self, head: bytes) -> int:
+        """Their number; raises ``Malformed``."""
+        return 1
+
+    def _begin(self, at: tuple[int, int], head: bytes) -> None:
+        """Write what is in the head."""
+
+
+class Prediction(Fallback):
+    """Predicted outcomes of a round, with a branch each. head: the tokens that branches will have,
+    accepted lengths, bonus tokens."""
+
+    name = "prediction"
+
+    def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
+        record = self._records[at]
+        count = min(max(int(record["count"]), 0), self._branches)
+        steps = min(max(int(record["steps"]), 0), self._k)
+        outcomes = record["accepted"][:count].tobytes() + record["bonus"][:count].tobytes()
+        return pack([steps]) + outcomes, count
+
+    def _branches_of(self, head: bytes) -> int:
+        numbers = int32s(head, 1 + 2 * self._branches)
+        if len(numbers) % 2 == 0 or not 0 <= numbers[0] <= self._k:
+            raise Malformed("a prediction whose parts do not fit")
+        return len(numbers) // 2
+
+    def _begin(self, at: tuple[int, int], head: bytes) -> None:
+        record, (steps, *outcomes) = self._records[at], int32s(head, len(head))
+        record["steps"], record["count"] = steps, len(outcomes) // 2
+        record["accepted"][: len(outcomes) // 2] = outcomes[: len(outcomes) // 2]
+        record["bonus"][: len(outcomes) // 2] = outcomes[len(outcomes) // 2 :]
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    """int32, little-endian."""
+    return np.array(numbers, "<i4").tobytes()
+
+
+def int32s(data: bytes, most: int) -> NDArray[np.int32]:
+    """The numbers in these bytes, ``most`` at most; raises ``Malformed``."""
+    if len(data) % 4 or len(data) > 4 * most:
+        raise Malformed(f"{len(data)} bytes where {most} numbers of 4 bytes are the most")
+    return np.frombuffer(data, "<i4")
+
+
+def pack_probs(draft_probs: NDArray[np.int64]) -> bytes:
+    """Entries int64 [rows, top_m], without those that have no mass: for each row their number in a
+    byte, then all of them."""
+    massive = (draft_probs >> 32) != 0
+    counts = massive.sum(-1).astype("u1")
+    return counts.tobytes() + draft_probs[massive].tobytes()
+
+
+def unpack_probs(data: bytes, rows: int, top_m: int) -> NDArray[np.int64]:
+    """Entries int64 [rows, top_m] from those with mass, which come first in each row; the others
+    have tokens that are not in the row, as those of a distribution differ. Raises ``Malformed``."""
+    counts = np.frombuffer(data[:rows], "u1")
+    entries = data[rows:]
+    if len(counts) != rows or (counts > top_m).any() or len(entries) != 8 * int(counts.sum()):
+        raise Malformed(f"{len(data)} bytes are not the distributions of {rows} drafts")
+    listed = np.arange(top_m) < counts[:, None]
+    found = np.zeros((rows, top_m), np.int64)
+    found[listed] = np.frombuffer(entries, "<i8")
+    # Of 2 * top_m tokens at least half are not listed in the row.
+    tokens = found & 0xFFFFFFFF
+    row, rank = np.nonzero(listed & (tokens < 2 * top_m))
+    present = np.zeros((rows, 2 * top_m), bool)
+    present[row, tokens[row, rank]] = True
+    others = np.argsort(present, axis=1, kind="stable")[:, :top_m]
+    return np.where(listed, found, others)

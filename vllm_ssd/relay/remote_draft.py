@@ -4,20 +4,19 @@ front of each draft that this engine starts and ends."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
-from vllm_ssd.relay.finding import REACH_S, Where, contacts, where
-from vllm_ssd.relay.process import Child
+from vllm_ssd.relay.end import Child
+from vllm_ssd.relay.finding import Where
 from vllm_ssd.relay.target_end import TargetEndSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-START_S = REACH_S + 20  # for the relay
 
 
 class RemoteDraft(JoinedDraft):
@@ -26,18 +25,15 @@ class RemoteDraft(JoinedDraft):
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
-        config: Any = vllm_config.speculative_config
-        options = {name: getattr(config, name) for name in ("draft_server", "draft_server_key")}
-        found = where(options)
-        assert found is not None, "it is on another node"
-        self._where: Where = found
-        self._shape = table_shape(vllm_config)
+        key_file = os.path.abspath(self._config.draft_server_key)
+        self._where = Where(self._config.draft_server, key_file)
+        self._shape = replace(table_shape(vllm_config), slots=1)
         self._relays: dict[int, Child] = {}  # by the drafts' places in the key file
 
     def _services(self) -> list[Service]:
         """Of the relays that run. Raises ``ValueError`` with a sentence if none can be started."""
         services, errors = [], []
-        for place in range(len(contacts(self._where))):
+        for place in range(len(self._where.keys().addresses)):
             try:
                 services.append(Service(self._relay(place)))
             except FileNotFoundError:
@@ -55,10 +51,8 @@ class RemoteDraft(JoinedDraft):
         relay = self._relays.get(place)
         if relay is None or relay.ended:
             self._stop_relay(place)
-            shape = self._shape
-            own = str(self._run_dir)
-            spec = TargetEndSpec(own, self._where, place, shape.k, shape.branches, shape.top_m)
-            relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir, START_S)
+            spec = TargetEndSpec(str(self._run_dir), self._where, place, self._shape)
+            relay = Child("vllm_ssd.relay.target_end", spec, self._run_dir)
             self._relays[place] = relay
         return Path(relay.word)
 

@@ -91,10 +91,9 @@ class Sockets:
         self.remove(socket)
         then(answer)
 
-    def drain(self) -> bool:
-        """Read what has come, up to ``_ROUNDS`` messages of each socket; returns whether there was
-        something."""
-        now, some = time.monotonic(), False
+    def drain(self) -> None:
+        """Read what has come, up to ``_ROUNDS`` messages of each socket."""
+        now = time.monotonic()
         for asked, (deadline, _) in list(self._asked.items()):
             if now >= deadline:
                 self._answered(asked, None)
@@ -106,8 +105,6 @@ class Sockets:
                 read = self._read.get(source)
                 if read is not None:  # another one may have removed it
                     read()
-                    some = True
-        return some
 
     def wait(self, seconds: float) -> None:
         """Until there may be something to read, ``seconds`` at most."""

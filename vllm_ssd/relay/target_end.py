@@ -15,46 +15,50 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
 
+from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.messages import LINK_LOST, NOT_ITS_OWN, Join, Leave, Request, Wake
-from vllm_ssd.relay.finding import Where, contacts, describe
+from vllm_ssd.protocol.messages import (
+    LINK_LOST,
+    NOT_ITS_OWN,
+    Add,
+    Join,
+    Leave,
+    Remove,
+    Request,
+    Wake,
+)
+from vllm_ssd.relay.end import REST_S, Connection, End, run
+from vllm_ssd.relay.finding import Where, describe
 from vllm_ssd.relay.frames import (
     Changed,
-    Close,
     Hello,
+    Joined,
     Malformed,
-    Opened,
     Ping,
     Pong,
     Refused,
     Status,
     Told,
     ToTarget,
-    Welcome,
     decode_to_target,
 )
 from vllm_ssd.relay.link import TargetLink
-from vllm_ssd.relay.outbox import Outbox
-from vllm_ssd.relay.process import run
-from vllm_ssd.relay.relayed_engine import RelayedEngine
+from vllm_ssd.relay.mirror import Mirror, show_status
+from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Answer, Sockets
-from vllm_ssd.relay.status import show_status
-from vllm_ssd.relay.watch import REST_S, pause_s
 
 logger = get_logger(__name__)
 
 SILENT_S = 1.0  # without a message, after which the link counts as dead
-# Until another connection after one that was refused: the first time, and the most, as it doubles
-# each time. A connection that was good for a while makes up for those before it.
-REFUSED_S, _LONGEST_S, _GOOD_S = 1.0, 30.0, 10.0
-PING_S = 0.1  # between two questions how the draft is
+REFUSED_S = 2.0  # until another connection after one that was refused
+_GOOD_S = 10.0  # of a connection, after which a cause for a refusal is a new one
 _UNKNOWN_S = 1.0  # between two looks for requests that the draft was not told of
 _LINGER_MS = 200  # for the last words to the other end
 _KILLED_S = 10.0  # for the processes of an engine that is being killed
@@ -63,154 +67,146 @@ _SMOOTHING = 8  # round trips over which their mean is taken, about
 
 class TargetEndSpec(msgspec.Struct, frozen=True):
     """engine: the run directory of the one that starts it; where: the draft service is; place: of
-    the draft among its drafts; k, branches, top_m: of the tables of its engines."""
+    the draft among its drafts; shape: of its own table."""
 
     engine: str
     where: Where
     place: int
-    k: int
-    branches: int
-    top_m: int
+    shape: TableShape
 
 
-class TargetEnd:
-    """``step`` until its parent is gone; then ``close``."""
-
-    ended = False
+class TargetEnd(End[Connection]):
+    """Works until its parent is gone."""
 
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
         """Raises ``ValueError`` if the service cannot be found, and as ``OwnFiles``."""
+        super().__init__(sockets)
         self._where, self._place = spec.where, spec.place
-        self._sockets = sockets
-        self._contact = contacts(spec.where)[spec.place]
-        describe(self._contact, spec.where.name)  # which says what is wrong
-        shape = TableShape(1, spec.k, spec.branches, top_m=spec.top_m)
+        self._keys = spec.where.keys()
+        describe(self._keys, spec.place)  # which says what is wrong
         owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
-        self._files = OwnFiles(shape, owner)
+        self._files = OwnFiles(spec.shape, owner)
         self.run_dir = self._files.run_dir
         self.word = str(self.run_dir)
         self._table = SpeculationTable.open(rundir.table_path(self.run_dir))
         self._table.target["started_s"] = int(time.time())  # as a target's worker does
         sockets.serve(self.run_dir, self._handle)
-        self._engines: dict[int, RelayedEngine] = {}  # by the numbers of their sessions
-        self._awaiting: dict[int, Answer] = {}  # who is told whether the draft drafts for it
         self._session = 0
+        self._engine = ExitStack()  # what is held of the engine, in a session
+        self._awaiting: Answer | None = None  # who is told whether the draft drafts for it
         self._refusal = ""  # why the last connection was refused
-        self._pause_s = REFUSED_S
-        self._link_us = 0.0
-        self._next_ping = self._next_look = 0.0
+        self._next_unknown = 0.0
         self._next_touch = time.monotonic() + rundir.TOUCH_S
         self._connect()
 
-    def step(self) -> None:
-        """One look at everything, and a pause."""
-        self._sockets.drain()
-        now = time.monotonic()
+    def _look_after(self, now: float) -> None:
         if now >= self._renew_at:
-            self._reconnect()
-        if now >= self._next_ping and not self._over:
-            self._next_ping = now + PING_S
-            self._outbox.add(Ping(time.monotonic_ns(), round(self._link_us)))
-        if now >= self._next_look:
-            self._next_look = now + _UNKNOWN_S
-            self._look_after(now)
-        mirrors = [engine.mirror for engine in self._engines.values()]
-        self._outbox.flush([mirror.take for mirror in mirrors])
-        requests = any(mirror.has_requests for mirror in mirrors)
-        self._sockets.wait(pause_s(self._link_us) if requests else REST_S)
+            self._end_session()
+            self._link.close()
+            with suppress(ValueError):  # the former keys may become right again
+                keys = self._where.keys()
+                self._keys = keys if self._place < len(keys.addresses) else self._keys
+            self._connect()
+        if not self._over:
+            self._peer.add(Ping(time.monotonic_ns(), round(self._peer.link_us)))
+        if now >= self._next_unknown:
+            self._next_unknown = now + _UNKNOWN_S
+            if self._peer.mirror is not None and self._awaiting is None:
+                self._served.ask_for_unknown()
+        if now >= self._next_touch:
+            self._next_touch = now + rundir.TOUCH_S
+            rundir.touch(self.run_dir)
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        for session in list(self._engines):
-            self._part(session)
-        self._outbox.flush()
+        self._end_session()
+        self._peer.flush()
         self._link.close(_LINGER_MS)
         self._sockets.close()
         self._files.remove()
 
     def _connect(self) -> None:
-        self._link = TargetLink(self._sockets, self._contact, self._read)
-        self._outbox = Outbox(self._link.send)
-        self._outbox.add(Hello(self._where.name))
+        self._link = TargetLink(self._sockets, self._keys, self._place, self._read)
+        self._peer = self._peers[b""] = Connection(self._link.send)
+        self._peer.add(Hello(self._where.name))
         self._over = False  # nothing more is heard or asked on this connection
         self._connected = time.monotonic()
         self._renew_at = self._connected + SILENT_S
 
-    def _reconnect(self) -> None:
-        self._end_sessions()
-        self._link.close()
-        with suppress(ValueError, IndexError):  # the former one may become right again
-            self._contact = contacts(self._where)[self._place]
-        self._connect()
-
-    def _end_sessions(self) -> None:
-        """The link is dead, and all of them with it."""
+    def _end_session(self) -> None:
+        """The link is dead."""
         self._table.draft["heartbeat"] = self._table.draft["away"] = 0
-        for session in list(self._engines):
-            self._part(session)
+        self._part()
 
     def _refused(self, why: str) -> None:
-        """The ends do not understand each other: try it again, less and less often. Each cause is
-        logged once."""
-        self._end_sessions()
+        """The ends do not understand each other: try it again. Each cause is logged once."""
+        self._end_session()
         self._over = True
-        self._renew_at = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+        self._renew_at = time.monotonic() + REFUSED_S
         if why != self._refusal:
             self._refusal = why
             logger.warning("SSD: the relay of %r: %s", self._where.name, why)
 
-    def _look_after(self, now: float) -> None:
-        for session, engine in list(self._engines.items()):
-            if not engine.lives():
-                self._part(session)
-            elif session not in self._awaiting:
-                engine.ask_for_unknown()
-        if now >= self._next_touch:
-            self._next_touch = now + rundir.TOUCH_S
-            rundir.touch(self.run_dir)
+    def _part(self, asleep: bool = False) -> None:
+        """Draft for the engine no longer; it is to wait for nothing. asleep: as in ``Leave``."""
+        mirror = self._peer.mirror
+        if mirror is None:
+            return
+        self._peer.mirror = None
+        mirror.table.draft["heartbeat"] = 0
+        self._peer.add(Told(mirror.session, Leave("", asleep)))
+        self._engine.close()
+        self._answer(LINK_LOST)
 
-    def _part(self, session: int, asleep: bool = False) -> None:
-        """Draft for this engine no longer. asleep: as in ``Leave``."""
-        engine = self._engines.pop(session, None)
-        if engine is not None:
-            engine.close()
-            self._outbox.add(Close(session, asleep))
-        answer = self._awaiting.pop(session, None)
+    def _answer(self, text: str) -> None:
+        """To the engine, if it waits for the answer to its ``Join``."""
+        answer, self._awaiting = self._awaiting, None
         if answer is not None:
-            answer(LINK_LOST)
+            answer(text)
 
-    # What the engines ask
+    # What the engine asks
 
     def _handle(self, message: Request, answer: Answer) -> None:
         match message:
             case Join():
-                self._join(Path(message.run_dir), answer)
+                self._part()
+                self._join(message, answer)
             case Leave():
-                for session, engine in list(self._engines.items()):
-                    if engine.run_dir == Path(message.run_dir):
-                        self._part(session, message.asleep)
+                self._part(message.asleep)
                 # A draft on another node has no memory that who sleeps here waits for.
                 answer("")
             case Wake():
-                self._outbox.add(Told(0, message))
+                self._peer.add(Told(0, message))
                 answer("")
             case _:
                 answer(NOT_ITS_OWN)
 
-    def _join(self, run_dir: Path, answer: Answer) -> None:
-        for session, engine in list(self._engines.items()):
-            if engine.run_dir == run_dir:
-                self._part(session)
-        self._session += 1
+    def _join(self, message: Join, answer: Answer) -> None:
+        self._run_dir = Path(message.run_dir)
         try:
-            engine = RelayedEngine(run_dir, self._session)
+            table = SpeculationTable.open(rundir.table_path(self._run_dir))
         except (OSError, ValueError) as error:
             answer(str(error))
             return
-        self._engines[self._session] = engine
-        self._awaiting[self._session] = answer
-        self._outbox.add(engine.opening())
+        self._session += 1
+        self._awaiting, self._served = answer, ServedTable(table)
+        self._peer.mirror = Mirror(table, self._session, Side.TARGET)
+        self._peer.add(Told(self._session, message, table.shape, table.owner))
+
+    def _begin(self, peer: Connection, mirror: Mirror) -> None:
+        """Pass the engine's control messages on, and have it send all its requests; ``OSError`` if
+        that fails."""
+
+        def handle(message: Request, answer: Answer) -> None:
+            if not isinstance(message, (Add, Remove)):
+                answer(NOT_ITS_OWN)
+                return
+            with suppress(Malformed):
+                mirror.note(message)
+                peer.add(Told(mirror.session, message))
+
+        control = self._sockets.serve(self._run_dir, handle)
+        self._engine.callback(self._sockets.remove, control)
+        self._served.take_over()
 
     # What the other end says
 
@@ -226,49 +222,41 @@ class TargetEnd:
         now = time.monotonic()
         self._renew_at = now + SILENT_S
         if now - self._connected > _GOOD_S:
-            self._refusal, self._pause_s = "", REFUSED_S
+            self._refusal = ""
 
     def _take(self, frame: ToTarget) -> None:
+        peer = self._peer
         match frame:
-            case Welcome():
-                pass
             case Refused():
                 raise Malformed(frame.why)
             case Pong():
-                self._measure((time.monotonic_ns() - frame.sent_ns) / 1000)
-            case Status():
-                self._show(frame)
-            case Opened():
-                self._opened(frame)
-            case Changed():
-                if frame.session in self._engines:
-                    self._engines[frame.session].mirror.apply(frame)
+                round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
+                before = peer.link_us or round_trip_us
+                peer.link_us = before + (round_trip_us - before) / _SMOOTHING
+            case Status(session=0):
+                show_status(self._table, frame, peer.link_us)
+            case Status() | Joined() | Changed():
+                mirror = peer.mirror_of(frame.session)
+                if mirror is None:
+                    pass  # of a session that is over
+                elif isinstance(frame, Status):
+                    show_status(mirror.table, frame, peer.link_us)
+                elif isinstance(frame, Joined):
+                    self._joined(mirror, frame.refusal)
+                else:
+                    mirror.apply(frame)
 
-    def _measure(self, round_trip_us: float) -> None:
-        before = self._link_us or round_trip_us
-        self._link_us = before + (round_trip_us - before) / _SMOOTHING
-
-    def _show(self, status: Status) -> None:
-        link_us = max(round(self._link_us), 1)
-        if not status.session:
-            show_status(self._table, status, link_us, of_service=True)
-        elif status.session in self._engines:
-            self._engines[status.session].show(status, link_us)
-
-    def _opened(self, opened: Opened) -> None:
-        answer = self._awaiting.pop(opened.session, None)
-        engine = self._engines.get(opened.session)
-        if answer is None or engine is None:
+    def _joined(self, mirror: Mirror, refusal: str) -> None:
+        if self._awaiting is None:
             return
-        refusal = opened.refusal
         if not refusal:
             try:
-                engine.begin(self._sockets, self._outbox.add)
+                self._begin(self._peer, mirror)
             except OSError as error:
                 refusal = str(error)
+        self._answer(refusal)
         if refusal:
-            self._part(opened.session)
-        answer(refusal)
+            self._part()
 
 
 def _put_away(engine: Path) -> None:
@@ -282,6 +270,4 @@ def _put_away(engine: Path) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
-    run(sys.argv[1], TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))
+    run(TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))

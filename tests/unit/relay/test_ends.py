@@ -13,7 +13,7 @@ from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, Reference, Target
 from tests.unit.lifecycle.test_joined_draft import said as logged
 from tests.unit.lifecycle.test_served_engine import Engine, Running, until
-from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableShape, rundir
+from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
@@ -22,18 +22,16 @@ from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.finding import Where, described
 from vllm_ssd.relay.frames import (
     Hello,
+    Joined,
     Malformed,
-    Open,
-    Opened,
     Refused,
     Told,
-    Welcome,
     decode_to_target,
     encode,
 )
-from vllm_ssd.relay.keys import contacts_of, make_keys, new_pair, read_keys, write_keys
+from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
-from vllm_ssd.relay.mirrored_engine import MirroredEngine
+from vllm_ssd.relay.peer import Peer
 from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.worker.client import SpeculationClient
@@ -47,9 +45,9 @@ NAMED = DraftName("drafts", {"k": 2, "model": "draft"})
 class Stranger:
     """A target's end that says what it is told to."""
 
-    def __init__(self, contact):
+    def __init__(self, keys):
         self._sockets, self._messages = Sockets(), []
-        self._link = TargetLink(self._sockets, contact, self._messages.append)
+        self._link = TargetLink(self._sockets, keys, 0, self._messages.append)
 
     def say(self, *frames):
         self._link.send(encode(frames))
@@ -99,7 +97,7 @@ def server(tmp_path_factory):
 @pytest.fixture
 def key_file(tmp_path):
     path = tmp_path / "drafts.key"
-    write_keys(path, make_keys("drafts", ["127.0.0.1:0"], shared=True))
+    write_keys(path, make_keys("drafts", ["127.0.0.1:0"]))
     return path
 
 
@@ -117,7 +115,7 @@ def relay(server, key_file, monkeypatch):
         write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
         shape = server.table.shape
         where = Where("drafts", key_file=str(key_file))
-        spec = TargetEndSpec("", where, 0, shape.k, shape.branches, shape.top_m)
+        spec = TargetEndSpec("", where, 0, shape)
         ours = Stepping(TargetEnd(spec, Sockets()))
         ends.callback(ours.stop)
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
@@ -128,11 +126,11 @@ def relay(server, key_file, monkeypatch):
 @pytest.fixture
 def connect(relay, key_file):
     """Makes strangers, who have the keys unless they have others."""
-    contact = contacts_of(read_keys(key_file))[0]
+    keys = read_keys(key_file)
     with ExitStack() as ends:
 
         def made(**other):
-            one = Stranger(msgspec.structs.replace(contact, **other))
+            one = Stranger(msgspec.structs.replace(keys, **other))
             ends.callback(one.close)
             return one
 
@@ -192,26 +190,30 @@ def test_drafts_are_those_of_a_draft_that_is_near(server, engine):
     assert counted["rounds"] == 17 and counted["misses"] == counted["timeouts"] == 0
 
 
-def test_what_does_not_fit_is_refused(server, relay, engine, tmp_path):
+def test_what_does_not_fit_is_refused(server, relay, tmp_path):
     shape = server.table.shape
-    other = Engine(TableShape(3, shape.k + 1, shape.branches))
-    wide = Engine(TableShape(1025, shape.k, shape.branches))
-    long = Engine(TableShape(3, shape.k, shape.branches, 2 * shape.tail))
-    gone = Engine(TableShape(3, shape.k, shape.branches))
-    gone.die()
+    fits, other, wide, long = (
+        Engine(TableShape(slots, k, shape.branches, tail))
+        for slots, k, tail in (
+            (3, shape.k, shape.tail),
+            (3, shape.k + 1, shape.tail),
+            (1025, shape.k, shape.tail),
+            (3, shape.k, 2 * shape.tail),
+        )
+    )
     for run_dir, said in (
         (other.run_dir, "made for k=3"),
         (wide.run_dir, "or the draft server with --max-num-seqs 1025"),
         (long.run_dir, "keeps 4096 tokens of a text, the draft's 2048"),
-        (gone.run_dir, "is gone"),
-        (tmp_path, "is not the run directory of an engine"),
+        (tmp_path, "No such file"),
     ):
         answer = ask(relay[1].end.run_dir, Join(str(run_dir)), ANSWER_S)
         assert answer is not None and said in answer
     refused = ask(relay[1].end.run_dir, Reload("folder"), ANSWER_S)
     assert refused is not None and "is shared by all engines" in refused
-    assert server.joined() == 1 and engine.predicted(3) == server.expected
-    for one in (other, wide, long):
+    assert join(relay, fits) == "" and fits.predicted(3) == server.expected
+    for one in (fits, other, wide, long):
+        one.control.close()
         one.files.remove()
 
 
@@ -266,14 +268,10 @@ def test_a_draft_that_sleeps_with_its_last_engine(server, relay, engine):
     assert engine.predicted(5) == server.expected
 
 
-def test_an_engine_that_dies_is_left(server, relay, engine):
-    engine.die()
-    until("end", lambda: server.joined() == 0)
-
-
 def opening(server, session, name):
     shape = server.table.shape
-    return Open(session, name, 2, shape.k, shape.branches, shape.tail, 0, "", 0)
+    table = TableShape(2, shape.k, shape.branches, shape.tail), TableOwner()
+    return Told(session, Join(name), *table)
 
 
 @pytest.mark.parametrize(
@@ -281,16 +279,17 @@ def opening(server, session, name):
     [
         (lambda server: Told(1, Remove(7, 1)), "there is no slot 7"),
         (lambda server: Hello("drafts"), "a second greeting on one connection"),
-        (lambda server: opening(server, 1, "another"), "session 1 is open already"),
+        (lambda server: opening(server, 2, "a" * 300), "an engine without a table"),
+        (lambda server: Told(2, Join("another")), "an engine without a table"),
     ],
-    ids=["slot", "greeting", "session"],
+    ids=["slot", "greeting", "name", "table"],
 )
 def test_what_is_said_wrong_ends_the_session(server, engine, connect, wrong, said):
     """By somebody who has the keys: others go on, and nothing of it is left."""
     before = set(rundir.living())
     stranger = connect()
     stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
-    until("session", lambda: stranger.heard(Opened))
+    until("session", lambda: stranger.heard(Joined))
     until("it", lambda: server.joined() == 2)
     stranger.say(wrong(server))
     until("refusal", lambda: stranger.heard(Refused))
@@ -305,35 +304,13 @@ def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, m
 
     stranger = connect()
     stranger.say(Hello("drafts"), opening(server, 1, "stranger"))
-    until("session", lambda: stranger.heard(Opened))
+    until("session", lambda: stranger.heard(Joined))
     with monkeypatch.context() as patched:
-        patched.setattr(MirroredEngine, "tell", fail)
+        patched.setattr(Peer, "tell", fail)
         stranger.say(Told(1, Remove(1, 1)))
         until("refusal", lambda: stranger.heard(Refused))
     assert "failed (IndexError): see its log" in stranger.heard(Refused).why
     until("end of the session", lambda: server.joined() == 1)
-    assert engine.predicted(3) == server.expected
-
-
-def greet(stranger):
-    stranger.say(Hello("drafts"))
-    until("welcome", lambda: stranger.heard(Welcome))
-
-
-def test_a_key_file_that_cannot_be_read(server, engine, connect, key_file, caplog):
-    """Engines with the keys that it had are let in. The log says so once, until it can be read."""
-    keys = read_keys(key_file)
-    public, secret = new_pair()
-    key_file.unlink()
-    for _ in range(2):
-        greet(connect())
-    (line,) = logged(caplog)
-    assert "cannot be read (No such file or directory)" in line
-    write_keys(key_file, msgspec.structs.replace(keys, clients=[*keys.clients, public]))
-    for lines in (1, 2):
-        greet(connect(client_public=public, client_secret=secret))
-        assert len(logged(caplog)) == lines
-        key_file.unlink(missing_ok=True)
     assert engine.predicted(3) == server.expected
 
 
@@ -386,8 +363,8 @@ def test_a_service_that_does_not_answer(server, key_file, monkeypatch):
 def test_nothing_is_left(server, relay, engine):
     theirs, ours = relay
     ours_dir = ours.end.run_dir
-    (mirrored,) = (one for peer in theirs.end._peers.values() for one in peer.engines.values())
-    theirs_dir = mirrored._run_dir
+    (peer,) = (peer for peer in theirs.end._peers.values() if peer.mirror)
+    theirs_dir = peer.run_dir
     ours.stop()
     until("end of the session", lambda: server.joined() == 0)
     assert not ours_dir.exists() and not rundir.table_path(ours_dir).exists()

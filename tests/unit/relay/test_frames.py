@@ -1,19 +1,18 @@
 """What the ends of a relay say to each other: whole, of this version, and no more than fits."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sentences import one_sentence
-from vllm_ssd.protocol.messages import Add, Join, Remove, Wake
+from vllm_ssd.protocol import TableOwner, TableShape
+from vllm_ssd.protocol.messages import Add, Join, Leave, Reload, Remove, Wake
 from vllm_ssd.relay import frames
+from vllm_ssd.relay.end import Connection
 from vllm_ssd.relay.frames import (
     Changed,
-    Close,
     Hello,
     Malformed,
-    Open,
     Ping,
     Status,
     Told,
@@ -22,13 +21,13 @@ from vllm_ssd.relay.frames import (
     decode_to_target,
     encode,
 )
-from vllm_ssd.relay.outbox import Outbox
 
 STAMP = 2**64 - 1
 TO_DRAFT = [
     Hello("drafts"),
     Ping(2**62, 90),
-    Open(1, "engine", 256, 7, 24, 2048, 32, "target", 0),
+    Told(1, Join("engine", 2), TableShape(256, 7, 24), TableOwner("target", 3)),
+    Told(1, Leave("engine", True)),
     Told(1, Add(3, 2**32 - 1, [0, 1, 2**31 - 1], 0.7, 2**64 - 1)),
     Told(1, Remove(3, 2**32 - 1)),
     Told(0, Wake()),
@@ -70,15 +69,14 @@ def test_cut_messages_are_refused(data):
     [
         b"",
         TO_TARGET,  # of the other direction
-        [Open(1, "e", 2**15, 7, 24, 2048, 32, "", 0)],
-        [Open(1, "e", 1, 7, 24, 2048, 2**9, "", 0)],
-        [Open(1, "e" * 300, 1, 7, 24, 2048, 0, "", 0)],
-        [Open(0, "e", 1, 7, 24, 2048, 32, "", 0)],
+        [["Told", 1, ["Join", "e"], {"slots": 0, "k": 7, "branches": 24}]],
+        [["Told", 1, ["Join", "e"], {"slots": "1", "k": 7, "branches": 24}]],
+        [["Told", 1, {"type": "Join", "run_dir": "e"}, None, {"engine": 2**32}]],
         [Told(1, Add(-1, 1, []))],
         [Told(1, Add(0, 2**32, []))],
         [Told(1, Add(0, 1, [], 0.0, -1))],
-        [Told(1, Join("elsewhere"))],
-        [Close(-1)],
+        [Told(1, Reload("elsewhere"))],
+        [Told(-1, Wake())],
         [Changed(-1, 0, 0, 1)],
         [Changed(1, 0, -1, 1)],
         [Changed(1, -1, 0, 1)],
@@ -100,33 +98,52 @@ def test_a_message_that_is_too_large(monkeypatch):
         decode_to_draft(encode([Told(1, Add(0, 1, [1] * 100))]))
 
 
+class Counting:
+    """A mirror with something new at each look."""
+
+    def __init__(self):
+        self.looks, self.has_requests = 0, True
+
+    def take(self):
+        self.looks += 1
+        return [Changed(1, 0, 0, self.looks)]
+
+
+def stamps(sent):
+    return [frame.stamp for message in sent for frame in decode_to_target(message)]
+
+
 def test_a_full_link_is_told_what_is_true_later():
-    """Nobody is asked for changes as long as there is no room."""
-    room, sent, asked = [False], [], []
-    outbox = Outbox(lambda message: room[0] and not sent.append(message))
-
-    def changes():
-        asked.append(len(asked))
-        return [Changed(1, 0, 0, len(asked))]
-
-    assert outbox.flush([changes])
-    outbox.add(Changed(1, 0, 0, 100))
-    assert not outbox.flush([changes]) and len(asked) == 1 and not sent
+    """Nobody looks for changes as long as there is no room."""
+    room, sent, engine = [False], [], Counting()
+    connection = Connection(lambda message: room[0] and not sent.append(message))
+    connection.mirror = engine
+    connection.flush()
+    connection.add(Changed(1, 0, 0, 100))
+    connection.flush()
+    assert engine.looks == 1 and not sent
     room[0] = True
-    assert not outbox.flush([changes]) and len(asked) == 1
-    assert outbox.flush([changes]) and len(asked) == 2
-    told = [frame.stamp for message in sent for frame in decode_to_target(message)]
-    assert told == [1, 100, 2]
-    assert not Outbox(lambda message: True).flush()
+    connection.flush()
+    assert engine.looks == 1 and stamps(sent) == [1]
+    connection.flush()
+    assert stamps(sent) == [1, 100, 2]
 
 
 def test_large_messages_are_divided(monkeypatch):
-    monkeypatch.setattr("vllm_ssd.relay.outbox._AT_ONCE", 1000)
+    monkeypatch.setattr("vllm_ssd.relay.end._AT_ONCE", 1000)
     sent = []
-    outbox = Outbox(lambda message: not sent.append(message))
+    connection = Connection(lambda message: not sent.append(message))
     frames_sent = [Changed(1, 0, 0, 1, 0, b"", bytes(300)) for _ in range(9)]
-    outbox.add(*frames_sent)
-    outbox.flush()
+    connection.add(*frames_sent)
+    connection.flush()
     assert len(sent) > 3 and max(map(len, sent)) < 1000
     assert [frame for message in sent for frame in decode_to_target(message)] == frames_sent
-    assert msgspec.msgpack.decode(sent[0][2:])
+
+
+@pytest.mark.parametrize("link_us, pause", [(0, 1e-4), (90, 1e-4), (4000, 4e-4), (10**6, 1e-3)])
+def test_looks_are_as_often_as_the_link_makes_worth_it(link_us, pause):
+    connection = Connection(lambda message: True)
+    assert connection.pause_s > 10 * pause, "without requests"
+    connection.mirror = Counting()
+    connection.link_us = link_us
+    assert connection.pause_s == pytest.approx(pause)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.relay.test_mirror import Nodes, added, stamp
 from vllm_ssd.relay.frames import Changed, Malformed
 from vllm_ssd.relay.mirror import KINDS
-from vllm_ssd.relay.records import Plan, Side
+from vllm_ssd.relay.records import Side
 
 K, BRANCHES = 3, 4
 NUMBERS = st.integers(-1, 8) | st.integers(-(2**31), 2**31 - 1)
@@ -52,12 +52,9 @@ def test_an_end_writes_what_fits_or_nothing(side, frames):
             except Malformed:
                 assert bytes(table.pages) == before
             others = np.arange(3) != frame.slot
-            if frame.record != KINDS.index(Plan):
-                assert (table.slots[others] == slots[others]).all()
-                begin = table.slots_offset(table.shape)
-                assert bytes(table.pages)[:begin] == before[:begin]
-            else:
-                assert (table.slots == slots).all() and table.plan["undrafted"][0] in (0, 1)
+            assert (table.slots[others] == slots[others]).all()
+            begin = table.slots_offset(table.shape)
+            assert bytes(table.pages)[:begin] == before[:begin]
         records = table.slots["prediction"]
         assert (records["count"] <= BRANCHES).all() and (records["steps"] <= K).all()
         assert all((table.slots[name]["depth"] <= K).all() for name in ("prediction", "fallback"))

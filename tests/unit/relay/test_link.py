@@ -13,15 +13,13 @@ import zmq
 from tests.support.sentences import one_sentence
 from vllm_ssd.relay.keys import (
     addresses_of,
-    contacts_of,
     endpoint_of,
     make_keys,
     new_pair,
+    prepare_keys,
     read_keys,
-    write_keys,
 )
 from vllm_ssd.relay.link import DraftLink, TargetLink
-from vllm_ssd.relay.listening import prepare_keys
 from vllm_ssd.relay.sockets import Sockets
 
 HEARD_S, SILENCE_S = 15.0, 0.3
@@ -29,18 +27,15 @@ FD_SETSIZE = 1024
 
 
 class Place:
-    """The draft's end, which listens and only notes what it hears. keys: as they are now."""
+    """The draft's end, which listens and only notes what it hears."""
 
     def __init__(self):
         self.sockets = Sockets()
         self.heard = []
-        self.keys = make_keys("drafts", ["127.0.0.1:0"], shared=True)
-        self.link = DraftLink(
-            self.sockets, lambda: self.keys, 0, lambda *said: self.heard.append(said)
-        )
+        self.keys = make_keys("drafts", ["127.0.0.1:0"])
+        self.link = DraftLink(self.sockets, self.keys, 0, lambda *said: self.heard.append(said))
         address = f"127.0.0.1:{self.link.port}"
         self.keys = msgspec.structs.replace(self.keys, addresses=[address])
-        (self.contact,) = contacts_of(self.keys)
 
     def hears(self, theirs=None, seconds=HEARD_S):
         """Whether something comes."""
@@ -66,12 +61,12 @@ def connect(place):
     """Makes a target's end."""
     made = []
 
-    def connect(contact=None, **other):
+    def connect(**other):
         sockets = Sockets()
         made.append(sockets)
         heard = []
-        contact = msgspec.structs.replace(contact or place.contact, **other)
-        link = TargetLink(sockets, contact, heard.append)
+        keys = msgspec.structs.replace(place.keys, **other)
+        link = TargetLink(sockets, keys, 0, heard.append)
         link.heard = heard
         return sockets, link
 
@@ -97,7 +92,7 @@ def test_a_stranger_is_not_heard(place, connect):
     public, secret = new_pair()
     other_server, _ = new_pair()
     for wrong in (
-        {"client_public": public, "client_secret": secret},
+        {"clients": [public], "client_secret": secret},
         {"server_public": other_server},
     ):
         sockets, link = connect(**wrong)
@@ -108,26 +103,13 @@ def test_a_stranger_is_not_heard(place, connect):
     assert [message for _, message in place.heard] == [b"one"]
 
 
-def test_a_key_that_is_admitted_later(place, connect):
-    public, secret = new_pair()
-    own = {"client_public": public, "client_secret": secret}
-    sockets, link = connect(**own)
-    link.send(b"too early")
-    assert not place.hears(sockets, SILENCE_S)
-    clients = [*place.keys.clients, public]
-    place.keys = msgspec.structs.replace(place.keys, clients=clients)
-    _, link = connect(**own)
-    assert link.send(b"now") and place.hears()
-    assert [message for _, message in place.heard] == [b"now"]
-
-
 def test_who_has_no_keys_is_not_heard(place, connect):
     """ZeroMQ without encryption, and bytes that are anything."""
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
-    plain.connect(endpoint_of(place.contact.address))
+    plain.connect(endpoint_of(place.keys.addresses[0]))
     plain.send(b"hello")
-    host, port = place.contact.address.split(":")
+    host, port = place.keys.addresses[0].split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(os.urandom(4096))
         assert not place.hears(None, SILENCE_S)
@@ -181,7 +163,7 @@ def test_descriptors_may_be_many(place):
 def test_an_address_that_is_taken(place):
     sockets = Sockets()
     with pytest.raises(OSError, match="cannot listen at"):
-        DraftLink(sockets, lambda: place.keys, 0, lambda *_: None)
+        DraftLink(sockets, place.keys, 0, lambda *_: None)
     sockets.close()
 
 
@@ -192,9 +174,8 @@ def test_the_key_file(tmp_path):
     keys = read_keys(path)
     prepare_keys(path, "drafts", "10.0.0.5:7400", 1)
     assert read_keys(path) == keys, "engines have copies"
-    assert keys.clients == [contacts_of(keys)[0].client_public]
-    write_keys(path, msgspec.structs.replace(keys, clients=[]))
-    assert not read_keys(path).clients and list(tmp_path.iterdir()) == [path]
+    assert len(keys.clients) == 1 and keys.client_secret
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_key_file_of_another_user(tmp_path, monkeypatch):

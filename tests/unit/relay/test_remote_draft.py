@@ -21,10 +21,10 @@ from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import NO_ANSWER, Join, Leave, Wake, ask
-from vllm_ssd.relay import mirrored_engine
+from vllm_ssd.relay import peer
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
+from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
-from vllm_ssd.relay.process import Child
 from vllm_ssd.relay.remote_draft import RemoteDraft
 from vllm_ssd.relay.sockets import Sockets
 
@@ -37,7 +37,7 @@ class Far:
 
     def __init__(self, folder: Path, count: int):
         key_file = folder / "drafts.key"
-        write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count, shared=True))
+        write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count))
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
         self.ends = [
             Stepping(
@@ -130,7 +130,7 @@ def test_a_draft_that_does_not_answer_at_once(make, monkeypatch):
         return answers[-1]
 
     monkeypatch.setattr(joined_draft, "ask", noted)
-    monkeypatch.setattr(mirrored_engine, "ANSWER_S", 0.2)
+    monkeypatch.setattr(peer, "ANSWER_S", 0.2)
     far = make(1)
     far.service.deaf = True
     far.draft.start()

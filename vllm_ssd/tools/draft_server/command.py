@@ -161,7 +161,7 @@ def _refuse(sentence: str) -> int:
 
 
 def _serve_here(args: argparse.Namespace) -> int:
-    from vllm_ssd.relay.listening import prepare_keys
+    from vllm_ssd.relay.keys import prepare_keys
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
     configs = make_configs(args)

@@ -79,7 +79,7 @@ class PlacedDraft:
         """``ValueError`` with a sentence if the key file is another service's."""
         self._args = args
         self._labels = labels(args.ray_labels)
-        self._keys = self._old_keys() or make_keys(args.name, [], shared=True)
+        self._keys = self._old_keys() or make_keys(args.name, [])
         self._count = len(devices(args.device))
         if args.listen is not None:
             addresses_of(args.listen, self._count)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.protocol.draft_names import DraftName
-from vllm_ssd.relay.listening import ListeningEnd
+from vllm_ssd.relay.draft_end import DraftEndSpec, ListeningEnd
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,7 +53,9 @@ class LocalDrafts:
         sentence if that fails."""
         max_num_seqs = self._configs[0].scheduler_config.max_num_seqs
         for place, run_dir in enumerate(self.run_dirs):
-            self._relays.append(ListeningEnd(run_dir, self._named, key_file, place, max_num_seqs))
+            path = str(key_file.absolute())
+            spec = DraftEndSpec(str(run_dir), self._named, path, place, max_num_seqs)
+            self._relays.append(ListeningEnd(spec))
 
     def wait_ready(self) -> None:
         """Until all are loaded; ``RuntimeError`` with a sentence if one fails."""
