@@ -76,21 +76,22 @@ def test_extras_ask_for_a_vllm_that_is_supported(wheel):
 
 def test_it_installs_the_plugin_and_the_command(wheel, tmp_path):
     """Into an environment of its own, which sees the packages of this one."""
+    # A checkout in the path would pass for an installed package.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     venv.create(tmp_path / "venv", symlinks=True)
     bin_folder = tmp_path / "venv" / "bin"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     into = ["--python", str(bin_folder / "python"), "install", "--no-deps", str(wheel)]
-    subprocess.run([*pip, *into], check=True)
+    subprocess.run([*pip, *into], env=environment, check=True)
     (own,) = (tmp_path / "venv").glob("lib/*/site-packages")
     (own / "others.pth").write_text(sysconfig.get_path("purelib"))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def said_by(*command: str) -> str:
         done = subprocess.run(
             [bin_folder / command[0], *command[1:]],
             cwd=tmp_path,
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
