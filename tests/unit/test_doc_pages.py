@@ -25,9 +25,6 @@ from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
 # Quotes others' figures, too, and makes means.
 OF_MANY_SOURCES = {"docs/benchmarks.md"}
 MOST_WORDS = 120  # of a paragraph
-# Pages that are still to be rewritten: with longer paragraphs, and without a link to the glossary.
-LONG = {"docs/architecture.md"}
-WITHOUT_GLOSSARY = {"docs/glossary.md"}
 
 
 def test_versions_are_those_of_the_code():
@@ -110,14 +107,16 @@ def test_figures_stand_in_the_results_that_are_linked(page):
         assert linked or not gain or "https://" in part, f"{page} names no source: {part}"
 
 
-@pytest.mark.parametrize("page", sorted({*PAGES} - LONG))
+@pytest.mark.parametrize("page", PAGES)
 def test_paragraphs_are_short(page):
     for part in paragraphs(page):
         words = part.partition("\n|")[0].split()
         assert part.startswith("|") or len(words) <= MOST_WORDS, f"{page}: {part}"
 
 
-@pytest.mark.parametrize("page", sorted({"README.md", "CONTRIBUTING.md", *DOCS} - WITHOUT_GLOSSARY))
+@pytest.mark.parametrize(
+    "page", sorted({"README.md", "CONTRIBUTING.md", *DOCS} - {"docs/glossary.md"})
+)
 def test_every_page_links_the_glossary(page):
     assert "glossary.md" in text_of(page)
 

@@ -182,8 +182,8 @@ class DraftEnd(End[Peer]):
             raise Malformed("a second greeting on one connection")
         if hello.name != self._named.name:
             raise Malformed(
-                f"the draft server there is {self._named.name!r} and not {hello.name!r}: correct "
-                "draft_server, or name another key file"
+                f"the draft server there is {self._named.name!r} and not {hello.name!r}: name it "
+                "as draft_server, or name another key file"
             )
         peer = Peer(lambda message: self._link.send(sender, message), self._service, self._sockets)
         peer.add(Welcome(self._named.options, self._named.service))

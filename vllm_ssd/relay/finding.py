@@ -31,7 +31,7 @@ class Where(msgspec.Struct, frozen=True):
         if keys.name != self.name:
             raise ValueError(
                 f"{self.key_file} is the key file of the draft server {keys.name!r}, and "
-                f"draft_server is {self.name!r}: correct one of them"
+                f"draft_server is {self.name!r}: name that one, or another key file"
             )
         return keys
 
@@ -83,4 +83,7 @@ def describe(keys: KeyFile, place: int) -> DraftName:
             return DraftName(keys.name, frame.options, frame.service)
         if isinstance(frame, Refused):
             raise ValueError(frame.why)
-    raise ValueError(f"what answers at {address} is no draft server")
+    raise ValueError(
+        f"another program answers at {address}: copy the key file from the "
+        "draft's node again, or start 'vllm-ssd draft --listen' there"
+    )
