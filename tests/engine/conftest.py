@@ -16,6 +16,10 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Engines find ``tests``, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+)
 
 
 # Two files run at a time, on two cores: the longest come first, lest one be left at the end.
@@ -74,18 +78,9 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
-    """(wide, small): one function at a large cost and at a small one."""
-    from benchmarks.standin import Shape
-    from benchmarks.standin.tiny import widened
-
-    shape = Shape(1024, 24, 16, 8, 64, 4096)
-    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny
-
-
-@pytest.fixture(scope="session")
 def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
-    """The same for 16 requests at once: a core takes a tenth of a second for a step."""
+    """(wide, small): one function at a large cost and at a small one. A core takes a tenth of a
+    second for a step of 16 requests."""
     from benchmarks.standin import Shape
     from benchmarks.standin.tiny import widened
 
