@@ -17,22 +17,22 @@ os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Engines find ``tests``, too.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-# Two files run at a time, on two cores: the longest come first, lest one be left at the end.
+# Two files run at a time, on two cores: the longest come first, lest one be left at the end, and
+# such as wait beside such as compute.
 LONGEST = [
     f"test_{name}.py"
     for name in (
         "draft_service",
-        "remote_draft",
-        "restart",
         "lossless",
-        "server",
+        "remote_draft",
         "features",
+        "restart",
+        "server",
         "tune",
+        "soak",
     )
 ]
 
