@@ -70,6 +70,26 @@ def even_target() -> str:
 
 
 @pytest.fixture(scope="session")
+def spoken_pair(target, tmp_path_factory) -> tuple[str, str]:
+    """(target, draft): random functions of SmolLM2's tokens that cost next to nothing, for tests to
+    which texts mean nothing. The draft mostly agrees with the target."""
+    import torch
+
+    from benchmarks.standin.checkpoint import copy_tokenizer
+    from benchmarks.standin.tiny import tiny_llama
+
+    folder = tmp_path_factory.mktemp("spoken")
+    model = tiny_llama(1, 49152)
+    output = model.lm_head.weight.data
+    output *= 0.15  # no token is nearly certain
+    for name in ("target", "draft"):
+        model.save_pretrained(folder / name)
+        copy_tokenizer(Path(target), folder / name)
+        output += 0.06 * output.std() * torch.randn_like(output)
+    return str(folder / "target"), str(folder / "draft")
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A random function of 400 tokens, without a tokenizer."""
     from benchmarks.standin.tiny import save_tiny
