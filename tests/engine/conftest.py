@@ -16,6 +16,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Of two files at a time, one has its targets on the first of two cores, and one on the second.
+if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and os.cpu_count() == 2:
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "1")
 # Engines find ``tests``, too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
@@ -95,14 +98,3 @@ def tiny(tmp_path_factory) -> Path:
     from benchmarks.standin.tiny import save_tiny
 
     return save_tiny(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="session")
-def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
-    """(wide, small): one function at a large cost and at a small one. A core takes a tenth of a
-    second for a step of 16 requests."""
-    from benchmarks.standin import Shape
-    from benchmarks.standin.tiny import widened
-
-    shape = Shape(512, 12, 8, 4, 64, 2048)
-    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny
