@@ -123,7 +123,7 @@ CEILINGS = {
     "draft": 4850,
     "lifecycle": 2550,
     "relay": 2000,
-    "config": 950,
+    "config": 960,
     "metrics": 700,
     "worker": 2050,
     "hooks": 1500,

@@ -22,6 +22,7 @@ _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
 _INTERNAL = {
     "draft_model",
     "asked_for_adaptive_verification",
+    "hang_s",
     "schedule",
     "run_dir",
     "run_dirs",
@@ -50,6 +51,7 @@ _VLLMS_K = "num_speculative_tokens"  # vLLM's name of ``k``
 _TOLERATED = {
     "method",
     _VLLMS_K,
+    "hang_s",
     "draft_tensor_parallel_size",
     "rejection_sample_method",
     "synthetic_acceptance_rates",

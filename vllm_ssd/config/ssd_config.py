@@ -132,6 +132,9 @@ class SSDConfig(SpeculativeConfig):
     max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
     """The most restarts in a row of a draft that dies or hangs, counted from 0 again once it has
     served for 60 s. 0: serving goes on without drafts."""
+    hang_s: float = Field(default=20.0, strict=True, gt=0, description="a number above 0")
+    """Seconds without a heartbeat after which the draft counts as lost: several times what the
+    longest forward takes. For tests, which have no such forwards and would wait for long."""
     schedule: list[tuple[int, int, int]] | None = None
     """``num_speculative_tokens_per_batch_size`` as it was given: vLLM takes it from a config of the
     V1 runner, where ssd follows it by itself."""

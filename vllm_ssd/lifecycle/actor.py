@@ -22,7 +22,6 @@ from vllm_ssd.protocol.messages import ControlClient, Stop, endpoint
 
 STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
-HANG_S = 20.0  # without a heartbeat; several times what the longest forward takes
 
 
 class DraftLost(Exception):
@@ -113,13 +112,12 @@ class DraftActor:
         # A draft that sleeps, or loads its weights again, has set its heartbeat to 0.
         asleep = not self._beat and int(self._status["away"]) == ASLEEP
         self._looks = 0 if asleep or self._beat != before else self._looks + 1
-        if self._serving and self._looks * POLL_S > (
-            HANG_S if self._beat else self._start_timeout_s
-        ):
+        limit_s = self._spec.hang_s if self._beat else self._start_timeout_s
+        if self._serving and self._looks * POLL_S > limit_s:
             raise DraftLost(
-                f"no sign of life for {HANG_S:g} s"
+                f"no sign of life for {limit_s:g} s"
                 if self._beat
-                else f"it was not loaded again within {self._start_timeout_s:g} s (start_timeout_s)"
+                else f"it was not loaded again within {limit_s:g} s (start_timeout_s)"
             )
         return None
 

@@ -18,13 +18,14 @@ SPEC_FILE = "draft.json"  # in the run directory
 @dataclass(frozen=True)
 class ServerSpec:
     """Everything a draft server is told. cores: empty = no pinning. environment: of its process,
-    added to the keeper's."""
+    added to the keeper's. hang_s: without a heartbeat, after which it counts as lost."""
 
     run_dir: str
     model: DraftModelSpec
     policy: DraftPolicy
     cores: list[int]
     environment: dict[str, str]
+    hang_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def make_keeper_spec(
     config: Any = vllm_config.speculative_config
     policy = _policy(vllm_config, platform)
     model = _model_spec(vllm_config, policy, device, platform)
-    server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
+    server = ServerSpec(run_dir, model, policy, device.cores, device.environment, config.hang_s)
     return KeeperSpec(server, config.start_timeout_s, config.max_restarts, name)
 
 

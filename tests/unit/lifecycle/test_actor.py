@@ -44,10 +44,10 @@ def test_one_that_does_not_finish_loading_again(serving, away):
 
 def test_one_that_sleeps_is_not_missed_for_as_long(serving):
     serving._status["away"] = ASLEEP
-    looks(serving, 3 * actor.HANG_S)
+    looks(serving, 3 * serving._spec.hang_s)
     serving._status["away"] = 0
     looks(serving, TIMEOUT_S / 2)
     serving._status["heartbeat"] = 1
-    looks(serving, actor.HANG_S / 2)
+    looks(serving, serving._spec.hang_s / 2)
     with pytest.raises(DraftLost, match="no sign of life"):
-        looks(serving, actor.HANG_S)
+        looks(serving, serving._spec.hang_s)
