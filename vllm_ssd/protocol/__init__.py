@@ -1,15 +1,15 @@
 """The speculation table: shared memory through which target and draft meet every round.
 
-``schema.py`` says what is in it and by which rules it is read and written. Each record has a module
-for the host, in which its writer stands beside its reader, and one for GPU kernels:
+``schema.py`` defines its fields and the rules for reading and writing them. Each record has two
+modules: one for the host, with its writer and its reader, and one for GPU kernels:
 
     record        writer -> reader   host             kernels
     outcome       target -> draft    outcomes.py      outcome_kernels.py
     prediction,   draft -> target    predictions.py   prediction_kernels.py
     fallback
 
-``publisher.py`` and ``device_publisher.py`` publish what the draft's programs computed;
-``draft_probs.py`` has the format of the distributions that are stored beside sampled drafts.
+``publisher.py`` and ``device_publisher.py`` publish what the draft's programs computed.
+``draft_probs.py`` has the format of the distributions that are stored with sampled drafts.
 """
 
 from vllm_ssd.protocol.schema import (

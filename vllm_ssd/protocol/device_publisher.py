@@ -1,4 +1,4 @@
-"""A ``Publisher`` of GPU kernels: what a program computed goes straight into the tables."""
+"""GPU kernels that publish what a program computed, straight into the tables."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
 class DevicePublisher:
-    """``shape``: of all tables, except for their slots and tails. device: None in Triton's
-    interpreter, which needs no GPU.
-
-    A slot's place is the address that the GPU has for its predictions, behind which its fallbacks
-    are. Tables that differ in slots and tail only are alike from there on."""
+    """A ``Publisher`` whose GPU kernels write into the tables. shape: the shape of all tables,
+    whose slots and tails may differ. device: None in Triton's interpreter, which needs no GPU. A
+    slot's place is the GPU's address of its predictions, which its fallbacks follow. From there on,
+    tables that differ only in slots and tail have the same layout."""
 
     def __init__(self, shape: TableShape, device: torch.device | None):
         self._layout = KernelLayout.of(shape)
         self._device = device
-        self._registered: dict[SpeculationTable, Callable[[], object]] = {}  # what ends it
+        self._registered: dict[SpeculationTable, Callable[[], object]] = {}  # ends it
 
     def join(self, table: SpeculationTable) -> range:
-        """Registers the table with the GPU; ``OSError`` if that fails."""
+        """Registers the table with the GPU, returns its slots' places; ``OSError`` on failure."""
         if self._device is not None:
             try:
                 self._registered[table] = register(table, self._device)
@@ -61,7 +60,7 @@ class DevicePublisher:
 
 
 def _arguments(new: BranchTokens) -> tuple[torch.Tensor, ...]:
-    """The first arguments of both kernels."""
+    """The first arguments of ``extend_kernel`` and of ``fallback_kernel``."""
     # A kernel needs a tensor here even if it reads none.
     draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
     return new.where, new.stamps, new.tokens, draft_probs, new.step

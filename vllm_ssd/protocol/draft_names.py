@@ -1,8 +1,8 @@
 """The names of draft services, by which engines of the same user find them.
 
-A service has its name in a file of its run directory, beside what its engines must have in common
-with it. So the name is as private as the directory, and goes with it, however the service ends.
-Several drafts of one service have a run directory each.
+A service writes its name into a file of its run directory, with the options that its engines must
+share. So the name is as private as the directory and goes with it, however the service ends. Each
+draft of a service has a run directory of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import msgspec
 
 from vllm_ssd.protocol import rundir
 
-# Of services that users start. Those of data parallel groups have names that do not match it.
+# Matches the names of services that users start, and none of data parallel groups' services.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _FILE = "draft-server.json"  # in the run directory
 
 
 class DraftName(msgspec.Struct, frozen=True):
-    """options: of ``--speculative-config``, which all engines have in common with the service.
-    service: which one it is, whose drafts share the name."""
+    """A service's name, and what engines compare with it. options: those of
+    ``--speculative-config`` that all engines share with the service. service: a random identifier;
+    all drafts of one service have the same."""
 
     name: str
     options: dict[str, Any]
@@ -31,11 +32,11 @@ class DraftName(msgspec.Struct, frozen=True):
 
 
 def publish(run_dir: Path, named: DraftName) -> None:
-    """Have engines find the service with this run directory; ``ValueError`` with a sentence if
-    another one has the name. Of two that publish it at the same time neither may get it."""
+    """Let engines find the service by its name; ``ValueError`` with a sentence if another service
+    has the name. If two services publish one name at the same time, both may be refused."""
     new = run_dir / f"{_FILE}.new"
     new.write_bytes(msgspec.json.encode(named))
-    new.rename(run_dir / _FILE)  # so that nobody reads half of it
+    new.rename(run_dir / _FILE)  # so that engines never read half of it
     for other, about in _published():
         if about.name == named.name and about.service != named.service:
             raise ValueError(
@@ -46,13 +47,13 @@ def publish(run_dir: Path, named: DraftName) -> None:
 
 def find(name: str) -> tuple[Path, DraftName]:
     """The run directory of a draft with this name, and what its service has published;
-    ``ValueError`` as ``find_all``."""
+    ``ValueError`` with a sentence if there is none."""
     return find_all(name)[0]
 
 
 def find_all(name: str) -> list[tuple[Path, DraftName]]:
-    """The same of all drafts with this name, at least one; ``ValueError`` with a sentence if there
-    is none."""
+    """The run directories of all drafts with this name, each with what its service has published;
+    ``ValueError`` with a sentence if there is none."""
     published = _published()
     found = [(run_dir, about) for run_dir, about in published if about.name == name]
     if found:
@@ -66,12 +67,12 @@ def find_all(name: str) -> list[tuple[Path, DraftName]]:
 
 
 def _published() -> list[tuple[Path, DraftName]]:
-    """Of all services that run."""
+    """The run directories of all running drafts, each with what its service has published."""
     found = []
     for run_dir in rundir.living():
         try:
             about = msgspec.json.decode((run_dir / _FILE).read_bytes(), type=DraftName)
         except (OSError, msgspec.DecodeError):
-            continue  # an engine's, stopping right now, or of another version of this package
+            continue  # an engine's, one that stops now, or one of another version of vllm-ssd
         found.append((run_dir, about))
     return found

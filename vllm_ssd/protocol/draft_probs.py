@@ -1,9 +1,9 @@
-"""The distribution that a drafted token was sampled from: a few tokens with their probabilities.
+"""The distribution that a draft token was sampled from: a few tokens with their probabilities.
 
-An *entry* is one 8-byte word, the token (int32) in its lower half and its probability (float32) in
-its upper half, so that tables, kernels and broadcasts move whole entries. A distribution has
-``top_m`` of them; their tokens differ and their probabilities add up to 1. Only outside the table,
-a token proposed with certainty may also fill all of its entries, each with probability 1.
+An *entry* is one 8-byte word: the token (int32) in its lower half, its probability (float32) in its
+upper half. So tables, kernels and broadcasts move whole entries. A distribution has ``top_m``
+entries; their tokens differ and their probabilities add up to 1. Outside the table, a token
+proposed with certainty may also fill all its entries, each with probability 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def certain(tokens: torch.Tensor, top_m: int) -> torch.Tensor:
 
 
 def are_sound(tokens: Sequence[int], draft_probs: NDArray[np.int64], vocab_size: int) -> bool:
-    """Whether drafts can have been sampled from ``draft_probs``, int64 [len(tokens), top_m].
+    """True if drafts can have been sampled from ``draft_probs``, int64 [len(tokens), top_m].
 
     Damaged probabilities that still pass add up to 1 within ``TOLERANCE``.
     """

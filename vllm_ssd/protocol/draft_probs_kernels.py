@@ -18,15 +18,15 @@ _TOLERANCE = tl.constexpr(TOLERANCE)
 
 @triton.jit
 def read_probs(draft_probs, depth, AT: tl.constexpr):
-    """int64 [token_lanes, prob_lanes]: the first ``depth`` drafts' entries, from the table."""
+    """Load the first ``depth`` drafts' entries from the table: int64 [token_lanes, prob_lanes]."""
     step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
     return read_where(draft_probs + step * AT.top_m + rank, (step < depth) & (rank < AT.top_m))
 
 
 @triton.jit
 def are_sound(tokens, draft_probs, depth, VOCAB: tl.constexpr, AT: tl.constexpr):
-    """``draft_probs.are_sound`` of the first ``depth`` tokens, int32 [token_lanes]; draft_probs: as
-    from ``read_probs``."""
+    """True if the first ``depth`` tokens can have been sampled from ``draft_probs``. tokens: int32
+    [token_lanes]; draft_probs: int64 [token_lanes, prob_lanes], which ``read_probs`` returns."""
     step = tl.arange(0, AT.token_lanes)
     token = draft_probs.to(tl.int32)
     probability = (draft_probs >> 32).to(tl.int32).to(tl.float32, bitcast=True)
@@ -46,8 +46,8 @@ def store_probs(out, draft_probs, depth, AT: tl.constexpr):
 
 @triton.jit
 def move_probs(out, source, depth, AT: tl.constexpr):
-    """Copy the first ``depth`` drafts' entries between two pointers, int64 [k, top_m] each, neither
-    of them in the table."""
+    """Copy the first ``depth`` drafts' entries between two pointers to int64 [k, top_m]. Neither of
+    them may point into the table."""
     step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
     whole = (step < depth) & (rank < AT.top_m)
     entries = tl.load(source + step * AT.top_m + rank, mask=whole, other=0)
@@ -56,7 +56,8 @@ def move_probs(out, source, depth, AT: tl.constexpr):
 
 @triton.jit
 def store_certain(out, tokens, start, AT: tl.constexpr):
-    """Write ``draft_probs.certain`` of the tokens, int32 [token_lanes], from index ``start`` on."""
+    """Write entries that propose tokens with certainty, from index ``start`` on. out: pointer to
+    int64 [k, top_m]; tokens: int32 [token_lanes]."""
     if AT.top_m > 0:
         step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
         tl.store(

@@ -10,14 +10,14 @@ from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
 class DraftStates:
-    """A state is PREPARING, DRAFTING, GIVEN_UP or LOST, as ``schema.py`` explains them."""
+    """Reads and writes the states PREPARING, DRAFTING, GIVEN_UP and LOST of ``schema.py``."""
 
     def __init__(self, table: SpeculationTable):
         self._state = table.slots["state"]
 
     def set(self, slot: int, generation: int, state: int) -> None:
-        """Publish the state of the request that has this slot. Nothing follows LOST but a later
-        generation: a draft that hung cannot take back what its successor has said."""
+        """Publish the state of the request that has this slot. Only a later generation replaces
+        LOST: a draft that hung cannot take back what its successor has published."""
         if self._state.item(slot) < generation << 32 | LOST:
             self._state[slot] = generation << 32 | state
 
@@ -25,11 +25,11 @@ class DraftStates:
         """The state of this request; PREPARING as long as the draft has published none."""
         owner, state = split_stamp(self._state[slot])
         if owner > generation:
-            return GIVEN_UP  # the slot is another's by now
+            return GIVEN_UP  # another request has the slot by now
         return state if owner == generation else PREPARING
 
     def generations(self) -> NDArray[np.uint64]:
-        """uint64 [slots]: the generation that each slot's state is about, 0 = none yet."""
+        """uint64 [slots]: the generation of each slot's state, 0 = no state yet."""
         return self._state >> np.uint64(32)
 
     def lost(self, generations: NDArray[np.uint64]) -> NDArray[np.intp]:

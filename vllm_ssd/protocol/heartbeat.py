@@ -1,4 +1,4 @@
-"""Whether the draft lives: its server writes the time into the table as long as it works."""
+"""Tells whether the draft lives: the draft server writes the time into the table while it works."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
-# Nanoseconds without a heartbeat after which the draft is not waited for; longer than any one
-# forward.
+# Nanoseconds. Targets stop waiting for a draft whose last heartbeat is older. No single forward
+# takes that long.
 HEARTBEAT_LIMIT_NS = 5_000_000_000
 
 
 def draft_lives(table: SpeculationTable) -> bool:
-    """Whether the draft's last heartbeat is less than ``HEARTBEAT_LIMIT_NS`` ago."""
+    """True if the draft's last heartbeat is less than ``HEARTBEAT_LIMIT_NS`` ago."""
     return time.monotonic_ns() - int(table.draft["heartbeat"][0]) < HEARTBEAT_LIMIT_NS
 
 
 def draft_has_gone(table: SpeculationTable) -> bool:
-    """Whether there was a draft, and its last heartbeat is too long ago."""
+    """True if there was a draft, and its last heartbeat is too long ago."""
     return bool(table.draft["pid"][0]) and not draft_lives(table)
 
 
 def heartbeat_age_s(table: SpeculationTable) -> float | None:
-    """Seconds since the draft's last heartbeat; None where none is expected: before its first one,
-    while it sleeps or loads, and after it was found to be gone."""
+    """Seconds since the draft's last heartbeat. None if no heartbeat is expected: before the first
+    one, while the draft sleeps or loads, and after it was found to be gone."""
     heartbeat = int(table.draft["heartbeat"][0])
     return max(time.monotonic_ns() - heartbeat, 0) / 1e9 if heartbeat else None

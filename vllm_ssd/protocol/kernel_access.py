@@ -1,17 +1,16 @@
 """How kernels load what another process may be writing at the same time.
 
-A reader must see a record's stamp, then its body, then the stamp again. Loads of a GPU may overtake
-each other unless one needs the value of the other: each step's loads are therefore masked by what
-the step before has read. What the other side writes is only ever loaded, since an atomic operation
-on it would not be atomic across the bus.
+A reader must load a record's stamp, then its body, then the stamp again. A GPU may reorder loads
+unless one needs the value of the other, so each step masks its loads by what the step before has
+read. Kernels only load what the other side writes: an atomic operation on it would not be atomic
+across the bus.
 
-"volatile" is what keeps Triton for NVIDIA from using an older value; its assembler refuses ".cv"
-beside it. On AMD both are needed. ".cv" sends loads past the caches, but says nothing to the
-compiler, which may merge loads or move them out of a loop. "volatile" forbids it that, but Triton
-drops it where a load is of a block, and keeps it where a load is of one value. So every loop that
-looks at the table must read one value of it on its own, past which the other loads are not moved
-(``tests/unit/test_kernels_for_amd.py``). A GPU waits for each such value before it goes on: all
-else that can be read together is read as a block.
+On NVIDIA GPUs "volatile" keeps Triton from using an older value; the assembler refuses ".cv" with
+it. AMD GPUs need both. ".cv" sends loads past the caches, but the compiler may still merge loads or
+move them out of a loop. "volatile" forbids that, but Triton drops it from loads of a block and
+keeps it only on loads of one value. So every loop that looks at the table must load one value of it
+on its own. The compiler moves no other load past that one (``tests/unit/test_kernels_for_amd.py``).
+A GPU waits for each such value before it goes on, so kernels read all else as blocks.
 """
 
 # mypy: allow-untyped-defs
@@ -36,7 +35,7 @@ def read(at):
 
 @triton.jit
 def read_where(at, mask):
-    """As ``read``, but 0 where the mask is false."""
+    """The values at a block of pointers, past all caches; 0 where the mask is false."""
     if is_hip():
         value = tl.load(at, mask=mask, other=0, volatile=True, cache_modifier=".cv")
     else:

@@ -1,4 +1,4 @@
-"""Where a kernel finds the fields of the speculation table, computed from the table's own types."""
+"""Where a kernel finds the fields of the speculation table, computed from the table's dtypes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _RECORDS = ("outcome", "prediction", "fallback")
 class KernelLayout:
     """Offsets and sizes for kernels, as attributes; a kernel takes a layout as its constant ``AT``.
 
-    In 4-byte words: slots, slot_size: the offset of the first slot in the table, the size of a
-    slot. state, tail, outcome, prediction, fallback: offsets of a slot's fields, for the last three
-    of the first of two records. outcome_size and so on: the size of one record; outcome_stamp and
-    so on: a field's offset in its record. Word w of the table is word w // 2 of its int64 view.
-    In 8-byte words: counter_rounds and so on: a counter's offset from the target's first one.
-    requests: the offset of the first request in the table; request_size: of one; request_key and so
-    on: a field's offset in it. verifications: that it holds.
-    k, branches, top_m: as in ``TableShape``; tail_size: its ``tail``. wait_counters: of waits, by
-    duration. token_lanes, branch_lanes, prob_lanes, wait_lanes: k, branches, top_m and the last,
-    rounded up to a power of two; tally_lanes: a request's words and one more, likewise.
+    In 4-byte words: slots: offset of the first slot in the table; slot_size: size of a slot. state,
+    tail, outcome, prediction, fallback: offsets of a slot's fields. The last three have two records
+    each, and the offset is the first one's. outcome_size etc.: size of one record. outcome_stamp
+    etc.: a field's offset in its record. Word w of the table is in word w // 2 of its int64 view.
+    In 8-byte words: counter_rounds etc.: a counter's offset from the target's first one. requests:
+    offset of the first request in the table. request_size: size of a request. request_key etc.: a
+    field's offset in its request.
+    Counts: verifications: those that a request holds. k, branches, top_m, tail_size: numbers of
+    ``TableShape``. wait_counters: counters of waits, by duration. token_lanes, branch_lanes,
+    prob_lanes, wait_lanes: k, branches, top_m and wait_counters, rounded up to a power of two.
+    tally_lanes: a request's 8-byte words plus one, rounded up to a power of two.
 
-    Layouts are compared by identity, as ``of`` makes one per shape: a launch compares its
-    constants with those of earlier launches, and would otherwise compare all numbers.
+    ``of`` makes one layout per shape, so layouts are compared by identity. A launch compares its
+    constants with those of earlier launches; comparing all numbers would take longer.
     """
 
     numbers: tuple[tuple[str, int], ...]
@@ -74,7 +75,7 @@ class KernelLayout:
         # ``read_heads`` looks for news of a record in its first 16 bytes.
         for name in ("prediction", "fallback"):
             assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
-        # ``count_round`` takes a counter's place for the field's.
+        # ``count_round`` uses a counter's offset for the request's field, too.
         for name in ("hits", "misses", "late"):
             assert numbers[f"request_{name}"] == numbers[f"counter_{name}"]
         # ``find`` reads three numbers of a prediction together.

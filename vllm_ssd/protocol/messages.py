@@ -1,8 +1,8 @@
-"""Control messages to the draft: typed structs, msgpack over ZeroMQ, one handler each.
+"""Control messages to the draft: typed structs, as msgpack over ZeroMQ, with one handler per type.
 
-Only what is rare goes here (a request begins or ends, the draft is to sleep); what happens every
-round goes through the speculation table. The draft binds a ROUTER socket on a private unix path of
-each engine that it drafts for, its clients are DEALERs.
+Only rare events go here: a request begins or ends, or the draft is to sleep. What happens every
+round goes through the speculation table. For each engine the draft binds a ROUTER socket on a
+private unix path. The clients are DEALERs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zmq
 
 Slot = Annotated[int, msgspec.Meta(ge=0)]
 Generation = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
-Seed = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits, as msgpack has no more
+Seed = Annotated[int, msgspec.Meta(ge=0)]  # 64 bits: msgpack has no longer integers
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -48,24 +48,25 @@ class Wake(msgspec.Struct, tag=True, frozen=True):
 
 
 class Reload(msgspec.Struct, tag=True, frozen=True):
-    """Draft with the weights of the checkpoint at ``path``, an absolute one, from now on. Answered
-    once they are read."""
+    """From now on, draft with the weights of the checkpoint at ``path``, an absolute path. Answered
+    once the weights are read."""
 
     path: str
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """Draft for the engine with this run directory, too. Answered when that has begun, or with
-    ``OTHERS_CAME`` if engines are given and the draft has another number of them by now: of those
-    that choose the least busy draft at the same time, one gets it, and the others look again."""
+    """Draft for the engine with this run directory, too. Answered when drafting for it has begun.
+    engines: the number of engines that the draft is expected to have; the answer is ``OTHERS_CAME``
+    if it has another number by now. So if several engines choose the least busy draft at the same
+    time, one gets it and the others look again."""
 
     run_dir: str
     engines: Union[int, None] = None
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """Draft for this engine no longer. Answered when nothing more is written to its table.
-    asleep: it sleeps, and so does the draft, before it answers, if it has no other engine."""
+    """Stop drafting for this engine. Answered when nothing more is written to its table. asleep:
+    the engine sleeps; a draft that has no other engine then goes to sleep before it answers."""
 
     run_dir: str
     asleep: bool = False
@@ -80,12 +81,12 @@ NOT_LOADED = "the draft is not loaded now"
 NO_ANSWER = "the draft server gave no answer"
 LINK_LOST = "the link to the draft's node is lost"
 DIED = "the draft has died meanwhile, and the log says when it is back"
-# Answers to ``Join`` that are no refusal: the draft may take the engine at the next try.
+# After these answers to ``Join`` the draft may take the engine at the next try.
 NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST, DIED})
-_LOOK_S = 0.2  # between two looks at whether there will be no answer
+_LOOK_S = 0.2  # seconds between two calls of ``given_up``
 
 Request = Union[Add, Remove, Stop, Wake, Reload, Join, Leave]
-# Its result is the answer, None = none: "", or a sentence that says what is wrong.
+# Returns the answer: "" for success, or a sentence that says what is wrong. None sends no answer.
 Handler = Callable[[Any], Union[str, None]]
 
 _encoder = msgspec.msgpack.Encoder()
@@ -107,7 +108,7 @@ class ControlServer:
         self._handlers: dict[zmq.Socket[bytes], Mapping[type, Handler]] = {}
 
     def listen(self, address: str, handlers: Mapping[type, Handler]) -> None:
-        """Handle messages of these types that come to ``address``, too; ``OSError`` if that
+        """Listen at ``address``, too, with a handler per message type; ``OSError`` if that
         fails."""
         socket = self._context.socket(zmq.ROUTER)
         try:
@@ -120,7 +121,8 @@ class ControlServer:
         self._poller.register(socket, zmq.POLLIN)
 
     def hang_up(self, address: str) -> None:
-        """Listen there no longer; who sends to it is connected to the next one that listens."""
+        """Stop listening there. ZeroMQ connects the clients to the next server that listens
+        there."""
         socket = self._sockets.pop(address)
         del self._handlers[socket]
         self._poller.unregister(socket)
@@ -132,7 +134,7 @@ class ControlServer:
         A malformed message raises ``msgspec.DecodeError``; it is consumed, so the caller may go on.
         """
         handled = 0
-        # An idle server looks all the time: asking takes 5 us, a receive in vain 20.
+        # An idle server polls all the time: a poll takes 5 us, a receive without a message 20 us.
         ready = self._poller.poll(int(wait_s * 1000))
         while ready:
             for socket, _ in ready:
@@ -144,7 +146,7 @@ class ControlServer:
         return handled
 
     def _handle(self, socket: zmq.Socket[bytes]) -> None:
-        """The next message that has come there."""
+        """Handle the next message of a socket, and send the answer if there is one."""
         sender, *_, body = socket.recv_multipart()
         message = _decoder.decode(body)
         handler = self._handlers[socket].get(type(message))
@@ -161,7 +163,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """A target's or a tool's end; sends never block (a dead draft's messages are dropped)."""
+    """A target's or a tool's end. Sends never block; messages to a dead draft are dropped."""
 
     def __init__(self, address: str):
         self._address = address
@@ -169,17 +171,18 @@ class ControlClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
-        # Also if it is only forgotten: a context that is forgotten before its socket waits for it.
+        # Garbage collection of the client closes it, too: a context that is collected before its
+        # socket waits for the socket.
         self.close = weakref.finalize(self, _close, self._socket, self._context)
 
     def reconnect(self) -> None:
-        """Send to the draft that listens at the address now; what an earlier one, which may hang,
-        has not taken in yet is dropped."""
+        """Connect to the draft that listens at the address now. Messages that an earlier draft,
+        which may hang, has not received yet are dropped."""
         self._socket.disconnect(self._address)
         self._socket.connect(self._address)
 
     def send(self, message: Request) -> bool:
-        """Queue a message; False if the queue is full, which means that nobody reads it."""
+        """Queue a message; False if the queue is full, which means that no draft reads it."""
         try:
             self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -198,10 +201,10 @@ def ask(
     timeout_s: float,
     given_up: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Send a message to the draft of a run directory; its answer. ``DIED`` if the process that has
-    the message ends, which ends the connection; None if there is no answer within ``timeout_s``
-    seconds, or as soon as ``given_up()`` says that there will be none. A draft that is not there
-    yet gets the message when it is. What no draft has taken in by the end is withdrawn."""
+    """Send a message to the draft of a run directory and return its answer. Returns ``DIED`` if the
+    process that has the message ends, which ends the connection. Returns None if there is no answer
+    within ``timeout_s`` seconds, or as soon as ``given_up()`` is true. A draft that is not there
+    yet gets the message when it is. If no draft has received it by the end, it is withdrawn."""
     deadline = time.monotonic() + timeout_s
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)

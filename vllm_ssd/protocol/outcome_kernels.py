@@ -1,5 +1,6 @@
-"""Device functions that write outcomes as ``OutcomeWriter`` does. The draft reads them on the host.
-``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64."""
+"""Device functions that write outcomes and do what ``OutcomeWriter`` does. The draft reads them on
+the host. ``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as
+int64."""
 
 # mypy: allow-untyped-defs
 # A kernel's arguments have Triton's types, which depend on the launch.
@@ -16,7 +17,7 @@ _TAIL_LANES = tl.constexpr(32)  # tokens an iteration copies; a step adds k + 1,
 def publish(
     words, stamps, slot_base, record, stamp, text, known, length, accepted, bonus, AT: tl.constexpr
 ):
-    """``OutcomeWriter.publish``. text: pointer to int32 [length]; known: its length before."""
+    """Tell the draft an outcome. text: pointer to int32 [length]; known: its length before."""
     lane = tl.arange(0, _TAIL_LANES)
     for start in range(tl.maximum(known, length - AT.tail_size), length, _TAIL_LANES):
         position = start + lane
@@ -26,7 +27,7 @@ def publish(
     stamp_at = stamps + (record + AT.outcome_stamp) // 2
     tl.store(stamp_at, 0)
     tl.debug_barrier()
-    # Acquired as well, so that the body below cannot be seen under the old stamps.
+    # This swap also acquires: the draft must not see the body below under the old stamps.
     tl.atomic_xchg(stamps + (record + AT.outcome_drafts_stamp) // 2, 0, sem="acq_rel", scope="sys")
     tl.debug_barrier()
     tl.store(stamps + (record + AT.outcome_length) // 2, length)
@@ -38,7 +39,7 @@ def publish(
 
 @triton.jit
 def confirm(words, stamps, record, stamp, tokens, count, AT: tl.constexpr):
-    """``OutcomeWriter.confirm`` of the first ``count`` of tokens, int32 [token_lanes]."""
+    """Tell the draft which drafts are verified next: ``count`` of tokens, int32 [token_lanes]."""
     lane = tl.arange(0, AT.token_lanes)
     tl.store(words + record + AT.outcome_num_drafts, count)
     tl.store(words + record + AT.outcome_drafts + lane, tokens, mask=lane < count)

@@ -13,7 +13,7 @@ from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
 class OutcomeWriter:
-    """The target's end."""
+    """The target's end: writes outcomes, and the drafts that it verifies next."""
 
     def __init__(self, table: SpeculationTable):
         self._outcome = table.slots["outcome"]
@@ -23,9 +23,9 @@ class OutcomeWriter:
         self, slot: int, stamp: np.uint64, length: int, accepted: int, new_tokens: Sequence[int]
     ) -> None:
         """Tell the draft an outcome: ``new_tokens`` (bonus last) end a text of ``length`` tokens.
-        accepted: accepted drafts, -1 if the new tokens are of several rounds.
+        accepted: the accepted length, -1 if the new tokens come from several rounds.
 
-        Of ``new_tokens`` only what fits the slot's tail is kept; the draft notices a gap.
+        The slot's tail keeps only the newest ``new_tokens`` that fit; the draft notices a gap.
         """
         tail = self._tail[slot]
         kept = new_tokens[-len(tail) :]
@@ -46,8 +46,8 @@ class OutcomeWriter:
         record["drafts_stamp"] = stamp
 
     def published_length(self, slot: int, generation: int) -> int:
-        """Tokens of the text at the slot's newest outcome, which a GPU may have written; 0 if it is
-        of another generation or is being written now."""
+        """Length in tokens of the text at the slot's newest outcome, which a GPU may have written.
+        0 if that outcome belongs to another generation or is being written now."""
         records = self._outcome[slot]
         newest = records["stamp"].max()
         length = int(records["length"][int(newest) & 1])
@@ -69,8 +69,9 @@ class Outcome(NamedTuple):
 
 
 class OutcomeReader:
-    """The draft's end. What is new is found in all slots at once. Numbers are then read with
-    ``item`` out of arrays of one field, which takes a tenth of the time of those of a record."""
+    """The draft's end: finds the new outcomes of all slots at once, then reads them. It reads
+    numbers with ``item`` from arrays of one field, which takes a tenth of the time of reading a
+    record."""
 
     def __init__(self, table: SpeculationTable):
         self._k = table.shape.k
@@ -85,7 +86,7 @@ class OutcomeReader:
         self._read = np.zeros(table.shape.slots, np.uint64)  # stamps, by slot
 
     def unread(self) -> list[tuple[int, int]]:
-        """Slots whose newest outcome has not been read, and its stamp."""
+        """Slot and stamp of each newest outcome that has not been read."""
         newest = self.newest_stamps()
         slots = np.flatnonzero(newest != self._read)
         return list(zip(slots.tolist(), newest[slots].tolist())) if len(slots) else []

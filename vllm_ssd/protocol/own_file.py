@@ -1,4 +1,4 @@
-"""Opens files of this user's that lie in folders where other users can make some, too."""
+"""Opens this user's files in folders where other users can make files, too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 def open_own(
     path: Path, flags: int = os.O_RDONLY, *, folder: bool = False, follow_links: bool = False
 ) -> int:
-    """A descriptor of a regular file, or of a folder, that is this user's; ``PermissionError`` if
-    it is something else or may not be opened, ``OSError`` if that fails. What lies there is judged
-    by the descriptor. A FIFO of another user's does not make the caller wait."""
+    """Open a regular file, or a folder, of this user and return the descriptor. Raises
+    ``PermissionError`` if it is something else or may not be opened, and ``OSError`` if opening
+    fails. The check looks at the opened descriptor. A FIFO of another user cannot make the caller
+    wait."""
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
     foreign = PermissionError(errno.EPERM, "it is not a file of this user's", str(path))
     try:

@@ -1,8 +1,8 @@
 """The speculation table's pages, as a GPU sees them.
 
-A GPU may have registered host memory at another address than the host. Triton's launcher translates
-tensors that a kernel is given; an address that a kernel reads as a number must be the GPU's own,
-which ``device_address`` returns.
+Registered host memory may have another address on the GPU than on the host. Triton's launcher
+translates the tensors that a kernel is given. An address that a kernel reads as a number must be
+the GPU's own, which ``device_address`` returns.
 """
 
 # mypy: allow-untyped-defs
@@ -23,9 +23,9 @@ import triton.language as tl
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.kernel_access import read
 
-# For a target whose GPU does not reach the table.
+# What a user can do if the target's GPU does not reach the table.
 REMEDY = "raise the memlock limit, or in a virtual machine pass PCIe atomics through"
-_MARK = 1234567  # what the trial has a kernel find
+_MARK = 1234567  # the number that a kernel must find in the trial
 
 
 def memory_of(table: SpeculationTable, dtype: type[np.generic]) -> torch.Tensor:
@@ -35,9 +35,9 @@ def memory_of(table: SpeculationTable, dtype: type[np.generic]) -> torch.Tensor:
 
 
 def register(table: SpeculationTable, device: torch.device) -> Callable[[], object]:
-    """Let the GPU access the table's pages, until what is returned is called or the table is
-    garbage collected; ``OSError`` if the driver cannot, if kernels would not find the pages, or if
-    stamps that they swap would not arrive."""
+    """Let the GPU access the table's pages and return a function that ends the access. Garbage
+    collection of the table ends it, too. Raises ``OSError`` if the driver refuses, if kernels would
+    not find the pages, or if stamps that they swap would not arrive."""
     _try_a_swap(device)
     pages = memory_of(table, np.uint8)
     _register(pages, device)
@@ -57,13 +57,13 @@ def _register(pages: torch.Tensor, device: torch.device) -> None:
 
 @triton.jit
 def address_kernel(pages, found):
-    """Write the address at which kernels have ``pages`` to int64 [1] ``found``."""
+    """Write the address that ``pages`` have for kernels to ``found``, int64 [1]."""
     tl.store(found, pages.to(tl.int64))
 
 
 def device_address(pages: torch.Tensor, device: torch.device | None) -> int:
-    """The address of registered ``pages`` for kernels on a GPU; device: None in Triton's
-    interpreter, where it is the host's."""
+    """The address of registered ``pages`` for kernels on a GPU. device: None in Triton's
+    interpreter, where kernels use the host's address."""
     found = torch.zeros(1, dtype=torch.int64, device=device)
     address_kernel[(1,)](pages, found)
     return int(found)
@@ -71,17 +71,18 @@ def device_address(pages: torch.Tensor, device: torch.device | None) -> int:
 
 @triton.jit
 def swap_kernel(where, found):
-    """Read the word at an address, then swap 1 into it as stamps are swapped. where: int64 [1];
-    found: int64 [2], written: what was read, and what the swap found there."""
+    """Read the word at an address, then swap 1 into it in the way that stamps are swapped. where:
+    int64 [1]; found: int64 [2], written: the word read, and the word that the swap replaced."""
     word = tl.load(where).to(tl.pointer_type(tl.int64))
     tl.store(found, read(word))
     tl.store(found + 1, tl.atomic_xchg(word, 1, sem="acq_rel", scope="sys"))
 
 
 def _try_a_swap(device: torch.device) -> None:
-    """``OSError`` if a kernel does not find a page of the host by its address, as the draft's
-    kernels find the table, or if the host does not see what it swaps there. On a page of its own,
-    of the same kind as the table's: each word of the table has one writer."""
+    """Raises ``OSError`` if a kernel does not find a page of the host by its address, or if the
+    host does not see what the kernel swaps there. The draft's kernels find the table by its
+    address. The trial uses a page of its own, of the same kind as the table's: each word of the
+    table has one writer."""
     words = torch.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=torch.int64)
     words[0] = _MARK
     _register(words, device)

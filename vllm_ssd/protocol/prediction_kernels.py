@@ -1,10 +1,10 @@
-"""Predictions and fallbacks on a GPU: the draft's kernels that write them, as ``PredictionWriter``
-does, and the target's device functions that read them, as ``PredictionReader`` does.
+"""Predictions and fallbacks on a GPU. The draft's kernels write them, with the rules of
+``PredictionWriter``. The target's device functions read them, with those of ``PredictionReader``.
 
-``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64, for the
-draft, which serves several tables, a slot's from its predictions on. They lie in host memory and
-are reached over the bus. As on the host, a record's body is written first and its stamp last, and
-depth is raised after the tokens are written.
+``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as int64. The
+draft serves several tables: in its kernels, words and stamps begin at a slot's predictions. The
+pages lie in host memory, and kernels reach them over the bus. A kernel writes a record's body first
+and its stamp last, and raises depth after the tokens are written.
 """
 
 # mypy: allow-untyped-defs
@@ -30,15 +30,16 @@ _BRANCH_LANES = tl.constexpr(8)  # branches whose distributions an iteration cop
 
 @triton.jit
 def _memory_at(place):
-    """words and stamps from an address on, int64."""
+    """The memory from an address (int64) on, as words and as stamps."""
     return place.to(tl.pointer_type(tl.int32)), place.to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
 def _own_place(where, stamp_of, row, begins, first, size):
-    """Where a row publishes, 0 = nowhere. As for ``PredictionWriter``, a record is begun only where
-    the stamp there is no later one, and continued only where it is this row's: what a draft that
-    hung launches late does its successor no harm. first, size: of the slot's two records."""
+    """The place where a row publishes, 0 = nowhere. A row begins a record only if the stamp there
+    is no later one, and continues it only if the stamp there is the row's. So late launches of a
+    draft that hung do its successor no harm. first: offset of the slot's two records; size: words
+    of one record."""
     place = tl.load(where + row)
     stamp = tl.load(stamp_of + row)
     _, stamps = _memory_at(place)
@@ -57,9 +58,9 @@ def predict_kernel(
     BRANCHES: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionWriter.publish``. where: int64 [rows], the places that ``DevicePublisher.join``
-    returns, 0 publishes nothing; stamp_of, steps_of: int64 [rows]; accepted, bonus: int64 [rows,
-    BRANCHES]."""
+    """Publish predicted outcomes (``PredictionWriter.publish``). where: int64 [rows], the places
+    that ``DevicePublisher.join`` returns, 0 publishes nothing; stamp_of, steps_of: int64 [rows];
+    accepted, bonus: int64 [rows, BRANCHES]."""
     row = tl.program_id(0)
     place = _own_place(where, stamp_of, row, True, 0, AT.prediction_size)
     if place != 0:
@@ -92,8 +93,9 @@ def extend_kernel(
     BRANCHES: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionWriter.extend``. tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows,
-    BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
+    """Add one token to every branch (``PredictionWriter.extend``). where, stamp_of: int64 [rows];
+    tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows, BRANCHES, top_m]; step_at: int64 [1],
+    tokens of each branch before these."""
     row = tl.program_id(0)
     place = _own_place(where, stamp_of, row, False, 0, AT.prediction_size)
     step = tl.load(step_at).to(tl.int32)
@@ -121,7 +123,8 @@ def extend_kernel(
 
 @triton.jit
 def fallback_kernel(where, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
-    """``PredictionWriter.publish_fallback``. tokens: int64 [rows]; the others as above."""
+    """Add one token to every fallback (``PredictionWriter.publish_fallback``). where, stamp_of,
+    tokens: int64 [rows]; draft_probs: int64 [rows, top_m]; step_at: int64 [1], earlier tokens."""
     row = tl.program_id(0)
     step = tl.load(step_at).to(tl.int32)
     first = AT.fallback - AT.prediction
@@ -158,8 +161,9 @@ def read_heads(stamps, prediction, fallback):
 
 @triton.jit
 def is_hopeless(stamps, slot_base, generation, while_reading, AT: tl.constexpr):
-    """Whether waiting is useless: the draft's state for this generation is GIVEN_UP or LOST, or is
-    for a later one already, or, unless ``while_reading``, is not DRAFTING."""
+    """True if waiting is useless: the draft's state for this generation is GIVEN_UP or LOST, or the
+    state is for a later generation already. Unless ``while_reading``, also true if the draft's
+    state for this generation is not DRAFTING."""
     state = read(stamps + (slot_base + AT.state) // 2)
     owner = (state >> 32) & 0xFFFFFFFF
     ours = owner == generation
@@ -192,10 +196,10 @@ def find(
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``PredictionReader.find``: published, predicted, drafts int32 [token_lanes], their number,
-    and the number that there will be in a branch; then whether they are those of a sibling: without
-    anything else, the likeliest bonus's at the same accepted length.
-    Their distributions are written to the pointer ``draft_probs``, int64 [k, top_m].
+    """Find the drafts for an outcome (``PredictionReader.find``). Returns published, predicted,
+    drafts int32 [token_lanes], their number, the number that a branch will have, and sibling.
+    sibling: there were no other drafts than those of the likeliest bonus at this accepted length.
+    Writes the drafts' distributions to the pointer ``draft_probs``, int64 [k, top_m].
 
     Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
     a stamp is masked by the drafts' validity, so that it cannot overtake them.

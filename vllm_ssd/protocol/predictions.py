@@ -13,14 +13,16 @@ from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
 class PredictionWriter:
-    """The draft's end. A record is begun only where the stamp there is no later one, and continued
-    only where the stamp there is its own. So a draft that hung, and has lost the table to another
-    draft meanwhile, leaves that one's records as they are: their generations are later."""
+    """The draft's end: writes predictions and fallbacks. It begins a record only if the stamp there
+    is no later one, and continues it only if the stamp there is its own. So a draft that hung, and
+    lost the table to another draft, leaves the other's records alone, whose generations are
+    later."""
 
     def __init__(self, table: SpeculationTable):
         self._prediction = prediction = table.slots["prediction"]
         self._fallback = fallback = table.slots["fallback"]
-        # Read for every request of every round: an array of one field is several times as fast.
+        # The draft reads these for every request of every round. Arrays of one field are several
+        # times as fast as records.
         self._fallback_stamps, self._fallback_depths = fallback["stamp"], fallback["depth"]
         self._fallback_tokens = fallback["tokens"]
         self._stamps, self._counts = prediction["stamp"], prediction["count"]
@@ -36,7 +38,7 @@ class PredictionWriter:
         steps: int | None = None,
     ) -> None:
         """Predict outcomes of round ``stamp``, each an accepted length and a bonus; their branches
-        have no tokens yet. steps: tokens that they will have, k if None."""
+        have no tokens yet. steps: tokens that each branch will have, None = k."""
         at = slot, int(stamp) & 1
         if self._stamps.item(at) > stamp:
             return
@@ -56,22 +58,22 @@ class PredictionWriter:
         tokens: Sequence[int],
         draft_probs: NDArray[np.int64] | None = None,
     ) -> None:
-        """Add one token to every branch of the prediction, in the order of its outcomes, unless
-        they have all k. draft_probs: int64 [branches, top_m], what they were sampled from."""
+        """Add one token to every branch of the prediction, in the order of its outcomes. Does
+        nothing if they have all k. draft_probs: int64 [branches, top_m], their distributions."""
         at = slot, int(stamp) & 1
         if self._stamps.item(at) != stamp:
             return
         record = self._prediction[at]
         depth = int(record["depth"])
         if depth == record["tokens"].shape[1]:
-            return  # the draft has only shown its model the last tokens
+            return  # this step only showed the model the last tokens
         record["tokens"][: len(tokens), depth] = tokens
         if draft_probs is not None:
             record["draft_probs"][: len(tokens), depth] = draft_probs
         record["depth"] = depth + 1
         if self._stamps.item(at) != stamp:
-            # This process was stopped in here, and another draft has begun the record anew: it is
-            # damaged, so nobody may use it.
+            # This process was stopped here, and another draft has begun the record anew. The record
+            # is damaged: targets must not use it.
             record["stamp"] = 0
 
     def publish_fallback(
@@ -82,8 +84,8 @@ class PredictionWriter:
         known: int = 0,
         draft_probs: NDArray[np.int64] | None = None,
     ) -> None:
-        """Add drafts for the outcome ``stamp``, which was not predicted, after the ``known`` that
-        are published. draft_probs: int64 [len(tokens), top_m], what they were sampled from."""
+        """Add drafts for the outcome ``stamp``, which was not predicted. known: drafts that are
+        published already. draft_probs: int64 [len(tokens), top_m], the tokens' distributions."""
         at = slot, int(stamp) & 1
         there = self._fallback_stamps.item(at)
         if there != stamp and (known or there > stamp):
@@ -99,7 +101,7 @@ class PredictionWriter:
         record["stamp"] = stamp
 
     def branch_of(self, slot: int, stamp: int, accepted: int, bonus: int) -> int | None:
-        """Index of the branch that predicted this outcome of round ``stamp``, -1 if none did; None
+        """Index of the branch that predicted this outcome of round ``stamp``; -1 if none did; None
         if the round's prediction has not been published."""
         at = slot, stamp & 1
         if self._stamps.item(at) != stamp:
@@ -112,7 +114,7 @@ class PredictionWriter:
         return -1
 
     def branch_tokens(self, slot: int, stamp: int, branch: int) -> list[int]:
-        """The tokens published for a branch of round ``stamp``, none for another round."""
+        """The tokens published for a branch of round ``stamp``; empty for another round."""
         at = slot, stamp & 1
         depth = self._depths.item(at) if self._stamps.item(at) == stamp else 0
         tokens: list[int] = self._tokens[at][branch, :depth].tolist()
@@ -135,10 +137,10 @@ class PredictionWriter:
 class LookupResult:
     """What the table holds for an outcome.
 
-    published: the draft has predicted outcomes of this very round. predicted: ours is one of them
-    (if not, any tokens are the draft's fallback). tokens: drafts ready for it, 0..k.
-    draft_probs: int64 [len(tokens), top_m], what they were sampled from. steps: tokens that the
-    branches will have, k where that is not published.
+    published: the draft has predicted outcomes of this round. predicted: this outcome is one of
+    them; if not, any tokens are the draft's fallback. tokens: drafts ready for it, 0..k.
+    draft_probs: int64 [len(tokens), top_m], the distributions of the tokens. steps: tokens that
+    each branch will have, k if that is not published.
     """
 
     published: bool
@@ -149,8 +151,8 @@ class LookupResult:
 
 
 class PredictionReader:
-    """The target's end. ``vocab_size``: drafts outside ``0..vocab_size-1`` are damage and are not
-    used."""
+    """The target's end: finds the drafts for an outcome. vocab_size: drafts outside
+    ``0..vocab_size-1`` are damaged and are not used."""
 
     def __init__(self, table: SpeculationTable, vocab_size: int):
         self._k = table.shape.k

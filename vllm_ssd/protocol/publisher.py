@@ -1,5 +1,5 @@
-"""How the draft's programs publish what they computed: as batches of tensors, each row of which may
-belong to another table."""
+"""How the draft's programs publish what they computed: in batches of tensors. Each row may belong
+to another table."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class BranchTokens:
-    """One more token for every branch of a batch. where, stamps: as of its outcomes; tokens: int64
-    [batch, branches]; step: int64 [1], tokens of each branch before these; draft_probs: int64
-    [batch, branches, top_m], what the tokens were sampled from, None if they were not."""
+    """One more token for every branch of a batch. where, stamps: int64 [batch], the values in the
+    batch's ``Outcomes``; tokens: int64 [batch, branches]; step: int64 [1], tokens of each branch
+    before these; draft_probs: int64 [batch, branches, top_m], the distributions that the tokens
+    were sampled from, None if they were not sampled."""
 
     where: torch.Tensor
     stamps: torch.Tensor
@@ -48,15 +49,15 @@ class Publisher(Protocol):
     """Publishes what programs computed, in the tables that have joined."""
 
     def join(self, table: SpeculationTable) -> range:
-        """Publish in this table, too, from now on. Returns by slot the place that rows for it name
-        in ``where``; only this publisher knows what a place is."""
+        """Publish in this table, too, from now on. Returns the place of each slot, by which rows
+        name it in ``where``. Only this publisher knows what a place is."""
 
     def leave(self, table: SpeculationTable) -> None:
-        """Publish in it no longer. No row may name it, nor may a program still be at work that had
-        one which did."""
+        """Stop publishing in this table. From now on no row may name it, and no program that has
+        such a row may still run."""
 
     def predict(self, new: Outcomes) -> None:
-        """Predict these, in place of what was predicted for the same round."""
+        """Publish these outcomes, in place of earlier predictions for the same rounds."""
 
     def extend(self, new: BranchTokens) -> None:
         """Add a token to each branch of the predictions."""
@@ -109,6 +110,6 @@ class HostPublisher:
 
 
 def _of_row(new: BranchTokens, row: int) -> tuple[list[int], NDArray[np.int64] | None]:
-    """The tokens of a row, and what they were sampled from."""
+    """The tokens of a row, and their distributions, int64 [branches, top_m], or None."""
     draft_probs = None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
     return new.tokens[row].tolist(), draft_probs

@@ -1,11 +1,11 @@
 """One engine's private files: a directory with its lock, socket and Ray files, and its table.
 
-The directory is in the temporary folder, the table in shared memory, both under one name that
-nobody can guess and only the owner can read. The lock is a file in the directory, and the directory
-itself as well, since cleaners of temporary folders remove old files. Both are held by the engine
-core and by the keeper of its draft until both have ended, however they ended: whoever can take them
-may remove the rest. The engine core also locks its table, for engines with another temporary
-folder, which do not find the directory.
+The directory is in the temporary folder, the table in shared memory. Both have the same name, which
+other users cannot guess, and only the owner can read them. There are two locks: a file in the
+directory, and the directory itself, because cleaners of temporary folders remove old files. The
+engine core and the keeper of its draft hold both locks until both have ended, however they ended. A
+process that can take the locks may remove the rest. The engine core also locks its table. Engines
+with another temporary folder do not find the directory.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from vllm_ssd.protocol.own_file import open_own
 logger = get_logger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
-# Characters: the path of a unix socket has 107 at most. Ray's longest takes 68 of them below the
-# run directory, whose name ends with 8 that mkdtemp chooses.
+# Characters: the path of a unix socket has at most 107. Ray's longest path takes 68 of them below
+# the run directory. The name of the run directory ends with 8 that mkdtemp chooses.
 _SOCKET_PATH, _OF_RAY, _RANDOM = 107, 68, 8
 TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or days old
-# Seconds: a younger table may have been made just now and not be locked yet.
+# Seconds: a younger table may be new and not locked yet.
 _SETTLED_S = 60.0
 
 
 def _base() -> Path:
-    """The temporary folder, unless the paths of sockets in it would be too long."""
+    """The temporary folder, or /tmp if the paths of sockets in it would be too long."""
     preferred = Path(tempfile.gettempdir())
     run_dir = len(f"{preferred}/{_prefix()}") + _RANDOM
     return preferred if run_dir + _OF_RAY <= _SOCKET_PATH else Path("/tmp")
@@ -66,17 +66,17 @@ def create() -> tuple[Path, list[int]]:
 def hold_table(run_dir: Path) -> int:
     """Lock a run directory's table and return the descriptor that holds it; raises ``OSError``."""
     lock = open_own(table_path(run_dir), os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # who looks whether it is locked has it for microseconds
+    fcntl.flock(lock, fcntl.LOCK_EX)  # ``is_held`` has it for microseconds
     return lock
 
 
 def watch(run_dir: Path) -> int:
-    """A file descriptor for ``is_held``; raises ``OSError``."""
+    """Open a run directory for ``is_held`` and return the file descriptor; raises ``OSError``."""
     return open_own(run_dir, folder=True)
 
 
 def is_held(watched: int) -> bool:
-    """Whether some process of the engine holds the directory, even if that was removed since."""
+    """True if some process of the engine holds the directory, even if it was removed since."""
     try:
         fcntl.flock(watched, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -86,13 +86,13 @@ def is_held(watched: int) -> bool:
 
 
 def is_alive(run_dir: Path) -> bool:
-    """Whether some process of the engine still holds the lock."""
+    """True if some process of the engine still holds the lock."""
     return _is_locked(run_dir, folder=True) or _is_locked(run_dir / "lock")
 
 
 def _is_locked(path: Path, folder: bool = False) -> bool:
-    """Whether this is a file of ours that some process holds. Raises ``OSError`` where that cannot
-    be found out, as with too many open files: it may be held."""
+    """True if this is a file of this user that some process holds. Raises ``OSError`` if that
+    cannot be found out, for example with too many open files: the file may be held."""
     try:
         fd = open_own(path, folder=folder)
     except (FileNotFoundError, PermissionError):
@@ -104,9 +104,9 @@ def _is_locked(path: Path, folder: bool = False) -> bool:
 
 
 def touch(run_dir: Path) -> None:
-    """Make all files look used, lest a cleaner of the temporary folder take them for old ones."""
+    """Make all files look used, so that a cleaner of temporary folders does not remove them."""
     for path in (run_dir, *run_dir.rglob("*")):
-        with contextlib.suppress(OSError):  # Ray's come and go
+        with contextlib.suppress(OSError):  # Ray's files come and go
             os.utime(path, follow_symlinks=False)
 
 
@@ -117,7 +117,7 @@ def remove(run_dir: Path) -> None:
 
 
 def is_run_dir(path: Path) -> bool:
-    """Whether this may be the run directory of an engine of this user's."""
+    """True if this may be the run directory of an engine of this user."""
     return path.is_absolute() and path.name.startswith(_prefix()) and _is_own_folder(path)
 
 

@@ -1,15 +1,15 @@
-"""What is in the speculation table, and by which rules it is read and written.
+"""What is in the speculation table, and the rules for reading and writing it.
 
-Every field has one writer; nothing is locked. A record is written body first and stamp last, and
-is read stamp, body, stamp again: a body whose stamp did not change in between is whole. (That
-needs stores to become visible in the order they were made, which x86-64 guarantees, so other hosts
-are refused; GPU kernels use release/acquire operations instead.)
+Every field has one writer; nothing is locked. A writer writes a record's body first and its stamp
+last. A reader reads the stamp, the body, and the stamp again: if the stamp did not change, the body
+is whole. This needs stores to become visible in the order in which they were made. x86-64
+guarantees that, so other hosts are refused; GPU kernels use release/acquire operations.
 
-A stamp is ``generation << 32 | round``. The generation changes when a slot is given to another
-request and is never 0, so no valid stamp is 0. Records are double-buffered by round parity: what
-is written for round T + 1 never touches what may still be read of round T.
+A stamp is ``generation << 32 | round``. The generation changes when another request gets the slot.
+It is never 0, so no valid stamp is 0. Records are double-buffered by round parity: a write for
+round T + 1 never touches what may still be read of round T.
 
-The table is C-ordered structured arrays, naturally aligned, all offsets fixed by ``TableShape``.
+The table is C-ordered structured arrays, naturally aligned. ``TableShape`` fixes all offsets.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ import numpy as np
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
 VERSION = 15
 
-# The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: it has
-# yet to see the text; DRAFTING: it drafts; GIVEN_UP: it will not (text too long, or request gone);
-# LOST: it lacks the text (it fell behind or was restarted) and the target is to send it again.
+# The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
+# draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
+# is too long or the request is gone. LOST: it lacks the text, because it fell behind or was
+# restarted; the target is to send the text again.
 PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 
-# Why a draft has no heartbeat, where that is known: it has put itself away and is loaded again when
-# an engine asks for it; it was lost too often, or could not be started, and there will be none; it
-# takes other weights and is back by itself.
+# Why a draft has no heartbeat, if that is known. ASLEEP: it has put itself away and loads again
+# when an engine asks for it. FOR_GOOD: it was lost too often, or could not be started, and no draft
+# will follow. RELOADING: it takes other weights and comes back by itself.
 ASLEEP, FOR_GOOD, RELOADING = 1, 2, 3
 
-# Steps of the target that waited are counted by the microseconds that they did: up to this number
-# in the first counter, twice as long in each after it, and all longer waits in the last one.
+# The target counts its steps that waited by their microseconds: waits up to this number in the
+# first counter, up to twice as long in each further one, and all longer waits in the last one.
 SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
 
-# Verifications of a request that its record holds: the newest ones.
+# A request's record holds this number of verifications, the newest ones.
 VERIFICATIONS = 8
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
-    """``generation`` 1..2^32-1, ``round_`` 0..2^32-1."""
+    """The stamp of a round. ``generation``: 1..2^32-1; ``round_``: 0..2^32-1."""
     return np.uint64(generation << 32 | round_)
 
 
@@ -50,16 +51,15 @@ def split_stamp(stamp: int) -> tuple[int, int]:
 
 
 def is_own_draft(name: str) -> bool:
-    """Whether this is the name of a draft service that engines have started for themselves."""
+    """True if this is the name of a draft service that engines started for themselves."""
     return ":" in name
 
 
 @dataclass(frozen=True)
 class TableOwner:
-    """Whose table it is. model: the target's name to clients, "" = it is a draft service's own;
-    engine: its place in a data parallel group, from 0; pid: the process of the engine core, or of
-    ``vllm-ssd draft``; draft_server: the name of the draft service.
-    """
+    """The owner of a table. model: the target's name to clients, "" = the table is a draft
+    service's own; engine: the engine's index in a data parallel group, from 0; pid: the process of
+    the engine core, or of ``vllm-ssd draft``; draft_server: the name of the draft service."""
 
     model: str = ""
     engine: int = 0
@@ -68,7 +68,7 @@ class TableOwner:
 
     @property
     def named_by_user(self) -> str:
-        """The draft service's name, "" if engines have started it for themselves."""
+        """The draft service's name, "" if engines started the service for themselves."""
         return "" if is_own_draft(self.draft_server) else self.draft_server
 
 
@@ -78,8 +78,8 @@ class TableShape:
 
     slots: the most requests that are drafted for at a time. k: drafts a round. branches: predicted
     outcomes a slot can hold. tail: newest tokens of a text that the target keeps in the slot; a
-    draft that falls behind by more than half needs the text sent again. top_m: entries of the
-    distribution reported with every draft (``draft_probs.py``); 0 = none, drafts are certain.
+    draft that falls behind by more than half of them needs the text sent again. top_m: entries of
+    the distribution reported with every draft (``draft_probs.py``); 0 = none, drafts are certain.
     """
 
     slots: int
@@ -96,14 +96,14 @@ class TableShape:
         return np.dtype(fields, align=True)
 
     def target_dtype(self) -> np.dtype:
-        """Counters written by the target. rounds: outcomes looked up, of each request by itself,
-        and of these hits, misses and late ones; off: rounds in which the target did without drafts,
-        as that was measured to be faster; timeouts: those with too few drafts after a wait;
-        drafts: tokens handed to vLLM; wait_us: microseconds that steps waited; started_s: Unix time
-        of the start; ready: rounds by the number of drafts that were there at the first look;
-        waits: steps that waited, by how long (``SHORTEST_WAIT_US``); accepted: verifications by
-        their number of accepted drafts, guesses too; verified, taken: the draft's tokens that were
-        verified and those accepted, by position."""
+        """Counters that the target writes. rounds: outcomes looked up, counted for each request.
+        hits, misses, late: how many of these were hits, misses and late ones. off: rounds that the
+        target ran without drafts, because that was measured to be faster. timeouts: rounds with too
+        few drafts after a wait. drafts: tokens handed to vLLM. wait_us: microseconds that steps
+        waited. started_s: Unix time of the start. ready: rounds by the number of drafts that were
+        there at the first look. waits: steps that waited, by how long (``SHORTEST_WAIT_US``).
+        accepted: verifications by accepted length, guesses included. verified, taken: the draft's
+        tokens that were verified and those accepted, by position."""
         names = (
             "rounds",
             "hits",
@@ -121,33 +121,33 @@ class TableShape:
         return np.dtype(fields, align=True)
 
     def draft_dtype(self) -> np.dtype:
-        """The draft's status and counters. heartbeat: monotonic nanoseconds, 0 without a draft;
-        pid: of its process; live: requests it drafts for; blocks, free_blocks: of its KV cache.
-        Then, for each kind of work, the amount done (prompt tokens for prefill, forwards for the
-        others) and the microseconds it took. planned: rounds of requests that it drafts ahead for;
-        branches: of all these rounds. restarts: counted by the keeper, or by who has joined a
-        service, which also clears the heartbeat of a draft that is gone; joined: engines that the
-        service drafts for; away: why there is no heartbeat, ``ASLEEP``, ``FOR_GOOD`` or
-        ``RELOADING``, 0 = none of these (the draft is there, is gone or loads); link_us:
-        microseconds from the target's node to the draft's and back, written by the relay between
-        them, 0 = there is none."""
+        """The draft's status and counters. heartbeat: monotonic nanoseconds, 0 without a draft.
+        pid: the draft's process. live: requests it drafts for. blocks, free_blocks: of its KV
+        cache. Then, for each kind of work, the amount done (prompt tokens for prefill, forwards for
+        the others) and the microseconds it took. planned: rounds of requests that it drafts ahead
+        for. branches: the branches of all these rounds. restarts: counted by the keeper, or by an
+        engine that has joined a service. That engine also clears the heartbeat of a draft that is
+        gone. joined: engines that the service drafts for. away: why there is no heartbeat,
+        ``ASLEEP``, ``FOR_GOOD`` or ``RELOADING``; 0 = none of these (the draft is there, is gone or
+        loads). link_us: microseconds from the target's node to the draft's and back, written by the
+        relay between them; 0 = there is no relay."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
         names += ["planned", "branches", "restarts", "joined", "away", "link_us"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:
-        """What the target's worker tells its scheduler. undrafted: 1 while steps are to be
-        scheduled without drafts, as that was measured to be faster, else 0."""
+        """What the target's worker tells its scheduler. undrafted: 1 while the scheduler is to
+        schedule steps without drafts, because that was measured to be faster; else 0."""
         return np.dtype([("undrafted", "i8")])
 
     def request_dtype(self) -> np.dtype:
-        """What the target counts of a request. key: what stands for its id, 0 = of none yet; hits,
-        misses, late: its rounds, by what the first look found; wait_us: microseconds that it waited
-        for drafts; verified: the newest verifications of tokens of the draft's, of which the n-th
-        one, from 1, is at n modulo ``VERIFICATIONS`` as ``n << 32 | verified << 16 | accepted``.
-        Each slot has two such records, which its requests have in turn: what was counted can be
-        read until the slot has been given away twice."""
+        """What the target counts for one request. key: stands for the request's id, 0 = no request
+        yet. hits, misses, late: its rounds, by what the first look found. wait_us: microseconds
+        that it waited for drafts. verified: the newest verifications of the draft's tokens. The
+        n-th one, from 1, is at n modulo ``VERIFICATIONS`` as ``n << 32 | verified << 16 |
+        accepted``. Each slot has two such records, which its requests use in turn. So a request's
+        counts can be read until the slot has been given away twice."""
         names = ("key", "hits", "misses", "late", "wait_us")
         fields = [*((name, "i8") for name in names), ("verified", "i8", (VERIFICATIONS,))]
         return np.dtype(fields)
@@ -199,6 +199,6 @@ class TableShape:
         )
 
     def _draft_probs(self, *drafts: int) -> list[tuple[str, str, tuple[int, ...]]]:
-        """The field for the distributions of drafts, an array of shape ``drafts``; no field if all
-        drafts are certain."""
+        """The field for the distributions of an array of drafts with shape ``drafts``; no field if
+        all drafts are certain."""
         return [("draft_probs", "i8", (*drafts, self.top_m))] if self.top_m else []

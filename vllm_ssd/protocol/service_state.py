@@ -1,13 +1,13 @@
-"""The states of a draft service, as its own table tells them to everybody who looks.
+"""The states of a draft service, which its table shows to every reader.
 
     LOADING   until the draft serves for the first time, and while it takes other weights
     SERVING   it drafts for the engines that have joined
-    ASLEEP    its last engine sleeps, and it has given its memory back, until an engine wakes it
+    ASLEEP    its last engine sleeps; it has freed its memory until an engine wakes it
     LOST      its process has died or hangs; the keeper starts another one
-    GONE      it has ended, or was lost too often: there will be no draft any more
+    GONE      it has ended, or was lost too often: no draft will follow
 
-The draft server writes the heartbeat and says why it is away; its keeper clears the heartbeat of a
-server that has ended, and says that there will be no other one.
+The draft server writes the heartbeat and why it is away. Its keeper clears the heartbeat of a
+server that has ended, and writes that no draft will follow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class State(Enum):
 
 
 def state_of(table: SpeculationTable, held: bool = True) -> State:
-    """held: whether a process still holds the service's files."""
+    """The state of this table's service. held: whether a process still holds its files."""
     draft = table.draft[0]
     away = int(draft["away"])
     if not held or away == FOR_GOOD:

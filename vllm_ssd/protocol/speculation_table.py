@@ -69,9 +69,9 @@ class SpeculationTable:
     def create(
         cls, path: Path, shape: TableShape, owner: TableOwner | None = None
     ) -> SpeculationTable:
-        """Make a zeroed table readable by its owner only; ``FileExistsError`` if there is one.
+        """Make a zeroed table that only its owner can read; ``FileExistsError`` if there is one.
 
-        Raises ``OSError`` (no space) if the memory cannot be had: pages are reserved now, since a
+        Reserves all pages now, and raises ``OSError`` (no space) if there is too little memory. A
         later shortage would be a fatal signal in the middle of a round.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,7 +98,8 @@ class SpeculationTable:
 
     @classmethod
     def open(cls, path: Path, writable: bool = True) -> SpeculationTable:
-        """Open a table; raises as ``open_own``, and ``ValueError`` if it is not of this version."""
+        """Open a table. Raises ``PermissionError`` if it is not this user's, ``OSError`` if it
+        cannot be opened, and ``ValueError`` if it is not of this version."""
         fd = open_own(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -122,7 +123,7 @@ class SpeculationTable:
 
 
 def _before_requests(shape: TableShape) -> tuple[np.dtype, ...]:
-    """Header, target, draft and plan."""
+    """The dtypes of header, target, draft and plan."""
     return shape.header_dtype(), shape.target_dtype(), shape.draft_dtype(), shape.plan_dtype()
 
 
