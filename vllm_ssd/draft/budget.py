@@ -1,12 +1,14 @@
 """How many branches a round gets, at which accepted lengths, and how many tokens each.
 
-More branches miss less often, and more tokens are accepted further; both take time. With many
-requests a round gets fewer of both, those that yield the most of what is done in time: what rounds
-take is measured at start-up, and the time they have while the target verifies. That is more where
-the target waits for them, and less by what the draft does beside; so the part of it that a round
-may take follows from whether branches were complete when the target took them.
-Where branches go follows the latest outcomes: at which accepted length they came, and at which rank
-of the draft's bonus tokens.
+With more branches a round misses less often, and with more tokens the target accepts more; both
+take time. With many requests a round gets fewer of both. Of the shapes that are done in time, it
+gets the one that yields the most. Start-up measures what rounds take; their time is that of the
+target's verification. They have more if the target waits for them, and less if the draft has other
+work. So the share that a round may take follows from whether branches were complete when the target
+took them.
+
+Branches go where the latest outcomes came: at which accepted length, and at which rank of the
+draft's bonus tokens.
 """
 
 from __future__ import annotations
@@ -25,20 +27,21 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.window import Window
 
 _OUTCOME = 0.005  # weight of the newest outcome among all
-_LARGE = 1e100  # weights of outcomes stay below
-# Outcomes, and branches taken, of each request, after which shapes of rounds are chosen anew:
-# between a hit and its next branches a GPU waits for that, 60 to 200 us.
+_LARGE = 1e100  # weights of outcomes stay below this
+# Shapes of rounds are chosen anew after this number of outcomes and taken branches of each request.
+# A GPU waits for that between a hit and its next branches, 60 to 200 us.
 _SAME_SHAPES = 16
-# Drafts accepted of those whose predecessors were, before anything is known. As long as little is
-# known of a position it is taken for the one before it, which is worth this number of drafts.
+# Before anything is known: the share of drafts that are accepted, of those whose predecessors were.
+# A position of which little is known is taken for the one before it, with the weight of this number
+# of drafts.
 _ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
-# From this number of requests on, rounds may have fewer branches than there are outcomes' lengths:
-# all branches of short rounds, where many are too many.
+# From this number of requests on, a round may have fewer branches than there are accepted lengths:
+# enough for the few drafts of a short round.
 _SHORT_ROUNDS = 32
 
 
 class RoundCost(NamedTuple):
-    """Microseconds of a round: of predicting outcomes, and of one more token for all branches."""
+    """Microseconds of a round: to predict its outcomes, and to add a token to all branches."""
 
     predict_us: float
     step_us: float
@@ -52,35 +55,35 @@ class RoundShape(NamedTuple):
 
 
 class OutcomeProbs:
-    """The probability of each outcome, by accepted length and rank of the bonus, from the latest
-    outcomes mostly. branches: the most there can be, so that no rank beyond it matters."""
+    """The probability of each outcome, by accepted length and rank of the bonus. The latest count
+    most. branches: the most there can be; ranks beyond them do not matter."""
 
     def __init__(self, k: int, branches: int):
-        # To begin with all lengths are alike, and the bonus is not among the F likeliest with
-        # probability 1 / (F + 1): the power law of arXiv 2603.03251 with r = 1.
+        # At first all accepted lengths are equally likely. The bonus is not among the F likeliest
+        # tokens with probability 1 / (F + 1): the power law of arXiv 2603.03251 with r = 1.
         self._by_rank = [1 / ((rank + 1) * (rank + 2)) for rank in range(branches + 1)]
-        # By accepted length and rank. Instead of all older outcomes losing weight with each new
-        # one, the new one gets more: probabilities are weights times ``_OUTCOME / _newest``.
+        # By accepted length and rank. Each new outcome gets more weight than the one before, so
+        # that older ones stay as they are. Probabilities are weights times ``_OUTCOME / _newest``.
         self._weights = [[chance / (k + 1) for chance in self._by_rank] for _ in range(k + 1)]
         self._newest = _OUTCOME
 
     def fan_out(self, branches: int, drafts: int) -> tuple[int, ...]:
-        """The fan-out of ``branches`` branches that misses least where ``drafts`` are verified."""
+        """The fan-out of ``branches`` branches that misses least when ``drafts`` are verified."""
         counts = allocate(branches, self._of_drafts(drafts).tolist())
         return counts + (0,) * (len(self._weights) - len(counts))
 
     def hit(self, fan_out: Sequence[int], drafts: int) -> float:
-        """The probability that a round in which ``drafts`` drafts are verified is predicted."""
+        """The probability that a round is predicted in which ``drafts`` drafts are verified."""
         rows = zip(self._of_drafts(drafts), spread(fan_out, drafts))
         return float(sum(row[:count].sum() for row, count in rows))
 
     def _of_drafts(self, drafts: int) -> np.ndarray:
-        """The probabilities if all lengths beyond ``drafts`` end there."""
+        """float64 [drafts + 1, ranks]: the probabilities if longer lengths count as the last."""
         probs = np.array(self._weights) * (_OUTCOME / self._newest)
         return np.vstack([probs[:drafts], probs[drafts:].sum(axis=0)])
 
     def count(self, predicted: Prediction, accepted: int, branch: int) -> None:
-        """An outcome came. accepted: drafts; branch: the one that came true, -1 if none has."""
+        """Take in an outcome. branch: the one that predicted it, -1 if none did."""
         self._newest /= 1 - _OUTCOME
         if self._newest > _LARGE:
             self._weights = [[weight / self._newest for weight in row] for row in self._weights]
@@ -96,16 +99,16 @@ class OutcomeProbs:
 
 
 class BranchBudget:
-    """cost_us: of rounds, by requests and branches a request; filled by whoever has measured it.
-    Without, rounds are as large as the policy allows."""
+    """Chooses the shapes of rounds. cost_us: what rounds cost, by requests and branches a request,
+    filled in once it is measured. Without it, rounds are as large as the policy allows."""
 
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
         self.cost_us: dict[tuple[int, int], RoundCost] = {}
         self._probs = OutcomeProbs(policy.k, policy.branches)
         self._news = 0
-        # Since shapes were last chosen anew: those chosen; all there are, and the probabilities
-        # that they predict a round, by branches and tokens.
+        # Both are cleared when shapes are chosen anew. The shapes that were chosen; and by branches
+        # and tokens, every shape with the probability that it predicts a round.
         self._chosen: dict[tuple[Window, int, float, int], RoundShape] = {}
         self._shapes: dict[tuple[int, int], tuple[RoundShape, float]] = {}
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
@@ -126,9 +129,9 @@ class BranchBudget:
     def shape(
         self, window: Window, requests: int, feed_us: float = 0.0, batches: int = 1
     ) -> RoundShape:
-        """Of a round of ``requests`` requests, where ``batches`` of them take turns. window: the
-        smallest of their targets. feed_us: microseconds that it takes to show the model what it has
-        not seen."""
+        """The shape of a round of ``requests`` requests. window: the smallest window of their
+        targets. feed_us: microseconds that it takes to show the model what it has not seen.
+        batches: batches of that size that take turns."""
         if self._news >= _SAME_SHAPES * requests:
             self._news = 0
             self._chosen.clear()
@@ -148,7 +151,7 @@ class BranchBudget:
         fitting = [self._shape(size, count) for size, count in steps.items() if count >= least]
         if not fitting:
             return self._shape(sizes[-1], least)[0]
-        accepted = np.cumprod(self.acceptance).cumsum()  # by steps of a branch that came true
+        accepted = np.cumprod(self.acceptance).cumsum()  # mean accepted length, by steps of it
         best, _ = max(fitting, key=lambda choice: choice[1] * accepted[choice[0].steps - 1])
         return best
 
@@ -163,7 +166,7 @@ class BranchBudget:
         """A round with ``size`` branches a request, and the probability that it is predicted."""
         if (size, steps) not in self._shapes:
             if self._policy.adaptive:
-                # As many drafts are verified next time, and each length needs a branch.
+                # ``steps`` drafts are verified next time, and each accepted length needs a branch.
                 fan_out = self._probs.fan_out(size, min(steps, size - 1))
             else:
                 fan_out = shrink(self._policy.fan_out, size)
@@ -173,8 +176,8 @@ class BranchBudget:
 
     @property
     def acceptance(self) -> np.ndarray:
-        """float64 [k]: by position, the share of drafts that were accepted lately, of those whose
-        predecessors were."""
+        """float64 [k]: by position, the recent share of accepted drafts, of those whose
+        predecessors were accepted."""
         chances, chance = [], _ACCEPTED
         for reached, accepted in zip(self._reached, self._accepted):
             chance = (accepted + _PRIOR_WEIGHT * chance) / (reached + _PRIOR_WEIGHT)
@@ -182,20 +185,21 @@ class BranchBudget:
         return np.array(chances)
 
     def taken(self, window: Window, requests: int, complete: bool) -> None:
-        """As ``Window.taken``."""
+        """A target has taken a branch of a batch of ``requests``. complete: with all tokens."""
         window.taken(requests, complete)
         self._news += 1
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
-        """A request's verification is over, and the request has yet to take it in. accepted:
-        drafts; branch: the one that came true, -1 if none has, None if that is not known."""
+        """Take in the outcome of a request's verification, before the request does. accepted: the
+        accepted length; branch: the branch that predicted it, -1 if none did, None if that is not
+        known."""
         self._news += 1
         drafts = request.drafts
         if not drafts or not 0 <= accepted <= len(drafts):
             return
         if branch is not None and request.predicted is not None:
             self._probs.count(request.predicted, accepted, branch)
-        # A draft that was not verified is the bonus itself, or the target would not have taken it.
+        # A next draft that is the bonus was not verified: the target would have accepted it.
         right = accepted + (accepted < len(drafts) and drafts[accepted] == bonus)
         reached = min(accepted + 1, len(drafts))
         for position in range(reached):

@@ -1,21 +1,20 @@
-"""The draft's work, one piece at a time: which piece is most urgent, and whether there is memory.
+"""Does the draft's work, one piece at a time: the most urgent piece for which there is memory.
 
-``step`` reads the table and starts the most urgent piece of work. On a CPU the piece is then done;
-a GPU has up to two pieces in flight and publishes by itself, so that a new outcome waits for two
-pieces at most. Branches of a round that is over are not grown any more. Requests of all tables are
-treated alike and share batches; where a target does without drafts, its requests wait. In order of
-urgency:
+``step`` reads the tables and starts the most urgent piece of work. On a CPU the piece is then done.
+A GPU has up to two pieces in flight and publishes by itself, so a new outcome waits for at most two
+pieces. Branches of a round that is over stop growing. Requests of all tables are treated alike and
+share batches. Requests wait while their target does without drafts. In order of urgency:
 
-    nearly    up to k + 1 tokens to show for requests whose outcome was not predicted, before their
-              fallbacks, which are then grown together with those of other requests
+    nearly    show the model up to k + 1 tokens of requests whose outcome was not predicted; their
+              fallbacks come next, and grow together with those of other requests
     fallback  one more draft for requests whose outcome was not predicted (the target may wait)
     late      one more token for branches of which one has come true (the target may wait)
-    behind    a chunk of what is to be shown in the same way, where that is more
+    behind    show a chunk of requests that would be "nearly" but for more tokens
     glue      show the model what it has not seen of the bonus and the drafts being verified, which
               is nothing if it has grown them and had the time; predict the outcomes
     branch    one more token for every branch of every predicted outcome
-    prefill   a chunk of one new text or of several; after every glue one goes first, lest new
-              ones never start
+    prefill   show a chunk of one new text or of several; one chunk goes first after every glue, so
+              that new texts do start
     last      show the model the last tokens of all branches
 """
 
@@ -40,13 +39,14 @@ from vllm_ssd.draft.tree_batch import TreeBatch
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.publisher import Publisher
 
-# Seconds after a piece of work in which the target may still decide on the tokens it published.
+# Seconds. For so long after a piece of work, the target may still decide on the tokens that the
+# piece published.
 SETTLE_S = 200e-6
 
 
 class DraftEngine:
-    """``requests``: those it drafts for; tables: those they are in, none until one joins. seats:
-    the requests that it drafts for at a time, at most; others wait."""
+    """Drafts for the requests of the tables that have joined. seats: the most requests that it
+    drafts for at a time; others wait."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, publisher: Publisher, seats: int):
         self.model = model
@@ -69,8 +69,8 @@ class DraftEngine:
         self._programs.warm_up(progress)
 
     def join(self, table: SpeculationTable) -> ServedTable:
-        """Serve a table from now on. ``ValueError`` with a sentence if it is not one for this
-        draft; raises as the publisher, too."""
+        """Serve a table from now on. Raises ``ValueError`` with a sentence if the table is not made
+        for this draft, and ``OSError`` if the publisher cannot reach it."""
         ours = self.policy.table_shape(table.shape.slots)
         if replace(table.shape, tail=ours.tail) != ours:
             raise ValueError(
@@ -84,9 +84,9 @@ class DraftEngine:
         return served
 
     def leave(self, served: ServedTable) -> None:
-        """Serve a table no longer and forget its requests. Nothing writes to it any more when this
-        returns; what another draft that has it by now has published stays. Raises as
-        ``InFlight.finish``."""
+        """Stop serving a table and forget its requests. When this returns, nothing writes to the
+        table any more. What another draft has published there stays. Raises ``TimeoutError`` if the
+        GPU hangs."""
         self.tables.remove(served)
         self._in_flight.finish()
         self.requests.drop_all(served)
@@ -102,14 +102,14 @@ class DraftEngine:
             served.look(self.requests.pool.num_free)
         missed = self._missed()
         behind = [r for r in missed if r.unfed > 1]
-        nearly = [r for r in behind if r.unfed <= self.policy.k + 2]  # by a round at most
+        nearly = [r for r in behind if r.unfed <= self.policy.k + 2]  # by one round at most
         feeding = self.requests.at_work(Phase.FEEDING)
         glue_size = self.policy.k + 1 if self.policy.branches else 0
         glue: list[DraftRequest] = []
         prefill: list[DraftRequest] = []
         for request in feeding:
             (glue if request.unfed <= glue_size else prefill).append(request)
-        if not nearly:  # else they get fallbacks together
+        if not nearly:  # else all get fallbacks together, afterwards
             self._plant_fallbacks([r for r in missed if r.unfed == 1])
         if nearly:
             self._feed(nearly)
@@ -122,7 +122,7 @@ class DraftEngine:
         elif prefill and self._prefill_due > 0:
             self._prefill_due -= self._feed(prefill)
         elif glue and self._in_flight.idle_s() < SETTLE_S and self._settles(glue[0].served):
-            pass  # their decision is about to come: one glue for all
+            pass  # more decisions are about to come: one glue for all
         elif glue:
             self._prefill_due = self.policy.chunk
             self._glue(glue)
@@ -137,8 +137,8 @@ class DraftEngine:
         return True
 
     def _feed(self, requests: Sequence[DraftRequest]) -> int:
-        """Show the model a chunk of the first of these texts, or of several, without the tokens a
-        glue or a fallback begins with; returns the number of its tokens."""
+        """Show the model a chunk of the first of these texts, or of several, and return the number
+        of its tokens. The tokens that a glue or a fallback begins with are left out."""
         wanted = [r.unfed - self._kept(r) for r in requests]
         program = self._programs.chunk(wanted)
         counts = {r: min(count, program.queries) for r, count in zip(requests, wanted)}
@@ -151,7 +151,7 @@ class DraftEngine:
         return sum(counts[r] for r in fitting)
 
     def _kept(self, request: DraftRequest) -> int:
-        """Tokens that its glue or fallback begins with."""
+        """Tokens that the request's glue or fallback begins with."""
         whole = request.phase is Phase.FEEDING and not self.policy.branches
         return 0 if whole else 1 + len(request.drafts)
 
@@ -198,13 +198,13 @@ class DraftEngine:
                     self._intake.find_branch(request)
                 if request.branch == -1:
                     request.leave_ahead()
-        # Of the others the branch is there or on its way.
+        # The branches of the other requests are there or on their way.
         missed = (r for r in deciding if r.ahead is None and r.fallback is None)
         return [r for r in missed if r.left_over is None]
 
     def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
-        """The oldest of these batches that has a request in need of more tokens, or, if ``late``,
-        one whose target may wait for them. Drops batches that are complete or empty."""
+        """The oldest of these batches that has a request in need of more tokens; if ``late``, only
+        a batch whose target may wait for them. Drops batches that are complete or empty."""
         batches[:] = [b for b in batches if b.growing and b.step <= b.steps]
         for batch in batches:
             if batch.step < batch.steps:
@@ -214,19 +214,19 @@ class DraftEngine:
         return None
 
     def _last(self) -> TreeBatch | None:
-        """The oldest batch whose branches are complete and whose last tokens the model has yet to
-        see, if any of its outcomes is still awaited."""
+        """The oldest batch whose branches are complete, if the model has yet to see their last
+        tokens and any of the batch's outcomes is still awaited."""
         for batch in self._ahead:
             if batch.step == batch.steps and batch.growing > self._deciding(batch):
                 return batch
         return None
 
     def _deciding(self, batch: TreeBatch) -> int:
-        """Requests of a batch whose outcomes have come; those of the others are awaited."""
+        """The number of requests of a batch whose outcomes have come."""
         return sum(r.grows_in(batch) for r in self.requests.waiting(Phase.DECIDING))
 
     def _settles(self, served: ServedTable) -> bool:
-        """Whether this table's target may be about to decide on drafts."""
+        """True if this table's target may be about to decide on drafts."""
         deciding = self.requests.waiting(Phase.DECIDING)
         return any(r.grows and r.served is served for r in deciding)
 

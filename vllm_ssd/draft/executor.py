@@ -26,7 +26,7 @@ class Executor:
         self._policy = policy
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy keys and values within requests; no more of one than a round has tokens."""
+        """Copy keys and values within requests: at most the tokens of a round in each request."""
         most = self._programs.max_batch
         for first in range(0, len(moves), most):
             some = moves[first : first + most]
@@ -35,7 +35,7 @@ class Executor:
             program.run()
 
     def feed(self, program: Feed, requests: Sequence[DraftRequest], counts: Sequence[int]) -> None:
-        """Show the model the next tokens of each request, this number of them."""
+        """Show the model the next tokens of each request. counts: tokens of each request."""
         parts = [request.feed(count) for request, count in zip(requests, counts)]
         with self._in_flight.timed("prefill", sum(counts)):
             program.load([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
@@ -44,8 +44,9 @@ class Executor:
     def glue(
         self, glues: Sequence[Glue], feeds: Sequence[FeedPart], shape: RoundShape
     ) -> TreeBatch:
-        """Show what the model has not seen of the drafts being verified, predict their outcomes and
-        plant a branch for each. feeds: what shows it. shape: of their round."""
+        """Show the model what it has not seen of the drafts being verified, predict their outcomes
+        and plant a branch for each. feeds: programs that show it, and for which glues. shape: of
+        the round."""
         size = self._programs.batch(len(glues))
         program = self._programs.predict(size, sum(shape.fan_out))
         with self._in_flight.timed("glue"):
@@ -73,7 +74,7 @@ class Executor:
         return batch
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
-        """Plant a one-branch tree at the bonus of each request, whose outcome was not predicted."""
+        """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
         k = self._policy.k
         trees = [request.plant([len(request.fed)], self._policy.tree_steps) for request in requests]
         slots = [r.publish_slot(r.stamp, tree, k) for r, tree in zip(requests, trees)]
@@ -89,6 +90,6 @@ class Executor:
         return batch
 
     def grow(self, batch: TreeBatch, kind: str) -> None:
-        """One more step of a batch; ``kind`` is what to count it as."""
+        """Start one more step of a batch. kind: what to count it as."""
         with self._in_flight.timed(kind):
             batch.grow()

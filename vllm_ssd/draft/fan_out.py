@@ -1,10 +1,10 @@
 """Which outcomes of the coming round are worth a branch.
 
-An outcome is ``(accepted, bonus)``. After the glue the draft knows its own logits at every
-position of ``[bonus, d_1 .. d_n]``; the token the target samples when it stops after ``j`` drafts
-is likely among the top tokens at position ``j``, and it cannot be ``d_{j+1}``: a token is rejected
-only if the target finds it less likely than it was proposed, and what is sampled instead is the
-excess of the target's probabilities over the proposed ones.
+An outcome is ``(accepted, bonus)``. After the glue the draft knows its own logits at every position
+of ``[bonus, d_1 .. d_n]``. If the target accepts ``j`` drafts, the token that it samples next is
+likely among the top tokens at position ``j``. It cannot be ``d_{j+1}``: a draft is rejected only if
+the target finds it less likely than it was proposed. The target then samples from the excess of its
+probabilities over the proposed ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
     """Branches for each accepted length 0..``num_drafts``, from a fan-out meant for k drafts.
 
-    With fewer than k drafts the budget of the lengths that cannot happen goes to the last one,
-    whose bonus is the least certain: nothing has been ruled out there.
+    With fewer than k drafts, the last length gets the budget of the lengths that cannot happen. Its
+    bonus is the least certain: no token is ruled out there.
     """
     counts = list(fan_out[:num_drafts])
     return [*counts, sum(fan_out) - sum(counts)]
@@ -27,7 +27,7 @@ def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def outcomes(fan_out: tuple[int, ...], num_drafts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each branch its accepted drafts, where ``num_drafts`` are verified, and the rank of its
+    """For each branch its accepted length, when ``num_drafts`` are verified, and the rank of its
     bonus among the tokens there."""
     counts = spread(fan_out, num_drafts)
     accepted = tuple(length for length, count in enumerate(counts) for _ in range(count))
@@ -35,8 +35,8 @@ def outcomes(fan_out: tuple[int, ...], num_drafts: int) -> tuple[tuple[int, ...]
 
 
 def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
-    """The fan-out with its largest numbers cut until they add up to no more than ``budget``; no
-    position that had a branch loses its last."""
+    """The fan-out with its largest numbers cut until they add up to at most ``budget``. Each
+    position that had a branch keeps one."""
     ceiling = max(fan_out)
     while ceiling > 1 and sum(min(count, ceiling) for count in fan_out) > budget:
         ceiling -= 1
@@ -66,10 +66,9 @@ def choose(
 
     logits: [rows, vocab], changed in place; ruled_out: int64 [rows], the draft that follows each
     row, or -1; source: int64 [branches], each branch's row; rank: int64 [branches], 0 = the row's
-    likeliest token; ranks: a number that all of them are below. Ranks beyond the vocabulary count
-    as its last.
+    likeliest token; ranks: greater than every rank. Ranks beyond the vocabulary count as its last.
     """
-    # A draft beyond the vocabulary is one of a damaged table: it may rule out any token.
+    # A draft beyond the vocabulary comes from a damaged table: it may rule out any token.
     index = ruled_out.clamp(0, logits.shape[1] - 1).unsqueeze(1)
     drafted = logits.gather(1, index)
     hidden = drafted.masked_fill(ruled_out.unsqueeze(1) >= 0, float("-inf"))

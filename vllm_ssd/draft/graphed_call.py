@@ -1,4 +1,4 @@
-"""A repeated computation on memory that stays in place, from a CUDA graph where there is one."""
+"""A repeated computation on memory that stays in place, run from a CUDA graph if there is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class GraphedCall:
         self._graph: Any = None
 
     def record(self, pool: Any) -> None:
-        """Record it, into a memory pool that graphs share since no two run at the same time."""
+        """Record a graph in a memory pool that graphs share, because no two run at the same
+        time."""
         self._compute()  # kernels are compiled and tuned at first use, which a graph cannot record
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

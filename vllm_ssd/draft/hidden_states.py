@@ -1,8 +1,8 @@
-"""What the model said after each token that may be verified: its last hidden states.
+"""The model's last hidden states after each token that may be verified.
 
-The logits after a token follow from its hidden state. It is kept when the model is shown the token,
-in a branch or by a feed, so that the outcomes of a round can be predicted without showing the model
-drafts that it has grown itself.
+The logits after a token follow from its hidden state. The draft keeps the state when it shows the
+model the token, in a branch or by a feed. So it can predict the outcomes of a round without showing
+the model drafts that it has grown itself.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from vllm_ssd.draft.spec import DraftPolicy
 
 
 class HiddenStates:
-    """memory: [rows, hidden]. For each seat, which a request has as long as it has KV memory,
-    there are ``places`` rows for the text's end and the drafts being verified, and as many for each
-    branch; at the end, from ``padding`` on, as many for what nobody needs."""
+    """memory: [rows, hidden]. A request has a seat as long as it has KV memory. Each seat has
+    ``places`` rows for the text's end and the drafts being verified, and as many for each branch.
+    The last ``places`` rows, from ``padding`` on, take what nothing reads."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
         self.places = policy.k + 1
@@ -34,7 +34,7 @@ class HiddenStates:
         self.memory.index_copy_(0, rows, hidden)
 
     def verified(self, seat: int, count: int) -> range:
-        """Rows of a text's end and the drafts after it: the first ``count``."""
+        """Rows of a text's end and the drafts after it, the first ``count``."""
         return range(seat * self._seat_size, seat * self._seat_size + count)
 
     def branch(self, seat: int, branch: int, count: int) -> range:
@@ -43,7 +43,8 @@ class HiddenStates:
         return range(first, first + count)
 
     def branches(self, seat: int, count: int) -> Sequence[int]:
-        """The first row of each of a seat's first ``count`` branches; below 0, of nobody's."""
+        """The first row of each of a seat's first ``count`` branches; padding if the seat is below
+        0."""
         if seat < 0:
             return [self.padding] * count
         first = seat * self._seat_size + self.places

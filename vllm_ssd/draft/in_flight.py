@@ -10,18 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-# Pieces of work in flight on a GPU: enough to keep it busy, and few enough that a new outcome waits
-# for no more than one piece beside the one that runs.
+# Pieces of work in flight on a GPU: enough to keep it busy. A new outcome waits for at most one
+# piece more than the one that runs.
 _ON_GPU = 2
-# Seconds after which a piece that is not done never will be: hundreds of times what the longest one
-# takes. A GPU that hangs says nothing, and the host would look at it for ever.
+# Seconds. A piece that takes longer never ends: the longest one takes hundreds of times less. A GPU
+# that hangs reports no error, so without a limit the host would wait for ever.
 HANG_S = 20.0
-_LOOK_S = 50e-6  # between two looks at pieces that are waited for
+_LOOK_S = 50e-6  # seconds between two looks at pieces that ``finish`` waits for
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """started: seconds of the monotonic clock, on the host; start, end: on the GPU."""
+    """A piece of work. started: seconds of the monotonic clock, on the host; start, end: on the
+    GPU."""
 
     kind: str
     amount: int
@@ -31,8 +32,8 @@ class _Piece:
 
 
 class InFlight:
-    """``count(kind, amount, microseconds)`` is told of every piece of work when it is done.
-    limit: pieces that may have been started and are not done."""
+    """Pieces of work that were started and are not done, ``limit`` at most. Calls ``count(kind,
+    amount, microseconds)`` for every piece when it is done."""
 
     def __init__(self, device: torch.device, count: Callable[[str, int, int], None]):
         self._on_gpu = device.type == "cuda"
@@ -43,7 +44,7 @@ class InFlight:
         self._done = 0.0
 
     def ready(self) -> bool:
-        """Whether more work may be started; ``TimeoutError`` if the GPU hangs."""
+        """True if more work may be started; ``TimeoutError`` if the GPU hangs."""
         while self._running and self._running[0].end.query():
             piece = self._running.popleft()
             microseconds = int(piece.start.elapsed_time(piece.end) * 1000)
@@ -66,7 +67,7 @@ class InFlight:
 
     @contextmanager
     def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
-        """Around the start of a piece of work. amount: what to count it as."""
+        """Measure the piece of work that is started in the context. amount: what to count it as."""
         if self._on_gpu:
             piece = _Piece(kind, amount, time.monotonic(), self._event(), self._event())
             piece.start.record()

@@ -12,8 +12,8 @@ _COPIES = 3  # on their way to a GPU at the same time
 
 
 class _Staging:
-    """Pinned memory in which numbers wait for their transfer, for as many as there are ``_COPIES``.
-    Pinning it each time would take longer than the transfer."""
+    """Pinned memory for numbers on their way to a GPU, ``_COPIES`` times. Pinning it anew would
+    take longer than each transfer."""
 
     def __init__(self, size: int):
         self._copies = [
@@ -23,10 +23,10 @@ class _Staging:
         self._next = 0
 
     def send(self, numbers: NDArray[np.int64], device: torch.Tensor) -> None:
-        """int64 [size] to the device, in stream order."""
+        """Copy numbers, int64 [size], to the device, in stream order."""
         copy, sent = self._copies[self._next]
         self._next = (self._next + 1) % _COPIES
-        sent.synchronize()  # the last one that waited here
+        sent.synchronize()  # wait for the last transfer from here
         copy.numpy()[:] = numbers
         device.copy_(copy, non_blocking=True)
         sent.record()
@@ -35,8 +35,8 @@ class _Staging:
 class Inputs:
     """Arrays of fixed shapes: ``host[name]`` to fill, ``device[name]`` to compute with.
 
-    The device tensors stay where they are, so that CUDA graphs can read them. ``integers``: name ->
-    shape of int64; ``reals``: of float64.
+    The device tensors stay where they are, so that CUDA graphs can read them. integers: name ->
+    shape of an int64 array; reals: name -> shape of a float64 array.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the targets published: outcomes, and which drafts they verify next."""
+"""Takes in what the targets published: outcomes, and which drafts they verify next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_ssd.protocol import LOST, split_stamp
 
 
 class Intake:
-    """Brings requests to where their targets are, and tells the budget what came of its rounds."""
+    """Brings requests up to date with their targets, and tells the budget how rounds ended."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class Intake:
         self._policy = policy
 
     def take(self, tables: Sequence[ServedTable]) -> None:
-        """Take in all that is new. Targets publish a step's requests one by one: they are taken in
-        together."""
+        """Take in all that is new. A target publishes the requests of a step one by one, and this
+        loop takes them in together."""
         while sum(map(self._take_outcomes, tables)) + self._take_decisions():
             pass
 
     def find_branch(self, request: DraftRequest) -> None:
-        """Look whether an outcome that came before its round's predictions is one of them."""
+        """Find the branch of an outcome that came before its round's predictions."""
         request.branch = request.served.predictions.branch_of(
             request.slot, request.stamp, request.accepted, request.tokens[-1]
         )
@@ -68,7 +68,8 @@ class Intake:
         return taken
 
     def _take_decisions(self) -> int:
-        """Take in which drafts are verified next; returns the number of requests it is for."""
+        """Take in which drafts are verified next; returns the number of requests with a
+        decision."""
         decided = []
         for request in self._requests.waiting(Phase.DECIDING):
             drafts = request.served.outcomes.read_drafts(request.slot, request.stamp)

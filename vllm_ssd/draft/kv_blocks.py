@@ -1,7 +1,8 @@
 """The draft's own paged KV memory: which blocks belong to which request, and what is in them.
 
-A full block of text gets a name, the digest of this text and of all before it. Another request
-that begins alike uses the same block. What is in a block that nobody uses stays until it is needed.
+A full block of text gets a name: the digest of its text and of all text before it. A request that
+begins with the same text uses the same block. A block without users keeps its content until another
+request needs the block.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BlockPool:
         return BlockTable(self)
 
     def take(self, count: int) -> list[int]:
-        """``count`` blocks, at most ``num_free``, whatever is in them."""
+        """Take ``count`` blocks, at most ``num_free``, whatever is in them."""
         assert count <= len(self._free)
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
@@ -47,8 +48,8 @@ class BlockPool:
         return taken
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Take blocks back. Those in which there is nothing of use are the next to be taken, the
-        others the last, a text's end before its beginning."""
+        """Return blocks to the pool. Blocks without a name are taken again first, the others last,
+        a text's end before its beginning."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
@@ -57,7 +58,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def name(self, block: int, name: bytes) -> None:
-        """Say what is in a block, unless another block with the same is known."""
+        """Record what is in a block, unless another block with this content is known."""
         if name not in self._named:
             self._named[name], self._name_of[block] = block, name
 
@@ -79,7 +80,7 @@ class BlockTable:
         self._names: list[bytes] = []  # of the first blocks, as far as they are known
 
     def adopt(self, tokens: Sequence[int]) -> int:
-        """Begin an empty table with the blocks there are of this text; returns the number of tokens
+        """Begin an empty table with the known blocks of this text; returns the number of tokens
         that are in them."""
         assert not self.blocks
         for index in range(len(tokens) // self._pool.block_size):
@@ -92,7 +93,7 @@ class BlockTable:
         return len(self.blocks) * self._pool.block_size
 
     def name(self, tokens: Sequence[int], count: int) -> None:
-        """The first ``count`` of these tokens are in the blocks, and will not change."""
+        """Record that the first ``count`` of these tokens are in the blocks and will not change."""
         for index in range(len(self._names), count // self._pool.block_size):
             self._names.append(self._name(tokens, index))
             self._pool.name(self.blocks[index], self._names[index])
@@ -112,7 +113,7 @@ class BlockTable:
         self.blocks, self._names = [], []
 
     def _name(self, tokens: Sequence[int], index: int) -> bytes:
-        """Of the block with this index: a digest of its text and of the name before."""
+        """The name of the block with this index: a digest of its text and of the name before."""
         size = self._pool.block_size
         text = array("q", tokens[index * size : (index + 1) * size]).tobytes()
         before = self._names[index - 1] if index else b""

@@ -22,11 +22,12 @@ _KV_SHARE = 0.8  # of the memory left by the weights; graphs and forwards need t
 
 
 class DraftModel:
-    """``forward`` and ``logits`` over tokens whose attention is ``attention.plan``'s; both to be
-    called in torch's inference mode. num_blocks: KV blocks there is memory for; if there are none,
-    raises ``MemoryError`` or ``ValueError``, as for layers that tree attention cannot serve.
-    embedded: tokens that it has embeddings for; vocab_size: those of them that the target knows,
-    too. fused: what computes the layers; None: vLLM's do."""
+    """The draft's weights, layers and KV memory. Call ``forward`` and ``logits`` in torch's
+    inference mode; tokens attend to what ``attention.plan`` says. Raises ``MemoryError`` or
+    ``ValueError`` without memory for a KV block, and ``ValueError`` for layers that tree attention
+    cannot serve. num_blocks: KV blocks there is memory for. embedded: tokens with an embedding;
+    vocab_size: those of them that the target knows, too. fused: computes the layers; None = vLLM's
+    layers do."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
         from vllm.config import set_current_vllm_config
@@ -72,8 +73,8 @@ class DraftModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads: the embedding of tokens only if it is the output
-        layer too."""
+        """Bytes of weights that a forward reads. The token embedding counts only if it is the
+        output layer, too."""
         sizes = {name: weight.nbytes for name, weight in self._model.named_parameters()}
         has_output_layer = any("lm_head" in name for name in sizes)
         return sum(
@@ -88,15 +89,15 @@ class DraftModel:
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens], on the device -> final hidden states [tokens, hidden].
 
-        A token the draft has no embedding for is read as token 0: that costs acceptance only. So is
-        what is no token at all, as in a damaged table: other targets' texts must not suffer.
+        A token without an embedding is read as token 0: that costs acceptance only. So is a number
+        from a damaged table that is no token: other targets' texts must not suffer.
         """
         if self.fused is not None:
             return self.fused.forward(token_ids, positions)
         return self._forward(token_ids, positions)
 
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """With vLLM's layers."""
+        """Compute ``forward`` with vLLM's layers."""
         from vllm.forward_context import set_forward_context
 
         known = torch.where((token_ids >= 0) & (token_ids < self.embedded), token_ids, 0)
@@ -108,7 +109,7 @@ class DraftModel:
         """[n, hidden] -> int64 [n], the likeliest token after each."""
         if self.fused is not None and len(hidden) <= MOST_ROWS:
             return self.fused.likeliest(hidden, self.vocab_size)
-        # On CPUs four times as fast as argmax.
+        # On CPUs ``max`` is four times as fast as argmax.
         return self.logits(hidden).max(dim=-1).indices
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -118,7 +119,8 @@ class DraftModel:
 
 
 def kv_memory(free: int) -> int:
-    """Bytes that the KV cache may take of a GPU that has ``free`` bytes left by the weights."""
+    """Bytes that the KV cache may take of a GPU that has ``free`` bytes left after loading the
+    weights."""
     return int(_KV_SHARE * free)
 
 
@@ -149,7 +151,7 @@ class _LayerAttention:
 
 
 def _join_a_world_of_one(scratch: Path) -> None:
-    """vLLM's layers ask for parallel groups even in a single process."""
+    """Set up parallel groups, which vLLM's layers ask for even in a single process."""
     from vllm.distributed.parallel_state import (
         ensure_model_parallel_initialized,
         init_distributed_environment,
@@ -166,13 +168,14 @@ def _join_a_world_of_one(scratch: Path) -> None:
         torch.cuda.set_device(0)  # the only one this process sees
         init_workspace_manager(torch.device("cuda:0"), 1)
     meeting = scratch / "rendezvous"
-    meeting.unlink(missing_ok=True)  # a draft that was killed would count as a member
+    meeting.unlink(missing_ok=True)  # else a draft that was killed counts as a member
     init_distributed_environment(1, 0, f"file://{meeting}", 0, current_platform.dist_backend)
     ensure_model_parallel_initialized(1, 1)
 
 
 def _choose_kernels(config: VllmConfig) -> None:
-    """As vLLM's workers do before loading: without it, each norm runs as several small kernels."""
+    """Choose kernels in the way that vLLM's workers do before loading. Otherwise each norm runs as
+    several small kernels."""
     import vllm.ir
     from vllm.platforms import current_platform
 
@@ -191,7 +194,7 @@ def _attention_layers(config: VllmConfig) -> list[Any]:
 
 
 def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
-    """The one shape of all layers; ``ValueError`` where the tree attention cannot serve one."""
+    """The one shape of all layers; ``ValueError`` if tree attention cannot serve a layer."""
     first = layers[0]
     shapes = {
         (la.num_heads, la.num_kv_heads, la.head_size, la.head_size_v, la.has_sink) for la in layers

@@ -1,4 +1,5 @@
-"""Copies of keys and values within requests: drafts that were grown in a branch are verified."""
+"""Copies of keys and values within requests, for drafts that were grown in a branch and are
+verified."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from vllm_ssd.draft.inputs import Inputs
 
 
 class Move(NamedTuple):
-    """blocks: a request's KV blocks; sources, targets: KV indices of it, as many of both."""
+    """blocks: a request's KV blocks; sources, targets: KV indices in them, equally many."""
 
     blocks: Sequence[int]
     sources: range
@@ -19,7 +20,7 @@ class Move(NamedTuple):
 
 
 class Moves:
-    """``load``, then ``run``: up to ``size`` copies, each over all layers."""
+    """Makes up to ``size`` copies, each over all layers: ``load``, then ``run``."""
 
     def __init__(self, attention: PagedAttention, size: int):
         self._attention = attention
@@ -37,14 +38,14 @@ class Moves:
         self._inputs.send()
 
     def _slots(self, indices: Iterable[tuple[Sequence[int], range]]) -> list[int]:
-        """Of KV indices of requests with these blocks. Of so few, faster than with numpy."""
+        """The slots of KV indices in these blocks. For so few, this is faster than numpy."""
         size = self._attention.block_size
         return [
             blocks[index // size] * size + index % size for blocks, own in indices for index in own
         ]
 
     def try_out(self, _: int) -> None:
-        """Load nothing; a run takes as long."""
+        """Load no copies; a run takes the same time."""
         self.load(())
 
     def _compute(self) -> None:

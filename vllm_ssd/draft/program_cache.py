@@ -25,10 +25,10 @@ FeedPart = tuple[Feed, list[int]]
 
 
 class ProgramCache:
-    """Programs by size. Recorded as graphs they have the sizes of ``BATCHES`` and ``CHUNKS``.
+    """Programs by size. Programs that are recorded as graphs have the sizes of ``BATCHES`` and
+    ``CHUNKS``.
 
-    feed_us: microseconds of feeds, by requests and tokens of each; empty where they are not
-    measured.
+    feed_us: microseconds of feeds, by requests and tokens of each; empty if they are not measured.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ProgramCache:
         self._predicts: dict[tuple[int, int], Predict] = {}
         self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
         self._moves: dict[int, Moves] = {}
-        # Batches of greedy requests only have programs of their own.
+        # Batches that have only greedy requests use programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
@@ -68,20 +68,20 @@ class ProgramCache:
         return next(b for b in self._batches if b >= requests)
 
     def feeds(self, counts: Sequence[int]) -> list[FeedPart]:
-        """What shows each request its number of tokens, bonus and drafts, if that is not 0. Single
-        tokens get a feed of their own where that takes less time."""
+        """The feeds that show each request its bonus and drafts. counts: tokens to show of each
+        request; 0 needs no feed. Single tokens get a feed of their own if that takes less time."""
         single = [row for row, count in enumerate(counts) if count == 1]
         several = [row for row, count in enumerate(counts) if count > 1]
         together = self._parts([sorted(single + several)], counts)
         return min(together, self._parts([single, several], counts), key=self.feeds_us)
 
     def feeds_us(self, parts: Sequence[FeedPart]) -> float:
-        """Microseconds that these take, as far as that was measured."""
+        """Microseconds that these feeds take, as far as they were measured."""
         return sum(self.feed_us.get((feed.batch, feed.queries), 0.0) for feed, _ in parts)
 
     def chunk(self, wanted: Sequence[int]) -> Feed:
-        """What shows the most tokens of these requests, of which each wants this number, and the
-        first ones come first; among those that show as many, the smallest."""
+        """The feed that shows the most tokens of these requests, the first requests first; the
+        smallest, if several show as many. wanted: tokens to show of each request."""
         round_size = self._policy.k + 1
         if self._recorded:
             together = self.batch(min(len(wanted), self.max_batch)), round_size
@@ -96,28 +96,29 @@ class ProgramCache:
         return self._feed(1, min(wanted[0], self._policy.chunk))
 
     def moves(self, counts: Sequence[int]) -> Moves:
-        """Copies within requests, this number in each."""
+        """The program for copies within requests. counts: copies in each request."""
         most = self.batch(len(counts)) * (self._policy.k + 1)
         return self._move(most if self._recorded else sum(counts))
 
     def predict(self, batch: int, branches: int) -> Predict:
-        """Predicts ``branches`` outcomes of each request."""
+        """The program that predicts ``branches`` outcomes of each request."""
         key = (batch, branches)
         if key not in self._predicts:
             self._predicts[key] = Predict(self._model, self._states, self._publisher, *key)
         return self._predicts[key]
 
     def branches(self, batch: int, branches: int, sampled: bool) -> Grow:
-        """Grows ``branches`` branches of each request."""
+        """The program that grows ``branches`` branches of each request."""
         return self._grow(batch, branches, False, sampled)
 
     def fallbacks(self, requests: int, sampled: bool) -> Grow:
-        """Grows fallbacks of ``requests`` requests."""
+        """The program that grows fallbacks of ``requests`` requests."""
         return self._grow(self.batch(requests), 1, True, sampled)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Run every program once, without anything to publish. Where programs can be recorded,
-        record them all, and measure the microseconds of a round. progress: is told in words."""
+        """Run every program once, without anything to publish. If programs can be recorded, record
+        them all and measure the microseconds of a round. progress: called with a sentence at each
+        stage."""
         if not self._recorded:
             for program in [*self._rounds(1), self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
@@ -154,7 +155,7 @@ class ProgramCache:
             self.feed_us[batch, queries] = feed.run.measure_us(partial(feed.try_out, context))
         for branches in self._budget.sizes(batch):
             predict = self.predict(batch, branches)
-            grow = self.branches(batch, branches, self._sampled[-1])  # which takes longer
+            grow = self.branches(batch, branches, self._sampled[-1])  # sampling takes longer
             predict_us = predict.run.measure_us(partial(predict.try_out, context))
             step_us = grow.run.measure_us(partial(grow.try_out, context))
             self._budget.cost_us[batch, branches] = RoundCost(predict_us, step_us)

@@ -1,9 +1,9 @@
 """The draft's three computations, each for batches of one shape.
 
-``Feed`` shows the model tokens. ``Predict`` predicts outcomes from what the model said after tokens
-it has seen, and publishes them. ``Grow`` gives every branch one more token and publishes it. All
-work on memory that stays where it is, so that they can be recorded as CUDA graphs: what changes
-from round to round is loaded, then ``run``.
+``Feed`` shows the model tokens. ``Predict`` predicts outcomes from the hidden states of tokens that
+the model has seen, and publishes them. ``Grow`` gives every branch one more token and publishes it.
+All use memory that stays where it is, so that they can be recorded as CUDA graphs. ``load`` takes
+in what changes from round to round; ``run`` then computes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from vllm_ssd.protocol.publisher import BranchTokens, Outcomes, Publisher
 
 
 class PublishSlot(NamedTuple):
-    """where: of a served table's ``places``, 0 = nowhere, the row is padding. seat: of the request
-    among ``HiddenStates``. stamp: of the outcome that the branches are for. temperature: 0 =
-    greedy. uniforms: float64 [branches, k], a random number in [0, 1) for every draft; None where
-    drafts are not sampled."""
+    """Where a row publishes, and how its drafts are sampled. where: a place from a served table's
+    ``places``, 0 = nowhere, the row is padding. seat: the request's seat in ``HiddenStates``.
+    stamp: of the outcome that the branches are for. temperature: 0 = greedy. uniforms: float64
+    [branches, k], a random number in [0, 1) for every draft; None if drafts are not sampled."""
 
     where: int = 0
     seat: int = -1
@@ -43,15 +43,16 @@ NOWHERE = PublishSlot()
 
 
 def is_sampled(slots: Iterable[PublishSlot]) -> bool:
-    """Whether the drafts of any of these rows are sampled."""
+    """True if the drafts of any of these rows are sampled."""
     return any(slot.temperature for slot in slots)
 
 
 class Prediction(NamedTuple):
-    """What is predicted for a request. where, stamp: as of a ``PublishSlot``. states: rows of
-    ``HiddenStates``, the state after the text and the one after each draft; verified: where they
-    are put. For each branch, accepted: its accepted drafts; ranks: its bonus's rank there, 0 = the
-    likeliest token. drafts: those being verified. steps: tokens that each branch will have."""
+    """What is predicted for a request. where: a place from a served table's ``places``, 0 =
+    nowhere; stamp: of the predicted outcome. states: rows of ``HiddenStates``, after the text and
+    after each draft; verified: rows that these states are copied to. accepted: the accepted length
+    of each branch; ranks: the rank of its bonus there, 0 = the likeliest token. drafts: those being
+    verified. steps: tokens that each branch will have."""
 
     where: int
     stamp: int
@@ -64,12 +65,12 @@ class Prediction(NamedTuple):
 
 
 def _rectangle(rows: Sequence[Sequence[int]], width: int, filling: int) -> list[list[int]]:
-    """Rows of ``width`` numbers: these, and then the filling."""
+    """Rows of ``width`` numbers: the given ones, then the filling."""
     return [[*row, *[filling] * (width - len(row))] for row in rows]
 
 
 class Feed:
-    """Up to ``batch`` chunks of up to ``queries`` tokens; keeps hidden states."""
+    """Shows the model up to ``batch`` chunks of up to ``queries`` tokens; keeps hidden states."""
 
     def __init__(self, model: DraftModel, states: HiddenStates, batch: int, queries: int):
         self._model = model
@@ -86,8 +87,8 @@ class Feed:
         tokens: Sequence[Sequence[int]],
         states: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Take in what to show. states: rows of ``HiddenStates`` for the last tokens of each chunk,
-        as many as are to be kept."""
+        """Take in what to show. states: for each chunk, the rows of ``HiddenStates`` that keep the
+        states of its last tokens."""
         host, padding = self._inputs.host, self._states.padding
         host["tokens"][:], host["states"][:] = 0, padding
         if tokens:
@@ -101,8 +102,8 @@ class Feed:
         self._plan.load(chunks)
 
     def try_out(self, context: int) -> None:
-        """Load made-up requests with ``context`` tokens of KV, of which nothing is kept. A run then
-        overwrites KV blocks: only before there are real requests."""
+        """Load made-up requests with ``context`` tokens of KV, and keep nothing of them. A run then
+        overwrites KV blocks: call this only before there are real requests."""
         blocks = range(self._model.num_blocks)
         chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
         self.load([chunk] * self.batch, ())
@@ -170,7 +171,7 @@ class Predict:
         self._inputs.send()
 
     def try_out(self, _: int) -> None:
-        """Load requests that publish nothing; what it takes does not depend on their context."""
+        """Load requests that publish nothing. A run takes the same time for any context."""
         self.load(())
 
     def _compute(self) -> None:
@@ -190,12 +191,12 @@ class Predict:
 
 
 class Grow:
-    """Up to ``batch`` trees of ``branches`` branches; a run shows the model the newest token of
-    each branch, keeps the hidden state after it, and adds a token, unless the branch has k.
+    """Grows up to ``batch`` trees of ``branches`` branches. A run shows the model the newest token
+    of each branch, keeps the hidden state after it, and adds a token unless the branch has k.
 
-    fallbacks: the one branch of each tree is for an outcome that was not predicted. sampled: tokens
-    are drawn at the temperatures of their requests; if not, they are the likeliest, which takes a
-    few percent less time. last_tokens: int64 [batch * branches], the newest token of every branch.
+    fallbacks: each tree has one branch, for an outcome that was not predicted. sampled: tokens are
+    drawn at the temperatures of their requests. Otherwise they are the likeliest, which takes a few
+    percent less time. last_tokens: int64 [batch * branches], the newest token of every branch.
     owner: the ``TreeBatch`` whose trees are loaded.
     """
 
@@ -233,8 +234,8 @@ class Grow:
         step: int,
         last_tokens: torch.Tensor,
     ) -> None:
-        """Take in trees, where each publishes, how many steps they have grown, and their newest
-        tokens: int64 [len(trees) * branches], any device."""
+        """Take in trees, where each publishes, the number of steps they have grown, and their
+        newest tokens: int64 [len(trees) * branches], on any device."""
         host = self._inputs.host
         host["where"][:], host["step"][:], host["states"][:] = 0, step, self._states.padding
         if slots:
@@ -253,7 +254,8 @@ class Grow:
         self.last_tokens[: len(last_tokens)].copy_(last_tokens)
 
     def try_out(self, context: int) -> None:
-        """Load made-up trees with ``context`` tokens of KV, as ``Feed.try_out`` does."""
+        """Load made-up trees with ``context`` tokens of KV. A run then overwrites KV blocks: call
+        this only before there are real requests."""
         blocks = range(self._model.num_blocks)
         tree = Tree(blocks, context, [context] * self.branches, self._plan.steps)
         trees = [tree if tree.kv_len <= self._model.room else None]

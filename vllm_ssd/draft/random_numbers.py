@@ -15,16 +15,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# Half of the generator's key. The target draws by the same seed, with other generators; even with
-# the same one its numbers would be others.
+# Half of the generator's key. The target uses the same seed with other generators. Even with the
+# same generator, its numbers would differ from these.
 _DRAFTS = 0x5BD1E995_76737364
 _WORDS = 4  # random words for each number that Philox counts
 
 
 def uniforms(seed: int, places: Sequence[int], k: int) -> NDArray[np.float64]:
-    """float64 [len(places), k], uniform in [0, 1): for each branch, of at most ``k`` drafts.
-    seed: of 64 bits; places: for each branch, the index in the text of its first draft. Fast if
-    these lie close together."""
+    """float64 [len(places), k], uniform in [0, 1): the numbers of up to ``k`` drafts of each
+    branch. seed: 64 bits; places: for each branch, the index in the text of its first draft. Fast
+    if these lie close together."""
     blocks = -(-k // _WORDS)
     first, last = min(places), max(places)
     generator = np.random.Philox(key=_DRAFTS << 64 | seed, counter=first * blocks)

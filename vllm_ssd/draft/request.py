@@ -1,4 +1,5 @@
-"""What the draft knows of one request, and each step of its rounds. Plain state, no model."""
+"""What the draft knows of one request, and each step of its rounds: plain state, without the
+model."""
 
 from __future__ import annotations
 
@@ -20,15 +21,16 @@ from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 
 
 class Seen(NamedTuple):
-    """Tokens that may come next and that the model has seen in their place: a bonus and drafts.
-    entries: KV indices of their keys and values; states: rows of ``HiddenStates`` after each."""
+    """A bonus and drafts that may come next, and that the model has seen in their place. entries:
+    KV indices of their keys and values; states: rows of ``HiddenStates`` after each."""
 
     tokens: Sequence[int]
     entries: range
     states: Sequence[int]
 
     def matching(self, tokens: Sequence[int]) -> int:
-        """How many of the first of these tokens it has seen, and kept the states of."""
+        """The number of these tokens, from the first on, that the model has seen with their states
+        kept."""
         count = 0
         for token, seen, _ in zip(tokens, self.tokens, self.states):
             if token != seen:
@@ -38,10 +40,9 @@ class Seen(NamedTuple):
 
 
 class Glue(NamedTuple):
-    """One request's part of a glue: ``tokens`` are shown as ``chunk``; the hidden states after the
-    last of them are kept, in the rows ``kept``; ``tree`` is planted for the outcomes of
-    ``prediction``. Both None: nothing is drafted ahead, and the next outcome gets a fallback when
-    it comes."""
+    """One request's part of a glue. ``tokens`` are shown as ``chunk``. The rows ``kept`` keep the
+    hidden states after the last of them. ``tree`` is planted for the outcomes of ``prediction``. If
+    both are None, nothing is drafted ahead, and the next outcome gets a fallback when it comes."""
 
     request: DraftRequest
     chunk: Chunk
@@ -61,22 +62,23 @@ class Phase(IntEnum):
 
 @dataclass(eq=False)
 class DraftRequest:
-    """``served``, slot: the table that it is in, and its row there. tokens: the text, the last one
-    being the newest bonus (or the prompt's end). table: its KV blocks.
+    """``served``, slot: the table that it is in, and its row there. tokens: the text; the last one
+    is the newest bonus, or the prompt's end. table: its KV blocks.
 
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
     that are being verified. states: rows of ``HiddenStates`` after the text's end and after each
-    draft, as far as they are fed and kept. round: of the last outcome taken in, -1 before any;
-    accepted: its accepted drafts; branch: the one that predicted it, -1 if none did, None as long
-    as its predictions are not seen; came_true: it was predicted when it came. decided_ns: monotonic
-    nanoseconds when the target's decision on its drafts was seen. left_over: where the target
-    verified fewer drafts than it had, and the bonus is the first of the others: these, which are
-    its drafts for the next round. phase: changed by ``DraftRequests.enter`` alone.
-    temperature: at which drafts are sampled, 0 = they are not; seed: of their random numbers.
-    ahead: the tree grown for the outcome that is awaited, or that has come and is matched with its
-    branches; predicted: what these are. fallback: the tree grown for an outcome that none of them
-    matched. seat: of its rows among ``HiddenStates``, which it has as long as it has KV memory; -1
-    without, and then nothing is done for it.
+    draft, as far as they are fed and kept.
+    round: of the last outcome taken in, -1 before any; accepted: its accepted length; branch: the
+    one that predicted it, -1 if none did, None until its predictions are seen; came_true: it was
+    predicted when it came. decided_ns: monotonic nanoseconds when the target's decision on its
+    drafts was seen. left_over: drafts that the target has but did not verify, if the bonus is the
+    first of them; they are its drafts for the next round.
+    phase: only ``DraftRequests.enter`` changes it. temperature: at which drafts are sampled, 0 =
+    greedy; seed: of their random numbers.
+    ahead: the tree grown for the awaited outcome, or for one that has come and is matched with its
+    branches; predicted: the outcomes of these branches. fallback: the tree grown for an outcome
+    that none of them matched. seat: the seat of its rows in ``HiddenStates``, while it has KV
+    memory; -1 without, and then the draft does no work for it.
     """
 
     served: ServedTable
@@ -103,22 +105,22 @@ class DraftRequest:
 
     @property
     def where(self) -> int:
-        """Where its drafts are published, of ``places``."""
+        """The place where its drafts are published."""
         return self.served.places[self.slot]
 
     @property
     def stamp(self) -> int:
-        """Of the last outcome taken in."""
+        """The stamp of the last outcome taken in."""
         return self.generation << 32 | self.round
 
     @property
     def next_stamp(self) -> int:
-        """Of the outcome that is predicted now."""
+        """The stamp of the outcome that is predicted now."""
         return self.generation << 32 | self.round + 1
 
     @property
     def grows(self) -> bool:
-        """Whether anything is grown for this request."""
+        """True if anything is grown for this request."""
         return (self.ahead or self.fallback) is not None
 
     @property
@@ -127,7 +129,7 @@ class DraftRequest:
         return len(self.tokens) + len(self.drafts) - len(self.fed)
 
     def grows_in(self, batch: TreeBatch) -> bool:
-        """Whether a tree of this request is in the batch."""
+        """True if a tree of this request is in the batch."""
         ahead, fallback = self.ahead, self.fallback
         return (ahead is not None and ahead.batch is batch) or (
             fallback is not None and fallback.batch is batch
@@ -155,7 +157,7 @@ class DraftRequest:
         self.round, self.accepted = round_, accepted
 
     def seen(self, states: HiddenStates) -> Seen | None:
-        """What the model has seen of the tokens after the text."""
+        """What the model has seen of the tokens after the text, None if nothing."""
         if self.left_over is not None:
             return self.left_over
         published = self.served.predictions
@@ -172,9 +174,9 @@ class DraftRequest:
         return Seen([self.tokens[-1], *drafts], entries, rows)
 
     def decide(self, drafts: Sequence[int], seen: Seen | None) -> Move | None:
-        """Take in what the target verifies next, of which the model has ``seen`` some, if it is
-        this. The rest is to be shown to it, once the keys and values are copied that are returned,
-        if there are any."""
+        """Take in the drafts that the target verifies next. seen: what the model may have seen of
+        them. Returns the keys and values to copy, None if there are none. After the copy, the model
+        has yet to see the other drafts."""
         self.leave_ahead()
         self.leave_fallback()
         self.drafts = list(drafts)
@@ -185,14 +187,14 @@ class DraftRequest:
         sequence = [self.tokens[-1], *drafts]
         count = seen.matching(sequence)
         if seen is self.left_over and count < len(sequence):
-            return None  # states of further tokens would be kept where these are
+            return None  # states of further tokens would replace these
         self._has_fed(sequence[:count])
         self.states = list(seen.states[:count])
         sources, targets = seen.entries[:count], range(begin, begin + count)
         return Move(self.table.blocks, sources, targets) if sources != targets else None
 
     def feed(self, count: int) -> tuple[Chunk, list[int]]:
-        """The next ``count`` unfed tokens, for which KV is reserved."""
+        """The next ``count`` unfed tokens, with their chunk. KV is reserved for them."""
         start = len(self.fed)
         if not count:
             return Chunk(self.table.blocks, start, 0), []
@@ -203,12 +205,12 @@ class DraftRequest:
         return Chunk(self.table.blocks, start, len(tokens)), tokens
 
     def _has_fed(self, tokens: Sequence[int]) -> None:
-        """The KV of these is where the linear part goes on, or on its way there."""
+        """Record that the KV of these tokens continues the linear part, or is on its way there."""
         self.fed += tokens
         self.table.name(self.tokens, min(len(self.fed), len(self.tokens)))
 
     def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
-        """A tree of branches, for which KV is reserved. parents: how many tokens of the linear part
+        """A tree of branches, for which KV is reserved. parents: tokens of the linear part that
         each branch continues."""
         return Tree(self.table.blocks, len(self.fed), parents, num_steps)
 
@@ -222,12 +224,12 @@ class DraftRequest:
     ) -> Glue:
         """Show all unfed tokens, for which KV is reserved, and predict the outcomes of ``fan_out``,
         each with ``steps`` tokens. verified: rows for hidden states, of the text's end and of each
-        draft. tree_steps: that the tree has room for. has_room: KV is reserved for the tree too; if
-        not, there is none."""
+        draft. tree_steps: steps that the tree has room for. has_room: KV is reserved for the tree,
+        too; without it there is no tree."""
         chunk, tokens = self.feed(self.unfed)
         kept = verified[len(self.states) :]
         states = [*self.states, *kept]
-        self.states = list(verified) if has_room else []  # where the prediction leaves them
+        self.states = list(verified) if has_room else []  # the prediction leaves them there
         if not has_room:
             return Glue(self, chunk, tokens, kept, None, None)
         accepted, ranks = outcomes(fan_out, len(self.drafts))
@@ -246,16 +248,16 @@ class DraftRequest:
         return Glue(self, chunk, tokens, kept, tree, prediction)
 
     def publish_slot(self, stamp: int, tree: Tree, k: int) -> PublishSlot:
-        """Where the branches of a tree for the outcome ``stamp`` are published, with the random
-        numbers of their drafts, ``k`` at most, if these are sampled."""
+        """Where the branches of a tree for the outcome ``stamp`` are published. If drafts are
+        sampled, it has the random numbers for up to ``k`` drafts of each branch."""
         numbers = None
         if self.temperature:
-            # The bonus has the place before.
+            # The bonus is one place before the first draft.
             numbers = uniforms(self.seed, [parent + 1 for parent in tree.parent_lens], k)
         return PublishSlot(self.where, self.seat, stamp, self.temperature, numbers)
 
     def publish_state(self, state: int) -> None:
-        """Tell the target how it stands with this request, as ``schema.py`` explains it."""
+        """Tell the target the draft's state for this request, one of those in ``schema.py``."""
         self.served.draft_states.set(self.slot, self.generation, state)
 
     def leave_ahead(self) -> None:
@@ -271,8 +273,8 @@ class DraftRequest:
             self.fallback = None
 
     def adopt_kv(self) -> None:
-        """Begin with the KV there is of the text, without its last token: what the model says after
-        that has to be computed."""
+        """Begin with the known KV of the text, except for its last token: the model's output after
+        that token has to be computed."""
         self.fed = self.tokens[: self.table.adopt(self.tokens[:-1])]
 
     def forget_kv(self) -> None:

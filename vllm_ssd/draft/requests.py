@@ -1,4 +1,4 @@
-"""All requests of a draft engine, by phase, their KV memory and seats, and their states in their
+"""All requests of a draft engine: their phases, KV memory and seats, and their states in the
 tables."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from vllm_ssd.protocol import DRAFTING, GIVEN_UP, PREPARING
 
 
 class DraftRequests:
-    """Iterating gives the requests of all tables, in the order in which they came. seats: those
-    that have KV memory at a time, at most."""
+    """Iterating gives the requests of all tables, in the order in which they came. seats: the most
+    requests that have KV memory at a time."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
         self._policy = policy
         self.pool = BlockPool(model.num_blocks, BLOCK_SIZE)
-        # Tokens of a text that the draft's positions and its whole KV memory suffice for.
+        # Tokens of the longest text that fits the draft's positions and its whole KV memory.
         self._longest = min(
             model.max_len - 2 * policy.k - 1, model.num_blocks * BLOCK_SIZE - policy.scratch
         )
@@ -44,22 +44,22 @@ class DraftRequests:
     # What they wait for
 
     def waiting(self, phase: Phase) -> Collection[DraftRequest]:
-        """All requests in this phase, those first that have been in it for the longest."""
+        """All requests in this phase, in the order in which they entered it."""
         return self._by_phase[phase].keys()
 
     def at_work(self, phase: Phase) -> list[DraftRequest]:
-        """Of these the ones that are worked for: they have KV memory and a seat, and their target
-        does not do without drafts."""
+        """The requests in this phase that the draft works for: they have KV memory and a seat, and
+        their target does not do without drafts."""
         return [r for r in self._by_phase[phase] if r.seat >= 0 and not r.served.idle]
 
     def enter(self, request: DraftRequest, phase: Phase) -> None:
-        """A request waits for something else from now on."""
+        """Move a request to another phase."""
         del self._by_phase[request.phase][request]
         request.phase = phase
         self._by_phase[phase][request] = None
 
     def await_outcome(self, request: DraftRequest) -> None:
-        """The model has seen all of the request's text and drafts."""
+        """Record that the model has seen all of the request's text and drafts."""
         self.enter(request, Phase.IDLE)
         request.publish_state(DRAFTING)
 
@@ -74,7 +74,7 @@ class DraftRequests:
         temperature: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """A request has a slot from now on; the one that had it before is dropped."""
+        """Give a slot to a new request. The request that had the slot before is dropped."""
         former = self.get(served, slot)
         if former is not None:
             self.drop(former)
@@ -89,7 +89,7 @@ class DraftRequests:
 
     def remove(self, served: ServedTable, slot: int, generation: int) -> None:
         """Forget a request, unless another one has its slot already. The target's GPU may still
-        have a step of it to run, which GIVEN_UP keeps from waiting."""
+        have a step of it to run; GIVEN_UP keeps that step from waiting."""
         request = self.get(served, slot)
         if request is not None and request.generation == generation:
             self.drop(request, GIVEN_UP)
@@ -117,7 +117,7 @@ class DraftRequests:
 
     def admit(self) -> None:
         """Give KV memory and a seat to requests without, as far as their text and branches fit the
-        free blocks: of the table with the fewest seats first, so that under overload no target
+        free blocks. The table with the fewest seats goes first, so that under overload no target
         takes all."""
         if not self._free_seats or len(self) == self._seats - len(self._free_seats):
             return
@@ -158,8 +158,8 @@ class DraftRequests:
         return fitting
 
     def _forget_kv(self, request: DraftRequest) -> None:
-        """Take a request's KV memory and its seat. What is begun for the request still uses both;
-        the next owner's work comes after that."""
+        """Take a request's KV memory and its seat. Work that has begun for the request still uses
+        both; the next owner's work comes after it."""
         request.forget_kv()
         if request.seat >= 0:
             self._free_seats.append(request.seat)

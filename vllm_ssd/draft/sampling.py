@@ -1,11 +1,11 @@
-"""How drafts are sampled, if they are: from the draft's likeliest tokens, at the temperature of the
-request, with random numbers of the draft's own.
+"""How drafts are sampled: from the draft's likeliest tokens, at the request's temperature, with
+random numbers of the draft's own.
 
-What is reported to the target is what was sampled from, to the last bit: the ``top_m`` likeliest
-tokens and their probabilities, which add up to 1. Saguaro sampling (arXiv 2603.03251) lowers the
-probabilities of the tokens that will be predicted as bonus if the draft at this position is
-rejected. They are then proposed with less than the target's probability, so that after a rejection
-the target is likely to sample one of them, which is a hit.
+The draft reports to the target the distribution that it sampled from, to the last bit: the
+``top_m`` likeliest tokens and their probabilities, which add up to 1. Saguaro sampling (arXiv
+2603.03251) lowers the probabilities of the tokens that will be predicted as bonus if the draft at
+this position is rejected. They are then proposed with less than the target's probability. So after
+a rejection the target is likely to sample one of them, which is a hit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from vllm_ssd.protocol.draft_probs import pack
 
 
 class Sampler:
-    """Everything stays on the device and has a fixed shape, so that CUDA graphs can record it."""
+    """Samples drafts. All tensors stay on the device, in fixed shapes, so that CUDA graphs can
+    record it."""
 
     def __init__(self, policy: DraftPolicy, device: torch.device):
         self._top_m = policy.top_m
-        # [k, top_m]: what the probability of each rank is multiplied by, at each step
+        # [k, top_m]: factors on the probability of each rank, at each step
         weights = torch.ones(policy.k, policy.top_m)
         for step, count in enumerate(policy.fan_out[: policy.k]):
             weights[step, :count] = policy.saguaro
@@ -47,7 +48,7 @@ class Sampler:
         rank = torch.arange(self._top_m, device=logits.device)
         weighted = torch.where(greedy, (rank == 0).float(), scaled) * self._weights[step]
         probabilities = weighted / weighted.sum(dim=-1, keepdim=True)
-        # In float64, whose rounding of the sums is negligible beside float32 probabilities.
+        # In float64: its rounding of the sums is negligible compared with float32 probabilities.
         sums = probabilities.double().cumsum(dim=-1)
         target = uniforms.index_select(1, step) * sums[:, -1:]
         chosen = (sums <= target).sum(dim=-1, keepdim=True)
@@ -57,7 +58,7 @@ class Sampler:
 
 def one_hot(tokens: torch.Tensor, top_m: int, vocab_size: int) -> torch.Tensor:
     """Tokens int64 [..] -> draft_probs int64 [.., top_m]: each token with probability 1, and top_m
-    - 1 other tokens, since those of a distribution differ, with probability 0."""
+    - 1 other tokens with probability 0, because the tokens of a distribution differ."""
     rank = torch.arange(top_m, device=tokens.device)
     listed = (tokens.unsqueeze(-1) + rank) % vocab_size
     return pack(listed, (rank == 0).float().expand(listed.shape))

@@ -1,12 +1,12 @@
-"""What the draft has of one target's speculation table: its ends of the records, and its counters.
+"""The draft's side of one target's speculation table: its ends of the records, and its counters.
 
-A draft serves one table or several, which come and go (``DraftEngine.join``). A request is known by
-its served table and its slot there.
+A draft serves one table or several, which come and go (``DraftEngine.join``). A served table and a
+slot in it identify a request.
 
-A draft that hung may find that another one has the table by now. The owner's process is in the
-table. Counters, and requests that are told to this draft, are left alone if that is another one.
-Predictions and states need no owner: their writers refuse to replace later stamps, so that what is
-written by a program that was stopped in the middle of its work does no harm either.
+A draft that hung may find that another draft has the table by now. The table holds its owner's
+process. A draft that is no longer the owner leaves the counters alone, and ignores requests that it
+is sent. Predictions and states need no owner: their writers refuse to replace later stamps. So a
+program that was stopped in the middle of its work does no harm when it goes on writing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vllm_ssd.protocol.predictions import PredictionWriter
 
 
 class ServedTable:
-    """``places``: by slot, where the draft's programs publish, as their publisher says; none where
-    no program does. counters: of ``draft_dtype``. Those of requests are of this table's; KV blocks
-    and work are the whole draft's, and are told to all tables that it serves. window: the time that
-    the draft has for a round of its target. idle: the target does without drafts for now. To read
-    its texts meanwhile would take time of a GPU that both may share; later all are read
-    together."""
+    """places: by slot, where the draft's programs publish, from ``Publisher.join``; empty if no
+    program does. counters: of ``draft_dtype``. Those of requests are this table's own. Those of KV
+    blocks and work are the whole draft's, and all tables that it serves have them. window: the time
+    that the draft has for a round of this target. idle: the target does without drafts for now. The
+    draft then does not show the model its texts, which would take time of a GPU that both may
+    share; later it shows them all together."""
 
     def __init__(self, table: SpeculationTable, places: Sequence[int] = ()):
         self.table = table
@@ -54,21 +54,22 @@ class ServedTable:
 
     @property
     def is_ours(self) -> bool:
-        """Whether no other draft has claimed the table since this one did."""
+        """True if no other draft has claimed the table since this one did."""
         return not self._owner or int(self.counters["pid"]) == self._owner
 
     def tell(self, counter: str, value: int) -> None:
-        """Set a counter of the draft's, unless the table is another draft's."""
+        """Set one of the draft's counters, unless the table is another draft's."""
         if self.is_ours:
             self.counters[counter] = value
 
     def count(self, counter: str, amount: int) -> None:
-        """Add to a counter of the draft's, unless the table is another draft's."""
+        """Add to one of the draft's counters, unless the table is another draft's."""
         if self.is_ours:
             self.counters[counter] += amount
 
     def look(self, free_blocks: int) -> None:
-        """Once a step: see whether the target does without drafts, and tell it what KV is free."""
+        """Read whether the target does without drafts, and tell it the free KV blocks. Called once
+        a step."""
         self.idle = bool(self._plan["undrafted"])
         self.tell("free_blocks", free_blocks)
 
@@ -77,8 +78,8 @@ class ServedTable:
         self.tell("heartbeat", time.monotonic_ns())
 
     def take_over(self) -> None:
-        """Withdraw all that was published and have the target add all its requests again: a former
-        server had drafted for them."""
+        """Withdraw all that was published, and have the target add all its requests again: the
+        draft of a former server had them."""
         published = self.outcomes.newest_stamps() >> np.uint64(32)
         latest = np.maximum(published, self.draft_states.generations())
         for slot in np.flatnonzero(latest):
@@ -86,15 +87,15 @@ class ServedTable:
             self.draft_states.set(slot, int(latest[slot]), LOST)
 
     def ask_for_unknown(self) -> None:
-        """Have the target add requests again that it publishes outcomes of and that were never
-        added here: a server that died took the message with it, or the queue had no room. Acts on
-        what two calls in a row, about a second apart, find unknown: no message takes that long."""
+        """Have the target add requests again if it publishes their outcomes but they were never
+        added here. A server that died took the message with it, or the queue had no room. A request
+        must be unknown in two calls in a row, about a second apart: no message takes that long."""
         before, self._unknown = self._unknown, self._find_unknown()
         for slot in np.flatnonzero((self._unknown == before) & (before != 0)):
             self.draft_states.set(slot, int(before[slot]), LOST)
 
     def _find_unknown(self) -> NDArray[np.uint64]:
-        """uint64 [slots]: the generation of each slot's newest outcome, 0 where there is none and
-        where the draft has published a state of this generation or a later one."""
+        """uint64 [slots]: the generation of each slot's newest outcome. 0 if there is none, or if
+        the draft has published a state of this generation or a later one."""
         generations = self.outcomes.newest_stamps() >> np.uint64(32)
         return np.where(generations > self.draft_states.generations(), generations, np.uint64(0))

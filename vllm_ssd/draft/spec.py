@@ -1,4 +1,4 @@
-"""What a draft engine is told before it starts. No torch here."""
+"""What a draft engine is told before it starts. This module needs no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from vllm_ssd.protocol import TableShape
 class DraftModelSpec:
     """What to load, in terms of vLLM's engine arguments.
 
-    tree_backends: of its attention, the first that is right on this machine is used. vocab_size:
-    the target's; tokens beyond it are never proposed. kv_cache_bytes: the most memory for the
-    draft's KV cache, None = most of the device's; less if ``max_requests`` requests, each of the
-    draft's longest text and ``scratch`` entries beyond it, cannot use it all.
+    tree_backends: attention backends; the draft uses the first that is right on this machine.
+    vocab_size: the target's; the draft never proposes tokens beyond it. kv_cache_bytes: the most
+    memory for the draft's KV cache, None = most of the device's. The cache is smaller if
+    ``max_requests`` requests, each of the draft's longest text and ``scratch`` entries beyond it,
+    cannot use it all.
     """
 
     engine_args: dict[str, Any]
@@ -29,13 +30,14 @@ class DraftModelSpec:
 
 @dataclass(frozen=True)
 class DraftPolicy:
-    """k: drafts of a round. fan_out: k + 1 numbers of branches, all 0 = draft only fallbacks.
-    fallbacks: whether the target may wait for drafts of an outcome that was not predicted. chunk:
-    tokens of a prompt that one forward may read. max_branches: of all requests together; with many
-    requests the fan-out shrinks. adaptive: fan_out says how many branches there are, not at which
-    accepted lengths. top_m: drafts are sampled from this number of the likeliest tokens, 0 = they
-    are the likeliest. saguaro: factor on the probabilities of tokens that will be predicted as
-    bonus. whole: every branch has all k tokens, even where the draft has too little time."""
+    """What to draft. k: drafts a round. fan_out: branches for each accepted length, k + 1 numbers;
+    all 0 = draft only fallbacks. fallbacks: whether the target may wait for drafts of an outcome
+    that was not predicted. chunk: tokens of a prompt that one forward may read. max_branches: of
+    all requests together; with many requests the fan-out shrinks. adaptive: only the sum of fan_out
+    counts, not its accepted lengths. top_m: drafts are sampled from this number of the likeliest
+    tokens, 0 = each draft is the likeliest token. saguaro: factor on the probabilities of tokens
+    that will be predicted as bonus. whole: every branch gets all k tokens, even if the draft has
+    too little time."""
 
     k: int
     fan_out: tuple[int, ...]
@@ -52,7 +54,7 @@ class DraftPolicy:
         return sum(self.fan_out)
 
     def table_shape(self, slots: int) -> TableShape:
-        """Of a table for this draft; its ``tail`` may be another."""
+        """The shape of a table for this draft. A table may have another ``tail``."""
         return TableShape(slots, self.k, max(self.branches, 1), top_m=self.top_m)
 
     @property

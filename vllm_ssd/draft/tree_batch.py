@@ -11,10 +11,10 @@ from vllm_ssd.draft.programs import NOWHERE, Grow, PublishSlot
 
 
 class TreeBatch:
-    """One tree per row, None where its request has left. growing: how many there are. step: steps
-    started; ``steps`` of them give each branch a token, and one more shows the model the last of
-    these. slots: where each row publishes. last_tokens: int64 [rows * branches], the newest token
-    of every branch."""
+    """One tree per row, None if its request has left. growing: the number of trees. step: steps
+    started. The first ``steps`` steps give each branch a token, and one more shows the model the
+    last of these. slots: where each row publishes. last_tokens: int64 [rows * branches], the newest
+    token of every branch."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class TreeBatch:
         self._slots = slots
         self._last_tokens = last_tokens
         self._loaded = False
-        self._left = False  # a row, since the program was loaded
+        self._left = False  # some row has, since the program was loaded
 
     @property
     def size(self) -> int:
@@ -39,7 +39,7 @@ class TreeBatch:
         return self._program.batch
 
     def rows(self) -> list[TreeRow | None]:
-        """One for each request, None where it has no tree."""
+        """A ``TreeRow`` for each request, None if the request has no tree."""
         return [TreeRow(self, i) if tree else None for i, tree in enumerate(self._trees)]
 
     def entries(self, index: int, branch: int) -> range:
@@ -90,5 +90,5 @@ class TreeRow:
         return self.batch.entries(self.index, branch)
 
     def leave(self) -> None:
-        """Stop growing it."""
+        """Stop growing the tree."""
         self.batch.leave(self.index)
