@@ -1,4 +1,4 @@
-"""Where a kernel finds the fields of the speculation table, computed from the table's dtypes."""
+"""Offsets of the speculation table's fields for kernels, computed from the table's dtypes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class KernelLayout:
 
 
 def _words(record: np.dtype) -> dict[str, int]:
-    """Where each field of a record begins, in 4-byte words."""
+    """The offset of each field of a record, in 4-byte words."""
     assert record.fields is not None
     words = {}
     for name, (kind, offset, *_) in record.fields.items():

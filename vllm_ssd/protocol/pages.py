@@ -23,7 +23,7 @@ import triton.language as tl
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.kernel_access import read
 
-# What a user can do if the target's GPU does not reach the table.
+# Advice to users if the target's GPU does not reach the table.
 REMEDY = "raise the memlock limit, or in a virtual machine pass PCIe atomics through"
 _MARK = 1234567  # the number that a kernel must find in the trial
 

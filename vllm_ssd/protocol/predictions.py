@@ -135,7 +135,7 @@ class PredictionWriter:
 
 @dataclass(frozen=True)
 class LookupResult:
-    """What the table holds for an outcome.
+    """The drafts that the table holds for an outcome.
 
     published: the draft has predicted outcomes of this round. predicted: this outcome is one of
     them; if not, any tokens are the draft's fallback. tokens: drafts ready for it, 0..k.

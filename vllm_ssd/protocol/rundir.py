@@ -45,7 +45,7 @@ def _prefix() -> str:
 
 
 def table_path(run_dir: Path) -> Path:
-    """Where the table that belongs to a run directory is."""
+    """The path of the table that belongs to a run directory."""
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else run_dir.parent
     return memory / f"{run_dir.name}.table"
 

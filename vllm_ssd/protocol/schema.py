@@ -1,4 +1,4 @@
-"""What is in the speculation table, and the rules for reading and writing it.
+"""The contents of the speculation table, and the rules for reading and writing it.
 
 Every field has one writer; nothing is locked. A writer writes a record's body first and its stamp
 last. A reader reads the stamp, the body, and the stamp again: if the stamp did not change, the body
@@ -137,12 +137,12 @@ class TableShape:
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:
-        """What the target's worker tells its scheduler. undrafted: 1 while the scheduler is to
+        """The target's worker tells its scheduler this. undrafted: 1 while the scheduler is to
         schedule steps without drafts, because that was measured to be faster; else 0."""
         return np.dtype([("undrafted", "i8")])
 
     def request_dtype(self) -> np.dtype:
-        """What the target counts for one request. key: stands for the request's id, 0 = no request
+        """The target's counts for one request. key: stands for the request's id, 0 = no request
         yet. hits, misses, late: its rounds, by what the first look found. wait_us: microseconds
         that it waited for drafts. verified: the newest verifications of the draft's tokens. The
         n-th one, from 1, is at n modulo ``VERIFICATIONS`` as ``n << 32 | verified << 16 |
