@@ -9,7 +9,7 @@ share batches. Requests wait while their target does without drafts. In order of
               fallbacks come next, and grow together with those of other requests
     fallback  one more draft for requests whose outcome was not predicted (the target may wait)
     late      one more token for branches of which one has come true (the target may wait)
-    behind    show a chunk of requests that would be "nearly" but for more tokens
+    behind    show a chunk of such requests if they have more tokens to show
     glue      show the model what it has not seen of the bonus and the drafts being verified, which
               is nothing if it has grown them and had the time; predict the outcomes
     branch    one more token for every branch of every predicted outcome
@@ -45,8 +45,8 @@ SETTLE_S = 200e-6
 
 
 class DraftEngine:
-    """Drafts for the requests of the tables that have joined. seats: the most requests that it
-    drafts for at a time; others wait."""
+    """Drafts for ``requests``, those of the ``tables`` that have joined; there are none at first.
+    seats: the most requests that it drafts for at a time; others wait."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, publisher: Publisher, seats: int):
         self.model = model
@@ -65,7 +65,7 @@ class DraftEngine:
         self._prefill_due = 0  # tokens of new texts that go before the next glue
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Build, tune and record all programs now instead of at their first use."""
+        """Build, tune and record all programs now, before their first use."""
         self._programs.warm_up(progress)
 
     def join(self, table: SpeculationTable) -> ServedTable:

@@ -1,4 +1,4 @@
-"""Which outcomes of the coming round are worth a branch.
+"""Chooses the outcomes of the coming round that are worth a branch.
 
 An outcome is ``(accepted, bonus)``. After the glue the draft knows its own logits at every position
 of ``[bonus, d_1 .. d_n]``. If the target accepts ``j`` drafts, the token that it samples next is

@@ -77,7 +77,7 @@ class BlockTable:
     def __init__(self, pool: BlockPool):
         self._pool = pool
         self.blocks: list[int] = []
-        self._names: list[bytes] = []  # of the first blocks, as far as they are known
+        self._names: list[bytes] = []  # names of the first blocks, as far as known
 
     def adopt(self, tokens: Sequence[int]) -> int:
         """Begin an empty table with the known blocks of this text; returns the number of tokens

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BLOCK_SIZE = 16
-_KV_SHARE = 0.8  # of the memory left by the weights; graphs and forwards need the rest
+_KV_SHARE = 0.8  # share of memory left by the weights; graphs and forwards need the rest
 
 
 class DraftModel:

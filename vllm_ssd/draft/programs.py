@@ -27,7 +27,7 @@ from vllm_ssd.protocol.publisher import BranchTokens, Outcomes, Publisher
 
 
 class PublishSlot(NamedTuple):
-    """Where a row publishes, and how its drafts are sampled. where: a place from a served table's
+    """The place of a row, and how its drafts are sampled. where: a place from a served table's
     ``places``, 0 = nowhere, the row is padding. seat: the request's seat in ``HiddenStates``.
     stamp: of the outcome that the branches are for. temperature: 0 = greedy. uniforms: float64
     [branches, k], a random number in [0, 1) for every draft; None if drafts are not sampled."""
@@ -48,7 +48,7 @@ def is_sampled(slots: Iterable[PublishSlot]) -> bool:
 
 
 class Prediction(NamedTuple):
-    """What is predicted for a request. where: a place from a served table's ``places``, 0 =
+    """The prediction for a request. where: a place from a served table's ``places``, 0 =
     nowhere; stamp: of the predicted outcome. states: rows of ``HiddenStates``, after the text and
     after each draft; verified: rows that these states are copied to. accepted: the accepted length
     of each branch; ranks: the rank of its bonus there, 0 = the likeliest token. drafts: those being
@@ -146,7 +146,7 @@ class Predict:
             },
         )
         first = torch.arange(batch, device=model.device).unsqueeze(1) * states.places
-        self._first = first  # of each request's places
+        self._first = first  # the first of each request's places
         none = (0,) * branches
         self._nothing = Prediction(0, 0, (), (), none, none, (), 0)
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)

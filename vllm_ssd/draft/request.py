@@ -1,5 +1,4 @@
-"""What the draft knows of one request, and each step of its rounds: plain state, without the
-model."""
+"""The draft's state of one request, and each step of its rounds: plain state, without the model."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class Glue(NamedTuple):
 
 
 class Phase(IntEnum):
-    """What the request waits for."""
+    """A request's phase, which says what it waits for."""
 
     FEEDING = auto()  # the model, to see text and drafts
     IDLE = auto()  # the target, to publish an outcome
@@ -157,7 +156,7 @@ class DraftRequest:
         self.round, self.accepted = round_, accepted
 
     def seen(self, states: HiddenStates) -> Seen | None:
-        """What the model has seen of the tokens after the text, None if nothing."""
+        """The tokens after the text that the model has seen, None if there are none."""
         if self.left_over is not None:
             return self.left_over
         published = self.served.predictions
@@ -248,8 +247,8 @@ class DraftRequest:
         return Glue(self, chunk, tokens, kept, tree, prediction)
 
     def publish_slot(self, stamp: int, tree: Tree, k: int) -> PublishSlot:
-        """Where the branches of a tree for the outcome ``stamp`` are published. If drafts are
-        sampled, it has the random numbers for up to ``k`` drafts of each branch."""
+        """The place for the branches of a tree for the outcome ``stamp``. If drafts are sampled, it
+        has the random numbers of up to ``k`` drafts of each branch."""
         numbers = None
         if self.temperature:
             # The bonus is one place before the first draft.

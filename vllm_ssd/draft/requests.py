@@ -41,7 +41,7 @@ class DraftRequests:
         """The request that has this slot."""
         return self._by_slot.get((served, slot))
 
-    # What they wait for
+    # Phases
 
     def waiting(self, phase: Phase) -> Collection[DraftRequest]:
         """All requests in this phase, in the order in which they entered it."""
@@ -63,7 +63,7 @@ class DraftRequests:
         self.enter(request, Phase.IDLE)
         request.publish_state(DRAFTING)
 
-    # They come and go
+    # Arrival and departure
 
     def add(
         self,

@@ -1,4 +1,4 @@
-"""What a draft engine is told before it starts. This module needs no torch."""
+"""A draft engine's settings, given before it starts. This module needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_ssd.protocol import TableShape
 
 @dataclass(frozen=True)
 class DraftModelSpec:
-    """What to load, in terms of vLLM's engine arguments.
+    """The draft model to load, in terms of vLLM's engine arguments.
 
     tree_backends: attention backends; the draft uses the first that is right on this machine.
     vocab_size: the target's; the draft never proposes tokens beyond it. kv_cache_bytes: the most
@@ -30,7 +30,7 @@ class DraftModelSpec:
 
 @dataclass(frozen=True)
 class DraftPolicy:
-    """What to draft. k: drafts a round. fan_out: branches for each accepted length, k + 1 numbers;
+    """How to draft. k: drafts a round. fan_out: branches for each accepted length, k + 1 numbers;
     all 0 = draft only fallbacks. fallbacks: whether the target may wait for drafts of an outcome
     that was not predicted. chunk: tokens of a prompt that one forward may read. max_branches: of
     all requests together; with many requests the fan-out shrinks. adaptive: only the sum of fan_out

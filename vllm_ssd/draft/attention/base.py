@@ -1,10 +1,10 @@
-"""What the draft's attention must do: paged KV, causal chunks, and trees of branches.
+"""The interface of the draft's attention: paged KV, causal chunks, and trees of branches.
 
-A *plan* serves batches of one shape: a number of requests and of queries each. It is loaded with
-where everything is, and the model's layers then call ``attend``. What a plan computes with stays in
-the same memory, so that a CUDA graph recorded over it can be replayed after another load.
+A *plan* serves batches of one shape: a number of requests and of queries each. ``load`` tells it
+where everything is, and the model's layers then call ``attend``. A plan computes with memory that
+stays where it is. So a CUDA graph recorded over the plan can be replayed after another load.
 
-Batches smaller than their plan are padded: what padding writes goes to a block nobody owns.
+Batches smaller than their plan are padded. Padding writes to a block that belongs to no request.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vllm_ssd.draft.inputs import Inputs
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One model's attention. windows: for each layer the last positions it sees, 0 = all of them;
-    empty where all layers see all. sinks: for each layer [num_heads], the logit of each head that
-    no value belongs to; empty where there are none. The rest is the same in all layers."""
+    """One model's attention. windows: for each layer, how many of the last positions it sees, 0 =
+    all; empty if all layers see all. sinks: for each layer [num_heads], the logit of each head that
+    no value belongs to; empty if there are none. The other fields are equal in all layers."""
 
     num_layers: int
     num_heads: int
@@ -39,7 +39,7 @@ class AttentionShape:
     sinks: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
     def window(self, layer: int) -> int:
-        """The last positions that a layer sees, 0 = all."""
+        """The number of last positions that a layer sees, 0 = all."""
         return self.windows[layer] if self.windows else 0
 
     def bytes_per_token(self) -> int:
@@ -49,8 +49,7 @@ class AttentionShape:
 
 class PagedAttention(ABC):
     """Owns the KV memory: per layer, keys and values of shape [num_blocks + 1, block_size, H_kv,
-    D], the last block being the one that padding writes to. max_len: the longest KV of a request.
-    """
+    D]. Padding writes to the last block. max_len: the longest KV of a request."""
 
     graphs = False
     """Whether CUDA graphs may be recorded over the plans."""
@@ -69,11 +68,11 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
-        """For up to ``batch`` chunks of up to ``queries`` tokens, causal within each request."""
+        """A plan for up to ``batch`` chunks of up to ``queries`` tokens, causal in each request."""
 
     @abstractmethod
     def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
-        """For up to ``batch`` trees of ``branches`` branches that take ``steps`` steps."""
+        """A plan for up to ``batch`` trees of ``branches`` branches that take ``steps`` steps."""
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -97,7 +96,7 @@ class PagedAttention(ABC):
         self, blocks: Sequence[Sequence[int]], index: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Slots, int64 [rows, n], of KV indices, int64 [rows, n], that never descend in a row.
-        blocks: those of each row's request."""
+        blocks: the KV blocks of each row's request."""
         pages, offsets = np.divmod(index, self.block_size)
         firsts = pages[:, 0].tolist()
         needed = [
@@ -110,8 +109,8 @@ class PagedAttention(ABC):
 
 
 class Plan(ABC):
-    """attention: whose KV it is about. batch, queries: its shape. slots: int64 [batch * queries],
-    where the tokens' keys and values go."""
+    """Attention for batches of one shape. attention: owns the KV. batch, queries: the shape. slots:
+    int64 [batch * queries], where the tokens' keys and values go."""
 
     slots: torch.Tensor
 
@@ -132,11 +131,11 @@ class Plan(ABC):
 
     @abstractmethod
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Attend, where the tokens' keys and values are written already."""
+        """Attend; the tokens' keys and values are written already. Returns the query's shape."""
 
 
 class ChunkPlan(Plan):
-    """``load``, then the model's forward. positions: int64 [batch * queries]."""
+    """A plan for chunks: ``load``, then the model's forward. positions: int64 [batch * queries]."""
 
     def __init__(self, attention: PagedAttention, batch: int, queries: int):
         super().__init__(attention, batch, queries)
@@ -158,7 +157,7 @@ class ChunkPlan(Plan):
             rows, begin, length = len(chunks), np.array([contexts]).T, np.array([lengths]).T
             query = np.arange(self.queries)
             real = query < length
-            # What is beyond a chunk's end is looked up as its last token.
+            # A query beyond a chunk's end is looked up as the chunk's last token.
             index = begin + np.minimum(query, length - 1)
             np.copyto(host["slots"][:rows], attention.slots_of(blocks, index), where=real)
             np.copyto(host["positions"][:rows], index, where=real)
@@ -167,7 +166,7 @@ class ChunkPlan(Plan):
 
 
 class TreePlan(Plan):
-    """``load`` once; then, for every step, ``prepare`` and the model's forward.
+    """A plan for trees: ``load`` once; then, for every step, ``prepare`` and the model's forward.
 
     positions: int64 [batch * branches], of the step that was prepared.
     """

@@ -1,7 +1,7 @@
 """FlashInfer's paged prefill, causal and with custom masks. CUDA and ROCm, 16-bit types.
 
-Only what both vendors' builds have is used: the fa2 kernels and the NHD layout. A wrapper that
-ever had a mask keeps using one, so every plan has a wrapper of its own.
+It uses only what both vendors' builds have: the fa2 kernels and the NHD layout. A wrapper that ever
+had a mask keeps using one, so every plan has a wrapper of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NO_SPLIT = 256  # queries: the KV of requests with as many or more is not split
 
 
 class FlashInferAttention(PagedAttention):
-    """Attention is planned once for all steps of a tree: every step has the KV length of the last
-    one, and its mask, made on the device, says which entries exist yet."""
+    """Plans attention once for all steps of a tree. Every step has the KV length of the last one; a
+    mask made on the device says which entries exist yet."""
 
     graphs = True
 
@@ -41,10 +41,11 @@ class FlashInferAttention(PagedAttention):
 
 
 def plan_hints(queries: int, known: Container[str]) -> dict[str, Any]:
-    """Arguments of a wrapper's ``plan`` that only some builds have. known: all of this build's."""
+    """Arguments of a wrapper's ``plan`` that only some builds have. known: this build's
+    arguments."""
     hints: dict[str, Any] = {"uniform_q_len": queries}  # for exact tile sizes
-    if not torch.version.hip:  # some of AMD's builds list it, and raise where it is True
-        # Where queries alone fill the GPU, splitting KV only adds parts to merge.
+    if not torch.version.hip:  # some of AMD's builds list it, and raise if it is True
+        # If queries alone fill the GPU, splitting KV only adds parts to merge.
         hints["disable_split_kv"] = queries >= _NO_SPLIT
     return {name: value for name, value in hints.items() if name in known}
 
@@ -56,7 +57,7 @@ class _Wrapper:
     def __init__(
         self, attention: FlashInferAttention, batch: int, queries: int, masks: torch.Tensor | None
     ):
-        # Importing FlashInfer touches the device on ROCm, hence not at the top.
+        # Not at the top, because importing FlashInfer touches the device on ROCm.
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self._attention = attention
@@ -75,7 +76,7 @@ class _Wrapper:
         if masks is not None:
             starts = torch.arange(batch + 1, dtype=torch.int32) * masks.shape[1]
             buffers["custom_mask_buf"] = masks.view(-1)
-            # In bytes, as the kernel reads them; a plan that is given a mask sets them in bits.
+            # The kernel reads these in bytes; a plan that is given a mask sets them in bits.
             buffers["mask_indptr_buf"] = starts.to(attention.shape.device)
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
             attention.workspace, "NHD", use_cuda_graph=True, backend="fa2", **buffers
@@ -85,7 +86,7 @@ class _Wrapper:
         self._planned = torch.cuda.Event()
 
     def plan(self, rows: Sequence[tuple[Sequence[int], int]]) -> None:
-        """rows: blocks and KV length of each request of the batch."""
+        """Plan a batch. rows: blocks and KV length of each of its requests."""
         # The wrapper's one pinned buffer may still be on its way to the device from the last plan.
         self._planned.synchronize()
         attention, shape = self._attention, self._attention.shape
@@ -97,7 +98,7 @@ class _Wrapper:
             owned = blocks[:count]
             pages[start : start + len(owned)] = owned
         last = np.array([(length - 1) % size + 1 for _, length in rows], dtype=np.int32)
-        # On the CPU except for the pages: what is on the device would be copied back.
+        # All but the pages stay on the CPU: FlashInfer would copy them back from the device.
         self._wrapper.plan(
             self._queries,
             torch.from_numpy(ends),
@@ -132,7 +133,7 @@ class _FlashInferChunks(ChunkPlan):
 
     def load(self, chunks: Sequence[Chunk]) -> None:
         super().load(chunks)
-        # Causal attention counts from the end: KV of padding must be there, if only to be ignored.
+        # Causal attention counts from the end, so padding needs KV, although it is ignored.
         rows: list[Any] = [([], self.queries)] * self.batch
         for row, chunk in enumerate(chunks):
             rows[row] = (chunk.blocks, chunk.context_len + self.queries)

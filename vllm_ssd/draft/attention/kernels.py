@@ -41,8 +41,8 @@ def pack_tree_masks(
     kv_len: torch.Tensor,
     step: torch.Tensor,
 ) -> None:
-    """Write ``tree_mask`` of ``masks.py`` into uint8 [batch, bytes]: for each request the rows of
-    its branches one after the other, each ``kv_len`` bits, lowest bit first, without gaps.
+    """Write ``tree_mask`` of ``masks.py`` into uint8 [batch, bytes]. For each request, the rows of
+    its branches follow each other without gaps: ``kv_len`` bits each, lowest bit first.
 
     linear, kv_len: int64 [batch]; parents: int64 [batch, branches]; step: int64 [1].
     """

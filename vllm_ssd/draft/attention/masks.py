@@ -1,8 +1,9 @@
-"""Who may attend to whom: causal chunks and trees of branches over one request's KV.
+"""Which queries see which KV: causal chunks, and trees of branches over one request's KV.
 
-A request's KV is laid out by index: first the *linear* part, one entry a token of its text (and
-of the drafts last verified), then, while branches grow, one *row* of entries a step, an entry a
-branch. With N branches, the token of branch n at step s sits at ``linear_len + s * N + n``.
+A request's KV is laid out by index. First comes the *linear* part, one entry for each token of the
+text and of the drafts last verified. While branches grow, each step then adds one *row* of entries,
+one for each branch. With N branches, the token of branch n at step s is at ``linear_len + s * N +
+n``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Chunk(NamedTuple):
 class Tree(NamedTuple):
     """Branches of one request.
 
-    parent_lens: for each branch, how much of the linear part it continues (and sees); at step s
-    its token has position ``parent_len + s``. num_steps: steps the branches will take, so that
-    the KV length is the same in all of them and attention is planned once.
+    parent_lens: for each branch, how much of the linear part it continues (and sees); at step s its
+    token has position ``parent_len + s``. num_steps: steps that the branches will take. The KV
+    length is that of the last step, so that attention is planned once for all.
     """
 
     blocks: Sequence[int]
@@ -51,8 +52,8 @@ class Tree(NamedTuple):
 
 
 def causal_mask(contexts: torch.Tensor, queries: int, width: int, window: int = 0) -> torch.Tensor:
-    """int64 [batch] -> bool [batch, queries, width]: query i sees entries 0..context + i, with a
-    window the last ``window`` of these."""
+    """int64 [batch] -> bool [batch, queries, width]: query i sees entries 0..context + i; with a
+    window, only the last ``window`` of these."""
     columns = torch.arange(width, device=contexts.device)
     rows = torch.arange(queries, device=contexts.device).unsqueeze(1)
     own = contexts.view(-1, 1, 1) + rows
@@ -63,9 +64,9 @@ def causal_mask(contexts: torch.Tensor, queries: int, width: int, window: int = 
 def tree_mask(
     linear: torch.Tensor, parents: torch.Tensor, step: torch.Tensor, width: int, window: int = 0
 ) -> torch.Tensor:
-    """Linear lengths int64 [batch], parents int64 [batch, branches], step int64 [1] -> bool
-    [batch, branches, width]: the parent's text, then the branch's own entries; with a window, of
-    the last ``window`` positions.
+    """Linear lengths int64 [batch], parents int64 [batch, branches], step int64 [1] -> bool [batch,
+    branches, width]: a branch sees its parent's text, then its own entries. With a window it sees
+    only those of the last ``window`` positions.
 
     Entries of steps that have not run yet are hidden, whatever memory they hold.
     """

@@ -1,4 +1,4 @@
-"""The backends of the draft's attention: which there are, what each needs, which one is used."""
+"""The backends of the draft's attention: what each needs, and which one is used."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Backend = Literal["triton", "flashinfer", "sdpa"]
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """path: module and class, imported when it is chosen, as each needs a package that the others
-    do without. package: that one. dtypes, head_dims: the draft's, as names and numbers; empty =
-    any. power_of_2: whether heads must have such a size, from 16 to 256. windows: whether layers
-    may have sliding windows. least: a distribution that may bring the package, and the first
-    version of it whose tree masks are right."""
+    """path: module and class, imported when the backend is chosen, because each needs a package
+    that the others do without. package: this package. dtypes, head_dims: those that the draft may
+    have, as names and numbers; empty = any. power_of_2: heads must have such a size, from 16 to
+    256. windows: layers may have sliding windows. least: a distribution that may bring the package,
+    and its first version with correct tree masks."""
 
     path: str
     package: str = "torch"
@@ -41,8 +41,8 @@ class BackendInfo:
     least: tuple[str, str] | None = None
 
     def obstacle(self, draft: ModelConfig | None, platform: Platform) -> str | None:
-        """Why this cannot be the draft's attention, as the end of a sentence; None if it can.
-        draft: None if it is not known yet."""
+        """Why this backend cannot be the draft's attention, as the end of a sentence; None if it
+        can. draft: None if it is not known yet."""
         if self.needs_gpu and platform.is_cpu():
             return "needs a GPU"
         if importlib.util.find_spec(self.package) is None:
@@ -91,13 +91,14 @@ BACKENDS: dict[Backend, BackendInfo] = {
     "sdpa": BackendInfo("sdpa.SDPAAttention"),
 }
 
-# In which "auto" tries them. On ROCm FlashInfer's kernels are AMD's own, and Triton's untimed.
+# The order in which "auto" tries them. On ROCm FlashInfer's kernels are AMD's own, and Triton's
+# have not been timed.
 _ORDER: tuple[Backend, ...] = ("triton", "flashinfer", "sdpa")
 _ORDER_ON_ROCM: tuple[Backend, ...] = ("flashinfer", "triton", "sdpa")
 
 
 def default_tree_backend() -> TreeBackend:
-    """What the environment says, or "auto"; ``ValueError`` if it names no backend."""
+    """The backend that the environment names, or "auto"; ``ValueError`` if it names no backend."""
     value = os.environ.get(TREE_BACKEND_VARIABLE, "auto")
     for backend in get_args(TreeBackend):
         if value == backend:
@@ -123,7 +124,7 @@ def resolve_tree_backends(
 
 
 def refusal(chosen: Backend, obstacle: str) -> ValueError:
-    """What is raised where the chosen backend cannot be used."""
+    """The error that says why the chosen backend cannot be used."""
     return ValueError(
         f"tree_backend {chosen!r} (an option, or {TREE_BACKEND_VARIABLE}) {obstacle}: "
         "write 'auto' or 'sdpa'"

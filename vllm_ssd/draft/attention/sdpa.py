@@ -1,4 +1,4 @@
-"""Reference backend: gathered KV and torch's scaled dot product attention. Runs everywhere."""
+"""Reference backend: gathers KV and uses torch's scaled dot product attention. Runs everywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree, causal_mask, tree_mask
 
 
 class SDPAAttention(PagedAttention):
-    """KV is padded to the longest of the batch; what is masked costs, but is never seen."""
+    """Pads KV to the longest of the batch. Masked entries cost time, but are never seen."""
 
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         return _SDPAChunks(self, batch, queries)
@@ -23,8 +23,9 @@ class SDPAAttention(PagedAttention):
 
 
 class _Gathered(Plan):
-    """kv_slots: int64 [batch * width], of every entry a request may see; masks: by window, float
-    [batch, 1, queries, width], since a bool mask would keep torch off its fused CPU kernel."""
+    """A plan that gathers KV. kv_slots: int64 [batch * width], of every entry that a request may
+    see; masks: by window, float [batch, 1, queries, width], because a bool mask would keep torch
+    off its fused CPU kernel."""
 
     kv_slots: torch.Tensor
     masks: dict[int, torch.Tensor]
@@ -41,7 +42,7 @@ class _Gathered(Plan):
         self.kv_slots = torch.from_numpy(slots).view(-1).to(attention.shape.device)
 
     def set_masks(self, seen_in: Callable[[int], torch.Tensor]) -> None:
-        """seen_in: window -> bool [batch, queries, width]."""
+        """Make the mask of each window. seen_in: window -> bool [batch, queries, width]."""
         shape = self.attention.shape
         self.masks = {}
         for window in set(shape.windows or (0,)):

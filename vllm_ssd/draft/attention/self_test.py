@@ -1,7 +1,8 @@
-"""Whether a backend is right on this machine, tried on a small tree before the draft serves.
+"""Tries a backend on a small tree before the draft serves, to see whether it is right on this
+machine.
 
 FlashInfer and Triton compile their kernels where they run, and some releases have been wrong. No
-error would say so: drafts would only be accepted less often.
+error reports that: the target would only accept fewer drafts.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from vllm_ssd.log import get_logger
 
 logger = get_logger(__name__)
 
-# Outputs are averages of values around 1: rounding to 16 bits changes some of them by 0.01, and one
-# entry too many in one mask by 0.5.
+# Outputs are averages of values around 1. Rounding to 16 bits changes some of them by 0.01; one
+# entry too many in one mask changes them by 0.5.
 TOLERANCE = 0.05
 
 _STEPS = 3
-# Two texts, and how much of its text each branch continues. Neighbours differ, so that the mask of
-# another branch shows, and masks are no whole number of bytes.
+# By the length of a text: how much of it each branch continues. Neighbours differ, so that the mask
+# of another branch shows. Masks are no whole number of bytes.
 _BRANCHES = 5
 _PARENTS = {21: (21, 20, 13, 21, 17), 10: (6, 10, 9, 3, 10)}
 
 
 def first_sound(backends: Sequence[Backend], shape: AttentionShape, block_size: int) -> Backend:
-    """The first of ``backends`` that is right for a draft of this shape; each before it is one line
-    in the log. ``ValueError`` if there is none."""
+    """The first of ``backends`` that is right for a draft of this shape. Logs a line for each one
+    before it. ``ValueError`` if there is none."""
     backend, *others = backends
-    if backend == "sdpa":  # what others are compared with
+    if backend == "sdpa":  # the one that others are compared with
         return backend
     fault = find_fault(backend, shape, block_size)
     if fault is None:
@@ -46,10 +47,10 @@ def first_sound(backends: Sequence[Backend], shape: AttentionShape, block_size: 
 
 
 def find_fault(backend: Backend, shape: AttentionShape, block_size: int) -> str | None:
-    """What is wrong with a backend, as the end of a sentence; None if it is right."""
+    """The fault of a backend, as the end of a sentence; None if the backend is right."""
     try:
         worst = largest_error(load_backend(backend), shape, block_size)
-    except Exception as error:  # those of compilers and drivers are of many kinds
+    except Exception as error:  # compilers and drivers raise many kinds
         logger.debug("SSD: attention %r failed", backend, exc_info=True)
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         return f"does not run on this GPU ({first_line})"
@@ -60,7 +61,7 @@ def find_fault(backend: Backend, shape: AttentionShape, block_size: int) -> str 
 
 def largest_error(backend: type[PagedAttention], shape: AttentionShape, block_size: int) -> float:
     """The largest difference between a backend and the reference, which computes in float32, over
-    all steps of two trees with the draft's own heads; nan if that is what comes out."""
+    all steps of two trees with the draft's own heads. nan if the backend computes nan."""
     device, dtype = shape.device, shape.dtype
     generator = torch.Generator().manual_seed(0)
 
@@ -74,7 +75,7 @@ def largest_error(backend: type[PagedAttention], shape: AttentionShape, block_si
     trees = [Tree(table, *text, _STEPS) for table, text in zip(tables, _PARENTS.items())]
     one_layer, size = replace(shape, num_layers=1), (count, block_size, max(lengths))
     exact = SDPAAttention(replace(one_layer, dtype=torch.float32), *size)
-    # Entries that nobody may see hold numbers like the others.
+    # Entries that no query may see hold numbers like the others.
     keys, values = random(*exact.keys[0].shape), random(*exact.values[0].shape)
     plans = []
     for attention in (backend(one_layer, *size), exact):
@@ -86,7 +87,7 @@ def largest_error(backend: type[PagedAttention], shape: AttentionShape, block_si
     heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     errors = []
     for step in range(_STEPS):
-        # As a model has them: parts of one wide tensor.
+        # Parts of one wide tensor, because a model has them in that form.
         tokens = random(len(trees) * _BRANCHES, sum(heads), shape.head_dim).split(heads, dim=1)
         for plan in plans:
             plan.prepare(torch.tensor([step], device=device))

@@ -1,7 +1,6 @@
 """Tree attention in Triton: CUDA and ROCm, any floating type, nothing to plan on the host.
 
-The number of parts that KV is split into is fixed with the plan, so that a recorded graph fits
-every length.
+A plan fixes the number of parts that KV is split into, so that a recorded graph fits every length.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.attention.triton_kernels import LOG2_E, attend_kernel, merge_kernel
 from vllm_ssd.draft.overlap import launch_options
 
-_WIDE_KV_BLOCK, _KV_BLOCK = 128, 64  # entries at a time, of small heads and of others
+_WIDE_KV_BLOCK, _KV_BLOCK = 128, 64  # KV entries at a time, for small heads and others
 _MOST_SPLITS = 16
 _MERGED = 32  # parts of heads that a program merges
-# Up to so many splits share a text more evenly in narrow blocks.
+# This many splits or fewer share a text more evenly in narrow blocks.
 _FEW_SPLITS = 4
-# Programs that fill a GPU: more splits would only be more to merge.
+# Programs that fill a GPU: more splits would only add parts to merge.
 ENOUGH_PROGRAMS = 264
-# Bytes of a head from which KV is not loaded ahead on AMD's GPUs: two stages of it would need more
-# than the 64 KiB of local memory of a gfx942.
+# Bytes. On AMD's GPUs, heads of this size or more do not load KV ahead: two stages of it would need
+# more than the 64 KiB of local memory of a gfx942.
 _LARGE_HEAD = 512
 _SMALL_HEAD = 128  # bytes
 
 
 class TritonAttention(PagedAttention):
-    """For heads whose size is a power of two."""
+    """Serves heads whose size is a power of two."""
 
     graphs = True
 
@@ -44,7 +43,7 @@ class TritonAttention(PagedAttention):
 
 
 class _Paged(Plan):
-    """Page tables on the device, and the launch of the kernels."""
+    """Has page tables on the device and launches the kernels."""
 
     tree = False
     linear: torch.Tensor
@@ -67,7 +66,7 @@ class _Paged(Plan):
             programs = batch * self._tiles * shape.num_kv_heads
             self._splits = max(1, min(_MOST_SPLITS, ENOUGH_PROGRAMS // programs))
             if self._splits < _MOST_SPLITS:
-                break  # there are enough programs with as many rows
+                break  # these rows give enough programs
         parts = (self._splits, batch * queries * shape.num_heads)
         head_bytes = shape.head_dim * shape.dtype.itemsize
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
@@ -79,8 +78,9 @@ class _Paged(Plan):
         self._weight = torch.empty(parts, dtype=torch.float32, device=device)
 
     def load_pages(self, items: Sequence[Chunk | Tree | None]) -> None:
-        """A request's list of blocks only grows, and another text has another list: what is on the
-        device already is not taken from it again."""
+        """Send the requests' new blocks to the device. A request's list of blocks only grows, and
+        another text has another list. So blocks that are on the device already are not sent
+        again."""
         size = self.attention.block_size
         width = 0
         for row, item in enumerate(items):
@@ -95,7 +95,7 @@ class _Paged(Plan):
                 width = max(width, count)
         if not width:
             return
-        # A copy: the host goes on to the next pages while these are on their way.
+        # A copy, because the host fills in the next pages while these are on their way.
         sent = torch.from_numpy(self._host_pages[: len(items), :width].copy())
         if self._pages.is_cuda:
             sent = sent.pin_memory()

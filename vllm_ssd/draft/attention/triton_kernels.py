@@ -1,8 +1,8 @@
 """Tree attention's kernels in Triton.
 
-What a query sees is arithmetic, not a mask in memory: the first entries up to a limit, and in a
-tree the entries of its own branch. KV is split over programs, whose partial results a second kernel
-merges.
+Kernels compute what a query sees and read no mask from memory. A query sees the first entries up to
+a limit, and in a tree also the entries of its own branch. KV is split over programs, and a second
+kernel merges their partial results.
 """
 
 # mypy: allow-untyped-defs
@@ -23,7 +23,7 @@ def _take_in(
     q,
     keys,
     values,
-    pages,  # those of the request
+    pages,  # pages of the request
     column,  # [COLUMNS]: KV entries of the request
     there,  # [COLUMNS]: whether they are to be read
     seen,  # [ROWS, COLUMNS]: whether they are seen
@@ -36,8 +36,9 @@ def _take_in(
     D: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Take some KV entries in. highest, total, sums: of those before, for each row the largest
-    logit, the sum of all exponentials relative to it, and that of the values so weighted."""
+    """Take some KV entries in; returns the new highest, total and sums. These are, for each row,
+    the largest logit, the sum of all exponentials relative to it, and the sum of the values
+    weighted by these."""
     lane = tl.arange(0, D)
     page = tl.load(pages + column // PAGE, mask=there, other=0)
     entry = (page.to(tl.int64) * PAGE + column % PAGE) * KV_HEADS + kv_head
@@ -52,7 +53,7 @@ def _take_in(
     return top, total, sums
 
 
-# Few variants to compile: only what shapes the code is a constant.
+# Only what shapes the code is a constant, so that there are few variants to compile.
 @triton.jit(
     do_not_specialize=["page_stride", "queries", "tiles", "splits"],
     do_not_specialize_on_alignment=["seen_to", "linear", "step", "weight"],
@@ -70,11 +71,11 @@ def attend_kernel(
     # a chunk, the index of its own entry, the last it sees
     linear,  # int64 [batch]: where the entries of a tree begin
     step,  # int64 [1]: the tree's
-    scale,  # of the logits, times log2(e)
+    scale,  # factor on the logits, times log2(e)
     query_stride,
     page_stride,
     queries,
-    tiles,  # of a request's queries and their heads
+    tiles,  # tiles of a request's queries and their heads
     splits,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
@@ -106,7 +107,7 @@ def attend_kernel(
         other=0,
     )
     limit = tl.load(seen_to + row, mask=real, other=0).to(tl.int32)
-    # Of the text, and, in a tree, of the entries of all branches behind it.
+    # Numbers of entries: of the text and, in a tree, of all branches behind it.
     entries = 0
     if TREE:
         text = tl.load(linear + request).to(tl.int32)
@@ -185,7 +186,7 @@ def merge_kernel(
     HAS_SINKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Merge the splits of some heads, each weighted by its sum; all are read at once."""
+    """Merge the splits of some heads, each split weighted by its sum. All are read at once."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < count
     lane = tl.arange(0, D)

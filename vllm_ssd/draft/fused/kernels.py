@@ -1,7 +1,7 @@
 """A decoder layer's products, for so few tokens that reading the weights takes most of the time.
 
-A program multiplies some rows of a weight with all tokens, of which there are up to ROWS. So
-weights are read once, a tile of CHUNK columns at a time, the first AHEAD columns before their
+A program multiplies some rows of a weight with all tokens, up to ROWS of them. So weights are read
+once, a tile of CHUNK columns at a time. A program fetches the first AHEAD columns before their
 inputs are there.
 """
 
@@ -31,7 +31,7 @@ def project_kernel(
     AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A product whose parts are added up by who reads it (``token_kernels.py``)."""
+    """Compute a product in parts, which a kernel of ``token_kernels.py`` adds up."""
     output = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     split = tl.program_id(1)
     PART: tl.constexpr = INPUTS // SPLITS
@@ -65,7 +65,7 @@ def gate_kernel(
     AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The first half of a feed-forward with SiLU."""
+    """Compute the first half of a feed-forward with SiLU."""
     inner = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     fetch(weight, inner, CHANNELS, 0, AHEAD, OVERLAP)
     fetch(weight, inner + INNER, CHANNELS, 0, AHEAD, OVERLAP)
@@ -106,9 +106,9 @@ def likeliest_kernel(
     LEAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The token with the largest logit, the first of those that have it, without a logit in memory.
-    A program has every ``programs``-th tile of the vocabulary; the last to arrive says the result.
-    """
+    """Find the token with the largest logit, the first if several have it, without writing logits
+    to memory. Each program has every ``programs``-th tile of the vocabulary. The last program to
+    arrive writes the result."""
     first = tl.program_id(0)
     fetch(weight, first * WIDTH + tl.arange(0, WIDTH), CHANNELS, 0, AHEAD, OVERLAP)
     wait_for_last(OVERLAP)
@@ -132,8 +132,8 @@ def likeliest_kernel(
         token = tl.where(top > highest, tile * WIDTH + place, token)
         highest = tl.maximum(top, highest)
     let_next_begin(OVERLAP)
-    # As one number, so that the largest of all programs is found by an atomic operation: a logit's
-    # bits in the order of its value, then how early the token comes.
+    # One number for a logit and its token, so that an atomic operation finds the largest of all
+    # programs: the logit's bits in the order of its value, then how early the token comes.
     bits = highest.to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)

@@ -1,9 +1,9 @@
 """The decoder layers of a draft, computed by few kernels.
 
-Per layer these are eight: four products, of which all but the one with SiLU are finished by a
-kernel that works on each token by itself (``token_kernels.py``), and attention, which is two where
-its KV is split. Products of so few tokens that reading the weights takes most of the time are ours
-(``kernels.py``), larger ones torch's.
+A layer takes eight: attention, four products, and one after each product except that with SiLU. The
+latter work on each token by itself (``token_kernels.py``). Attention takes two kernels if its KV is
+split. For few tokens, reading the weights takes most of the time of a product; these products are
+ours (``kernels.py``). Larger ones are torch's.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from vllm_ssd.draft.fused.token_kernels import add_and_norm_kernel, embed_kernel
 from vllm_ssd.draft.fused.weights import LayerWeights, ModelWeights, Unsuited
 from vllm_ssd.draft.overlap import launch_options
 
-MOST_ROWS = 128  # tokens that our products are for, at most
+MOST_ROWS = 128  # the most tokens that our products are for
 _WIDTH = 64  # outputs of a program
-_AHEAD = 128  # columns of a weight that are fetched before its inputs are there
+_AHEAD = 128  # columns of a weight that a program fetches before its inputs are there
 _FEW_ROWS = 32
 # Programs that keep a GPU's memory busy; a product is split until there are as many.
 _ENOUGH_PROGRAMS = 96
 _MOST_SPLITS = 4
-# Bytes that a program loads ahead, at most: where the next kernel is to begin before this one ends,
-# there must be room for both.
+# The most bytes that a program loads ahead. If the next kernel begins before this one ends, there
+# must be room for both.
 _MOST_LOADED = 168 * 1024
-_SMALL_MEMORY = 56 * 1024  # that much fits any GPU
+_SMALL_MEMORY = 56 * 1024  # bytes that fit any GPU
 _MOST_STAGES = 6
-_GROUP, _WIDE_GROUP = 4, 8  # heads that a program turns, of few tokens and of many
-_TOKEN_WARPS = 8  # of a program that adds and norms
-# Programs of the output layer for each multiprocessor, and bytes that each loads ahead, at most.
+_GROUP, _WIDE_GROUP = 4, 8  # heads that a program rotates, of few and of many tokens
+_TOKEN_WARPS = 8  # warps of a program that adds and norms
+# Programs of the output layer for each multiprocessor, and the most bytes that each loads ahead.
 _OUTPUT_PROGRAMS, _OUTPUT_LOADED = 2, 100 * 1024
 _LEAST = -(2**63)  # less than any number that stands for a logit and its token
 
@@ -49,7 +49,7 @@ class _Tiling(NamedTuple):
 
 
 class FusedLayers:
-    """Computes what the model's forward does. Raises ``Unsuited`` for shapes that it cannot."""
+    """Computes the model's forward. Raises ``Unsuited`` for shapes that it cannot compute."""
 
     def __init__(self, weights: ModelWeights, attention: PagedAttention):
         self._weights, self._attention = weights, attention
@@ -68,8 +68,8 @@ class FusedLayers:
         self._output_programs = _OUTPUT_PROGRAMS * _multiprocessors(device)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens], int64 [tokens] -> final hidden states [tokens, C]. Attention is that of
-        ``attention.plan``. A token without an embedding is read as token 0."""
+        """int64 [tokens], int64 [tokens] -> final hidden states [tokens, C]. Tokens attend to what
+        ``attention.plan`` says. A token without an embedding is read as token 0."""
         weights, layers = self._weights, self._weights.layers
         kind = {"dtype": weights.embedding.dtype, "device": tokens.device}
         stream, normed = torch.empty(2, len(tokens), self._channels, **kind)
@@ -119,7 +119,7 @@ class FusedLayers:
     def _project_heads(
         self, index: int, layer: LayerWeights, normed: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """The query, [tokens, H, D]; keys and values go to the KV memory."""
+        """Return the query, [tokens, H, D]; write keys and values to the KV memory."""
         attention, shape = self._attention, self._attention.shape
         count, head_dim = len(positions), shape.head_dim
         query = torch.empty(
@@ -200,7 +200,7 @@ class FusedLayers:
         return parts
 
     def _gate(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[tokens, I]."""
+        """The inner values of the feed-forward, [tokens, I]."""
         count = len(normed)
         passed = torch.empty(count, self._inner, dtype=normed.dtype, device=normed.device)
         if count > MOST_ROWS:
@@ -222,8 +222,8 @@ class FusedLayers:
     def _tiling(
         self, width: int, columns: int, programs: int, rows: int, memory: int = _MOST_LOADED
     ) -> _Tiling:
-        """Of a product of ``rows`` tokens, whose programs have ``width`` rows of a weight and
-        ``memory`` bytes each."""
+        """How a product of ``rows`` tokens is cut. A program has ``width`` rows of a weight, and
+        ``memory`` bytes."""
         roomy = self._memory > _SMALL_MEMORY
         chunk = 128 if roomy and rows <= _FEW_ROWS else 64
         while columns % chunk:
@@ -256,7 +256,7 @@ class FusedLayers:
 
 
 def _rows(count: int) -> int:
-    """The rows that a kernel is compiled for."""
+    """The rows that a kernel for ``count`` tokens is compiled for."""
     return max(16, triton.next_power_of_2(count))
 
 

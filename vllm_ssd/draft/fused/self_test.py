@@ -1,4 +1,5 @@
-"""Whether a draft's layers may be fused: they can be, and then say what vLLM's say."""
+"""Tells whether a draft's layers may be fused: fused layers must exist for them and compute what
+vLLM's layers compute."""
 
 from __future__ import annotations
 
@@ -18,23 +19,24 @@ logger = get_logger(__name__)
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Logits = Callable[[torch.Tensor], torch.Tensor]
 
-# The largest difference of a token's hidden states, as a part of their length: rounding to bfloat16
-# in some dozens of layers makes 0.01 to 0.03, and another model 1.
+# The largest difference of a token's hidden states, relative to their length. Rounding to bfloat16
+# in some dozens of layers makes 0.01 to 0.03; another model makes 1.
 TOLERANCE = 0.1
-# Tokens of a text: some fewer than kernels are compiled for, the most, and more.
+# Tokens of a text: fewer than kernels are compiled for, the most of these, and more.
 _COUNTS = (5, 24, 128, 200)
 
 
 def fused_layers(
     model: Any, forward: Forward, logits: Logits, attention: PagedAttention
 ) -> FusedLayers | None:
-    """None where vLLM's layers must do: why is one line in the log. forward, logits: theirs.
-    Overwrites KV blocks: only before there are requests."""
+    """The draft's fused layers, or None if vLLM's layers must do; the log then says why. forward,
+    logits: those of vLLM's layers. Overwrites KV blocks: call this only before there are
+    requests."""
     if attention.shape.device.type != "cuda":
         return None
     try:
         if attention.shape.dtype != torch.bfloat16:
-            # In float16 what a norm multiplies, before it divides, may be too large.
+            # In float16 the products in a norm, before it divides, may be too large.
             raise Unsuited(f"has data type {attention.shape.dtype}, not bfloat16")
         fused = FusedLayers(read_weights(model), attention)
     except Unsuited as reason:
@@ -42,7 +44,7 @@ def fused_layers(
         return None
     try:
         worst = largest_difference(fused, forward, logits, attention)
-    except Exception as error:  # those of compilers and drivers are of many kinds
+    except Exception as error:  # compilers and drivers raise many kinds
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         logger.warning("SSD: fused layers do not run (%s): vLLM's compute the draft", first_line)
         return None
@@ -64,9 +66,10 @@ def largest_difference(
     attention: PagedAttention,
     counts: Sequence[int] = _COUNTS,
 ) -> float:
-    """Of texts of these numbers of tokens, the largest difference of a token's hidden states to
-    those of ``forward``, as a part of their length, or of what is taken for the likeliest token's
-    logit to the largest one, as a part of their range; nan if that is what comes out."""
+    """The largest error over texts of these numbers of tokens; nan if an error is nan. Two errors
+    count: how far a token's hidden states are from those of ``forward``, relative to their length;
+    and how far the logit of the chosen token is below the largest one, relative to the logits'
+    range."""
     errors = []
     room = min(attention.padding_block * attention.block_size, attention.max_len)
     for count in counts:

@@ -1,8 +1,8 @@
-"""What happens to each token between a decoder layer's products (``kernels.py``).
+"""The work on each token between a decoder layer's products (``kernels.py``).
 
-A product leaves SPLITS parts of its sums, [SPLITS, rows, outputs]. The kernel after it
-adds them up, always in the same order, and does the rest of the work on a token: norms, rotary
-embedding, the KV write, the residual. Each reads what it can before it waits for the product.
+A product leaves SPLITS parts of its sums, [SPLITS, rows, outputs]. The kernel after it adds them
+up, always in the same order, and does the rest of the work on a token: norms, rotary embedding, the
+KV write, the residual. Each kernel reads what it can before it waits for the product.
 """
 
 # mypy: allow-untyped-defs
@@ -34,7 +34,7 @@ def embed_kernel(
     stream,  # [rows, CHANNELS]
     normed,  # [rows, CHANNELS]
     embedded,  # tokens that there are embeddings for; others are read as token 0
-    multiplier,  # of embeddings
+    multiplier,  # factor on embeddings
     epsilon,
     CHANNELS: tl.constexpr,
     LANES: tl.constexpr,  # the next power of two
@@ -62,7 +62,7 @@ def add_and_norm_kernel(
     gain,  # [CHANNELS]: the next norm's weights
     normed,  # [rows, CHANNELS]
     rows,
-    multiplier,  # of what is added
+    multiplier,  # factor on the product
     epsilon,
     CHANNELS: tl.constexpr,
     LANES: tl.constexpr,  # the next power of two
@@ -104,14 +104,14 @@ def rotate_kernel(
     epsilon,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,  # of D: that many angles
+    HALF: tl.constexpr,  # half of D: the number of angles
     GROUP: tl.constexpr,  # heads of a program
     SPLITS: tl.constexpr,
     BIASED: tl.constexpr,
     HEAD_NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program norms and turns some heads of one token, and writes its keys and values."""
+    """A program norms and rotates some heads of one token, and writes its keys and values."""
     D: tl.constexpr = 2 * HALF
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     row = tl.program_id(0)

@@ -10,7 +10,8 @@ import torch
 
 
 class Unsuited(Exception):
-    """What keeps the layers of this model from being fused, as the end of a sentence."""
+    """The layers of this model cannot be fused; the message is the end of a sentence that says
+    why."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class LayerWeights:
     """Weights of a layer with hidden size C, H heads and H_kv KV heads of D, and inner size I.
 
     attention_gain, feed_gain: [C], of the norms before attention and feed-forward. qkv: [(H + 2
-    H_kv) * D, C], qkv_bias: its first size. query_gain, key_gain: [D], of norms of each head.
+    H_kv) * D, C], qkv_bias: [(H + 2 H_kv) * D]. query_gain, key_gain: [D], of norms of each head.
     cos_sin: [positions, D], cosines of all angles, then sines. out: [C, H * D], out_bias: [C].
-    gate_up: [2 * I, C]. down: [C, I], down_bias: [C]. What may be None is not there.
+    gate_up: [2 * I, C]. down: [C, I], down_bias: [C]. None: the layer has no such weight.
     """
 
     attention_gain: torch.Tensor
@@ -39,9 +40,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """embedding: [V, C]. output: [V, C], of the output layer. last_gain: [C], of the norm after all
-    layers. epsilon: of all norms. embedding_multiplier, residual_multiplier: of embeddings, and of
-    what each half of a layer adds."""
+    """Weights of a model with V tokens and hidden size C. embedding: [V, C]. output: [V, C], of the
+    output layer. last_gain: [C], of the norm after all layers. epsilon: of all norms.
+    embedding_multiplier: factor on embeddings; residual_multiplier: factor on what each half of a
+    layer adds."""
 
     embedding: torch.Tensor
     output: torch.Tensor
@@ -53,7 +55,7 @@ class ModelWeights:
 
 
 def read_weights(model: Any) -> ModelWeights:
-    """Of a causal language model of vLLM's; raises ``Unsuited``."""
+    """The weights of a causal language model of vLLM's; raises ``Unsuited``."""
     stack: Any = getattr(model, "model", None)
     _only(stack, {"embed_tokens", "layers", "norm"})
     layers = tuple(map(_layer, stack.layers))
@@ -63,7 +65,7 @@ def read_weights(model: Any) -> ModelWeights:
     if len(epsilons) > 1 or len(multipliers) > 1:
         raise Unsuited("has layers that differ")
     embedding, output = stack.embed_tokens, model.lm_head
-    # What scales logits, or caps them, leaves the largest one the largest.
+    # Scaling or capping logits does not change which one is the largest.
     has_bias = getattr(output, "bias", None) is not None
     if has_bias or _is_quantized(output, "UnquantizedEmbeddingMethod"):
         raise Unsuited("has another output layer")
@@ -79,7 +81,7 @@ def read_weights(model: Any) -> ModelWeights:
 
 
 def _only(module: Any, names: set[str], others: Iterable[str] = ()) -> None:
-    """The module has these parts, may have the others, and has no more."""
+    """Raises ``Unsuited`` unless the module has all ``names``, and otherwise only ``others``."""
     found = {name for name, _ in module.named_children()} if module is not None else set()
     if not names <= found <= names.union(others):
         raise Unsuited(f"has layers of another kind ({type(module).__name__})")
@@ -123,7 +125,7 @@ def _layer(layer: Any) -> LayerWeights:
 
 
 def _is_quantized(module: Any, plain: str) -> bool:
-    """Whether its weights are stored otherwise than those of vLLM's method ``plain``, in order."""
+    """True if weights are not stored in order, or not by vLLM's method ``plain``."""
     if type(module.quant_method).__name__ != plain:
         return True
     return module.weight.dim() != 2 or not module.weight.is_contiguous()
