@@ -94,6 +94,6 @@ def tables_of(vllm_config: VllmConfig) -> EngineTables:
     from vllm_ssd.protocol.rundir import table_path
 
     config: Any = vllm_config.speculative_config
-    # An engine core in this process sends no ready response.
+    # An engine core in this process tells nothing: the config here has its run directory.
     run_dirs = config.run_dirs or {0: config.run_dir}
     return EngineTables({engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()})

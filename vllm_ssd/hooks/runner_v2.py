@@ -1,5 +1,5 @@
 """Hooks into Model Runner V2. The runner gets its speculator from a function, and tells only its
-``RequestState`` which requests come and go. ssd wraps the function and methods of both."""
+``RequestState`` which requests come and go. So ssd wraps that function and some methods of both."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ class TargetCounters:
         self._counters["taken"][: min(accepted, drafts)] += 1
 
     def looked_up(self, first: LookupResult, drafts: int) -> Result:
-        """Count the lookup of a request's outcome; return what it counts as. first: the first
-        lookup's result, before any wait. drafts: draft tokens after the last lookup, 0..k."""
+        """Count a round whose outcome was looked up; return whether it is among the hits, misses or
+        late ones. first: the first lookup's result, before any wait. drafts: draft tokens that the
+        request got after the last lookup, 0..k."""
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts

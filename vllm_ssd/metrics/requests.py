@@ -41,8 +41,8 @@ class RequestCounters:
         record["wait_us"] += int(wait_s * 1e6)
 
     def verified(self, slot: int, key: int, accepted: int, drafts: int) -> None:
-        """Record a verification. accepted: proposed tokens that the target accepted. drafts: the
-        first of the proposed tokens, which came from the draft; 0 records nothing."""
+        """Record a verification. accepted: proposed tokens that the target accepted. drafts: how
+        many proposed tokens, from the first one on, came from the draft; 0 records nothing."""
         if drafts:
             ring = self._record(slot, key)["verified"]
             number = (int(ring.max()) >> 32) + 1

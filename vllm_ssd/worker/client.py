@@ -59,8 +59,7 @@ class RowState:
     waited_s: float = 0.0
 
     def ready(self, room: int) -> tuple[list[int], NDArray[np.int64] | None]:
-        """Return the draft tokens that are ready, at most ``room``, and their distributions, int64
-        [n, top_m], or None without these."""
+        """Return n <= ``room`` ready draft tokens, and int64 [n, top_m] distributions or None."""
         found, left = self.found, self.slot.drafts[self.left_over :]
         if len(left) > min(len(found.tokens), room):
             probs = self.slot.draft_probs
@@ -69,8 +68,7 @@ class RowState:
 
 
 class SpeculationClient:
-    """Finds draft tokens. Call ``exchange`` once a step; ``add`` and ``remove`` as requests come
-    and go."""
+    """Finds draft tokens. Call ``exchange`` once a step, ``add`` and ``remove`` per request."""
 
     def __init__(self, connection: Connection, limits: Limits = "nobody"):
         table = connection.table

@@ -1,9 +1,8 @@
 """The chances of a row's draft tokens to be accepted, for vLLM's adaptive verification.
 
 A draft token's chance is the share of those of its kind (``kinds.py``) and position that the target
-accepted lately. It depends on where draft tokens come from and on their number, never on the tokens
-themselves. Choosing by the drawn tokens what to verify would change the distribution of sampled
-texts.
+accepted lately. It depends on their source and number, never on the tokens themselves: choosing by
+the drawn tokens what to verify would change the distribution of sampled texts.
 """
 
 from __future__ import annotations

@@ -243,8 +243,7 @@ class DeviceClient:
         self.counters.log()
 
     def _choose_plan(self, batch: int, has_prompts: bool) -> WaitPlan:
-        """Return this step's plan, and tell the scheduler whether the next steps have draft
-        tokens."""
+        """Return the step's plan; tell the scheduler whether the next steps have draft tokens."""
         plan = self._planner.plan(batch, has_prompts, self._undrafted)
         self._table.plan["undrafted"] = int(plan.drafts == 0)
         return plan
@@ -264,7 +263,7 @@ class DeviceClient:
         self._slot_states.index_copy_(0, update[:, 0], update[:, 1:])
 
     def _send_lost_again(self) -> None:
-        """Add each request whose state is LOST once more, with the text last published."""
+        """Send the draft each LOST request again, with the text last published."""
         for slot in self._draft_states.lost(self._generations).tolist():
             request_id = self._names[slot]
             state = self.slots.states[request_id]

@@ -2,9 +2,9 @@
 
 The draft reports each sampled draft token with the distribution q that it was drawn from. vLLM's
 rejection sampler is exact if every such token is verified. With a grammar, vLLM drops the draft
-tokens that the grammar refuses. The others were then drawn from q without the refused tokens, and
-texts would get another distribution. A draft token proposed with certainty stays exact whichever
-tokens are dropped: its q is one-hot, and nothing is drawn.
+tokens that the grammar refuses. The others were then not drawn from q, but from q without the
+refused tokens, so texts would get another distribution. A draft token proposed with certainty stays
+exact whichever tokens are dropped: its q is one-hot, and nothing is drawn.
 """
 
 from __future__ import annotations

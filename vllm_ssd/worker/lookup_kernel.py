@@ -62,7 +62,7 @@ _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
 )
 def look_up_kernel(
     words,  # int32 view of the table's pages
-    stamps,  # int64 view of the same
+    stamps,  # int64 view of the table's pages
     num_sampled,  # int32 [rows], 0 where a row has no outcome
     num_rejected,  # int32 [rows], drafts verified and not accepted
     slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
@@ -96,8 +96,7 @@ def look_up_kernel(
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """Publish a row's outcome, look up its draft tokens, wait for them and confirm them, by the
-    rules of ``SpeculationClient.exchange``."""
+    """Publish, look up, wait for and confirm one row, like ``SpeculationClient.exchange``."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     sampled = tl.load(num_sampled + row)
@@ -253,9 +252,8 @@ def wanted_depth(published, predicted, steps, branch_depth, fallback_depth):
 
 @triton.jit
 def left_over(last_drafts, count, accepted, bonus, AT: tl.constexpr):
-    """Return those of a row's last ``count`` draft tokens that serve this round, int32
-    [token_lanes], and their number, by the rule of ``SlotState.left_over``. last_drafts: int64 [k].
-    """
+    """Return the draft tokens of the last round that serve this one, int32 [token_lanes], and their
+    number (see ``SlotState.left_over``). last_drafts: int64 [k], ``count`` of them valid."""
     lane = tl.arange(0, AT.token_lanes)
     at = accepted + 1
     left = tl.where((accepted >= 0) & (at < count), count - at, 0)

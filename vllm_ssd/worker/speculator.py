@@ -184,8 +184,7 @@ def _got_token(batch: InputBatch) -> NDArray[np.bool_]:
 
 
 def _host_texts(states: RequestState) -> NDArray[np.int32]:
-    """Return all texts, int32 [max_num_reqs, max_model_len], from vLLM's host buffer if it has one,
-    else as a copy from the GPU."""
+    """Return all texts, int32 [max_num_reqs, max_model_len]: vLLM's host buffer, or a GPU copy."""
     tokens = states.all_token_ids
     buffer = getattr(tokens, "_uva_buf", None)
     return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()

@@ -29,15 +29,15 @@ Limits = Literal["nobody", "plans", "vLLM"]
 
 _HALF = "half of k"
 
-# Steps at the start of a stretch that are not measured, because they still show the plan before it.
-# Their number after a stretch without draft tokens: the draft first reads what it missed. Steps
-# after a prompt that may still take longer for it, because vLLM schedules ahead.
+# Steps at the start of a stretch that are not measured: _SETTLING, which still show the plan before
+# it, or _CATCHING_UP after one without draft tokens, in which the draft reads what it missed.
+# _AFTER_PROMPT steps after a prompt may still take longer for it, because vLLM schedules ahead.
 _SETTLING, _CATCHING_UP, _AFTER_PROMPT = 4, 16, 2
-# A stretch is measured for this number of rounds, and this number of steps at least. The last
-# number of rounds holds where plans limit draft tokens: on CPUs a round takes 0.1 s and more.
+# A stretch is measured for _ROUNDS rounds, and for _STEPS steps at least. Where plans limit draft
+# tokens, it has _SLOW_ROUNDS: that is on CPUs, where a round takes 0.1 s and more.
 _ROUNDS, _STEPS, _SLOW_ROUNDS = 64, 12, 24
-# A stretch with a goodput below this share of the best one ends after this share of its rounds, and
-# after this number of steps at least.
+# A stretch with a goodput below _HOPELESS of the best plan's ends after _EARLY of its rounds, and
+# after _FEWEST steps at least.
 _HOPELESS, _EARLY, _FEWEST = 0.85, 0.75, 4
 # Stretches of the best plan between two turns of the others, at first and at most. Each turn
 # doubles them.
@@ -45,8 +45,8 @@ _FIRST_TURN, _LAST_TURN = 8, 64
 # The most of these stretches while vLLM limits draft tokens and the best plan has none: texts that
 # are easier to draft for then do not show by themselves.
 _LAST_UNDRAFTED_TURN = 32
-# In that case, stretches with draft tokens may add this share to the time, whatever their steps
-# cost. They count as this multiple as long. They come after this number of stretches at the latest.
+# In that case, stretches with draft tokens may add _TRIAL_SHARE to the time, whatever their steps
+# cost. They count as _TRIAL_LENGTH times as long. After _RAREST_TURN stretches they come anyway.
 _TRIAL_SHARE, _TRIAL_LENGTH, _RAREST_TURN = 0.01, 2.0, 256
 # In one of this number of turns, plans beyond a hopeless one are tried too.
 _ALL_PLANS = 4
@@ -57,14 +57,13 @@ _CLEARLY, _UNDRAFTED_CLEARLY = 1.03, 1.01
 # latest goodput; and of every plan while the best one has no draft tokens, because its goodput does
 # not show that the texts have changed. _KEPT_USUAL: of all plans together.
 _KEPT, _KEPT_LATELY, _KEPT_USUAL = 0.95, 0.7, 0.98
-# Texts have changed when the best plan's latest goodput differs from the earlier one by this
-# factor, and by this multiple of the usual difference between two of its stretches. That difference
-# is this share at first, and later the mean of about this number of stretches. The shorter
-# stretches of CPUs differ by more.
+# Texts have changed when the best plan's latest goodput differs from the earlier one by _CHANGED,
+# and by _BY_CHANCE times the usual difference between two of its stretches. That difference is
+# _NOISE at first, later a mean over about _NOISES stretches. CPUs' shorter ones differ by more.
 _CHANGED, _BY_CHANCE, _NOISE, _NOISES = 1.12, 1.3, 0.06, 16
 _SLOW_CHANGED = 1.4
 # The first plan, by log2 of the requests: with more of them, a wait for all is longer. The second
-# list holds where plans limit draft tokens: few rows are sure to have room for them.
+# list applies where plans limit draft tokens: only small batches are sure to have room for them.
 _FIRST_PLANS = ("both", "branches", "branches", "branches", "nothing")
 _FIRST_LIMITED_PLANS = ("both", "branches", UNDRAFTED)
 # log2 of the requests from which the target waits for nothing, because drafting for all of them is
@@ -146,7 +145,7 @@ class _SizeClass:
         steps = max(without, (without + with_prompts) / 2)
         early = steps >= max(self._rounds * _EARLY, _FEWEST)
         another = early and self.current != self._best
-        # If draft tokens do not pay without a wait, they hardly do with one, and trials are dear.
+        # If draft tokens do not pay without a wait, they hardly do with one, and trials cost.
         least, turn = (1.0, 0) if self._best == UNDRAFTED else (_HOPELESS, 2)
         hopeless = another and self._goodput(self._stretch) < least * self._best_goodput()
         if hopeless or steps >= self._enough:
@@ -184,8 +183,7 @@ class _SizeClass:
         return sorted(others, key=lambda n: n != UNDRAFTED and abs(plans.index(n) - best))
 
     def _skip_beyond(self) -> None:
-        """Skip plans that differ from the best one in the direction of the current one, or by more:
-        they are worse."""
+        """Skip the plans beyond the current one, seen from the best one: they are worse."""
         place, best = self._plans.index(self.current), self._plans.index(self._best)
         beyond = self._plans[place:] if place > best else self._plans[:place]
         self._due = [name for name in self._due if name not in beyond]
