@@ -1,4 +1,4 @@
-"""Loggers below vLLM's own, so that its handlers, format and level apply to ours as well."""
+"""Loggers named below vLLM's, so that vLLM's handlers, format and level apply to them."""
 
 from __future__ import annotations
 

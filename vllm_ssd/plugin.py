@@ -1,7 +1,7 @@
 """The plugin's entry point, which vLLM calls in each of its processes.
 
-What is replaced in vLLM is listed in ``hooks/patches.py``. Nothing heavy is imported. A vLLM that
-this package does not support stays as it is, except that asking for ssd is an error that says why.
+``hooks/patches.py`` lists the functions that the plugin replaces in vLLM. This module imports
+nothing heavy. An unsupported vLLM stays as it is, but asking for ssd raises an error that says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def register() -> None:
         if METHOD in _methods_of_vllm():
             logger.warning("SSD: vLLM has a method %r of its own: vllm-ssd is not used", METHOD)
             return
-        apply_one(ASKING_FOR_SSD)  # its wrapper raises what is wrong where ssd is asked for
+        apply_one(ASKING_FOR_SSD)  # its wrapper raises the reason if ssd cannot be used
         if find_mismatch() is None:
             apply(Where.EVERY_PROCESS)
     except Exception as error:

@@ -1,9 +1,9 @@
-"""vLLM's rejection sampler on CPUs, with every request's own sampling settings.
+"""Corrects vLLM's rejection sampler on CPUs, so that every request has its own sampling settings.
 
 vLLM 0.32's ``expand_kernel`` for CPUs fills a copy of its output and drops it (vLLM issue 55005).
-The drafts' temperature, top-k and top-p are then uninitialized memory in every step that has a
-sampled request, and the greedy requests of that step get wrong text too. And where no request of a
-step has drafts, ``apply_top_k_only`` takes the maximum of an empty tensor, which ends the engine.
+In every step with a sampled request, the draft tokens' temperature, top-k and top-p are then
+uninitialized memory. The greedy requests of that step get wrong text too. In a step without draft
+tokens, ``apply_top_k_only`` takes the maximum of an empty tensor, which ends the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def with_every_request_expanded(_: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return functools.partial(expand_batch_to_tokens)  # a new object, whose attributes ``wrap`` sets
+    return functools.partial(expand_batch_to_tokens)  # a new object: ``apply_one`` sets attributes
 
 
 def with_empty_steps(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -33,8 +33,8 @@ def expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """What vLLM's function of this name documents: from x [batch], each request's value once for
-    each of its drafts, [num_tokens]. cu_num_tokens: int [batch], the cumulative number of drafts.
+    """Repeat each request's value for each of its draft tokens, as vLLM documents its function of
+    this name: x [batch] -> [num_tokens]. cu_num_tokens: int [batch], cumulative draft tokens.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = x.masked_fill(x == replace_from, replace_to)

@@ -1,4 +1,4 @@
-"""From ``--speculative-config`` with method "ssd" to an engine config with an ``SSDConfig``."""
+"""Turns ``--speculative-config`` with method "ssd" into an engine config with an ``SSDConfig``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _asks_for_ssd(args: EngineArgs) -> bool:
 
 
 def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_config: Any) -> Any:
-    """vLLM asks for the config several times, so the options given stay as they are."""
+    """Make the ``SSDConfig``. vLLM calls this several times, so the options stay unchanged."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.options import make_ssd_config
@@ -71,7 +71,7 @@ def with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
             choose_verification(config)
             check_runner(config)
         if uses_ssd(config) and not config.use_v2_model_runner:
-            # The name by which the V1 runner takes a proposer from outside of vLLM.
+            # With this method, the V1 runner takes a proposer from outside of vLLM.
             config.speculative_config.method = "custom_class"
             config.speculative_config.model = PROPOSER
         return config

@@ -1,4 +1,4 @@
-"""The draft starts and stops with the target's executor, and sleeps while that does."""
+"""Starts, stops, puts to sleep and wakes the draft together with the target's executor."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 def with_draft(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The executor is made once per engine, in the engine core's process, which outlives the
-    workers, and before the target's memory is measured. No other hook runs then and there."""
+    """Start the draft when an engine makes its executor: once, before the target's memory is
+    measured, in the engine core's process. That process outlives the workers. No other hook runs
+    at that time in that process."""
 
     def __init__(self: Executor, vllm_config: VllmConfig) -> None:
         if not uses_ssd(vllm_config):
             original(self, vllm_config)
             return
         self._ssd_draft = draft = _make_draft(vllm_config)
-        # Runs once: after shutdown, when the executor is only forgotten, or at exit.
+        # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
         self._stop_draft = weakref.finalize(self, draft.stop)
         stopped = next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls))
         for patch in patches_of(Where.EXECUTOR_MADE):
@@ -57,7 +58,8 @@ def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
 
 
 def with_draft_awaited(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The target is compiled and warmed up while the draft is loaded, which takes a minute each."""
+    """Wait for the draft after the target's compilation and warm-up. The draft loads meanwhile;
+    each takes a minute."""
 
     def compile_or_warm_up_model(self: Executor, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -69,7 +71,7 @@ def with_draft_awaited(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _or_shut_down(executor: Executor, start: Callable[[], None]) -> None:
-    """The caller gets no executor whose workers it could stop if ``start`` fails."""
+    """Call ``start``. If it fails, shut the executor down, because the caller never gets it."""
     try:
         start()
     except BaseException:
@@ -103,7 +105,7 @@ def with_draft_asleep(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_draft_awake(original: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM may wake up in parts; the draft does with the last of them."""
+    """Wake the draft when all of the target is awake: vLLM may wake up in parts."""
 
     def wake_up(self: Executor, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)

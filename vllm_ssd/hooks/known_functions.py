@@ -1,7 +1,8 @@
-"""Which of the functions that are replaced in vLLM are not those that ssd was made for.
+"""Finds replaced functions of vLLM whose source differs from that of the vLLM ssd was made for.
 
-One that is missing or has other parameters is refused (``patches.py``). One whose body has changed
-may still do: ``vllm-ssd check`` names it. Files are read, not imported.
+``patches.py`` refuses a function that is missing or has other parameters. A function with a changed
+body may still work, so ``vllm-ssd check`` names it. This module reads vLLM's files, and does not
+import them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 
 from vllm_ssd.hooks.patches import PATCHES, Patch
 
-# The hashes of their sources in vLLM 0.32.0 and 0.33.0. To print those of another one:
-# python -m vllm_ssd.hooks.known_functions FOLDER, in which its folder "vllm" is.
+# Hashes of the functions' sources in vLLM 0.32.0 and 0.33.0. To print those of another version:
+# python -m vllm_ssd.hooks.known_functions FOLDER, where FOLDER contains its folder "vllm".
 KNOWN = frozenset(
     """
     11e1427fd3 2327895e2e 2863dfba06 357e020b7c 365376826d 433f4a16e1 49c9314d0d 4d80667887
@@ -29,7 +30,7 @@ KNOWN = frozenset(
 
 
 def changed_functions() -> list[str]:
-    """Names of those that differ from both 0.32.0's and 0.33.0's, as "module.function"."""
+    """Return the functions that differ from both 0.32.0's and 0.33.0's, as "module.function"."""
     return [
         patch.function.replace(":", ".")
         for patch, fingerprint in _fingerprints(None)
@@ -38,8 +39,8 @@ def changed_functions() -> list[str]:
 
 
 def _fingerprints(folder: Path | None) -> Iterator[tuple[Patch, str]]:
-    """Of each function of vLLM's that is replaced where it is defined; "" if it is not there.
-    folder: where vLLM is; None: the one that is installed."""
+    """Yield the hash of each function of vLLM that is replaced where it is defined; "" if its file
+    is missing. folder: contains vLLM; None: the installed vLLM."""
     for patch in PATCHES:
         if not patch.module.startswith("vllm.") or patch.if_imported:
             continue

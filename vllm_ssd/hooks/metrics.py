@@ -1,9 +1,8 @@
-"""``/metrics`` of vLLM's servers, and ``LLM.get_metrics``, have those of ssd, too.
+"""Adds ssd's metrics to ``/metrics`` of vLLM's servers and to ``LLM.get_metrics``.
 
-An engine tells each of its frontends, when it is ready, where its table is; a frontend reads the
-tables when it is asked for metrics. With several API servers vLLM collects its metrics from files
-that all of them write; every one of them reads the same tables, so that it does not matter which
-one is asked.
+When an engine is ready, it tells each of its frontends where its table is. A frontend reads the
+tables when it is asked for metrics. With several API servers, vLLM collects its metrics from files
+that all of them write. Each API server reads the same tables, so all give the same answer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ _RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
 
 
 def with_run_dir_told(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In the engine core. vLLM's frontends overlook what they do not know in a response."""
+    """Add the run directory to the engine core's ready response. vLLM's frontends ignore unknown
+    fields."""
 
     def _make_ready_response(self: EngineCoreProc) -> Any:
         response = original(self)
@@ -42,7 +42,7 @@ def with_run_dir_told(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_run_dir_heard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In a frontend."""
+    """Store the run directory of an engine's ready response, in a frontend."""
 
     def _apply_ready_response(self: MPClient, payload: bytes) -> None:
         original(self, payload)
@@ -55,7 +55,7 @@ def with_run_dir_heard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In a frontend that has metrics."""
+    """Register ssd's metrics in a frontend that has metrics."""
 
     def __init__(
         self: PrometheusStatLogger, vllm_config: VllmConfig, *args: Any, **kwargs: Any
@@ -73,7 +73,7 @@ def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In one of several API servers, whose ``/metrics`` collects from files only."""
+    """Add ssd's metrics in one of several API servers, whose ``/metrics`` collects only files."""
 
     def collect(self: MultiProcessCollector) -> Iterator[Any]:
         from prometheus_client import REGISTRY
@@ -89,11 +89,11 @@ def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tables_of(vllm_config: VllmConfig) -> EngineTables:
-    """Those that a frontend has heard of."""
+    """Return the tables of the engines that this frontend has heard from."""
     from vllm_ssd.metrics.tables import EngineTables
     from vllm_ssd.protocol.rundir import table_path
 
     config: Any = vllm_config.speculative_config
-    # An engine core in this very process has no need to tell it.
+    # An engine core in this process tells nothing: the config here has its run directory.
     run_dirs = config.run_dirs or {0: config.run_dir}
     return EngineTables({engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()})

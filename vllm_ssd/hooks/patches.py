@@ -1,7 +1,7 @@
-"""Every function of vLLM, and of its Prometheus client, that is replaced, where, and by what.
+"""Lists every function of vLLM, and of its Prometheus client, that ssd replaces, where and by what.
 
 All wrappers pass other speculative methods through untouched. Importing this module imports neither
-vLLM nor the wrappers: both are imported when a function is replaced.
+vLLM nor the wrappers: replacing a function does.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _PATCHED = "_patched_by_vllm_ssd"
 
 
 class Where(Enum):
-    """When a function is replaced: in every process, when vLLM loads its plugins; in a frontend,
-    when a config with ssd is made; when an executor is made; or in a worker, when runner V1 makes
-    ssd's proposer, V2 its speculator, or V1 its proposer on a CPU."""
+    """The moment of a replacement. EVERY_PROCESS: vLLM loads its plugins. FRONTEND: a frontend
+    makes a config with ssd. EXECUTOR_MADE: an engine makes its executor. WORKER_V1, WORKER_V2,
+    WORKER_ON_CPU: V1 makes ssd's proposer, V2 ssd's speculator, V1 ssd's proposer on a CPU."""
 
     EVERY_PROCESS, FRONTEND, EXECUTOR_MADE, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(6)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """``function``, as "module:name", is replaced by what ``wrapper``, a "module.function" of this
-    folder, returns for it. parameters: the names of all its parameters, separated by spaces, if the
-    wrapper relies on them. if_imported: only where the module has been imported already."""
+    """Replaces ``function``, a "module:name", by the result of ``wrapper``, a "module.function" of
+    this folder. parameters: names of all parameters of the function, separated by spaces, if the
+    wrapper relies on them. if_imported: replace only where the module is imported already."""
 
     where: Where
     function: str
@@ -60,34 +60,34 @@ _STATES = f"{_V2_WORKER}.states:RequestState"
 _ADAPTIVE = f"{_V2_WORKER}.spec_decode.adaptive_verification:AdaptiveVerificationManager"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 
-# Options with method "ssd" become an SSDConfig, or a sentence that says why this vLLM will not do.
+# Makes an SSDConfig of options with method "ssd", or raises why this vLLM is not supported.
 ASKING_FOR_SSD = Patch(
     _ALL,
     f"{_ARGS}.create_speculative_config",
     "engine_args.with_ssd_options",
     "self target_model_config target_parallel_config",
 )
-# Executors override it without calling super: it is replaced on the class of the one that is made.
+# Executors override it without calling super, so it is replaced on the class of the one made.
 STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
-# An engine serves when its draft is loaded, too.
+# An engine serves only once its draft is loaded too.
 AWAITING = Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited")
-# The draft gives its memory back while the target sleeps.
+# The draft frees its memory while the target sleeps.
 SLEEPING = Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep")
 WAKING = Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake")
-# vLLM counts as drafts what ssd's draft made and was verified.
+# vLLM's metrics count only draft tokens that ssd's draft made and the target verified.
 COUNTING = Patch(
     _MADE,
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
     "scheduler.with_verified_drafts",
 )
-# So does what its responses say of each request.
+# vLLM's responses count only these draft tokens for each request.
 COUNTING_OF_REQUESTS = Patch(
     _MADE,
     "vllm.v1.core.sched.scheduler:Scheduler.add_request",
     "scheduler.with_own_verifications",
     "self request",
 )
-# No drafts are scheduled while the worker's plan is to do without.
+# The scheduler schedules no draft tokens while the worker's plan has none.
 SCHEDULING = Patch(
     _MADE,
     "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
@@ -121,7 +121,7 @@ PATCHES = (
         "metrics.with_run_dir_heard",
         "self payload",
     ),
-    # ssd's metrics beside vLLM's, with one API server and with several.
+    # Adds ssd's metrics to vLLM's, with one API server and with several.
     Patch(
         _FRONT,
         "vllm.v1.metrics.loggers:PrometheusStatLogger.__init__",
@@ -164,7 +164,7 @@ PATCHES = (
         "runner_v2.with_speculator",
         if_imported=True,
     ),
-    # Both runners tell ssd which requests come and go; V1 is given the drafts' distributions.
+    # Both runners tell ssd which requests come and go. V1 gets the draft tokens' distributions.
     Patch(_V1, f"{_RUNNER_V1}._update_states", "runner_v1.with_updates", "self scheduler_output"),
     Patch(_V1, f"{_RUNNER_V1}.propose_draft_token_ids", "runner_v1.with_drafts_taken"),
     Patch(
@@ -180,7 +180,7 @@ PATCHES = (
         "self req_id prompt_len all_token_ids num_computed_tokens max_tokens",
     ),
     Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request", "self req_id"),
-    # Which drafts V2 verifies goes by ssd's confidences, and by what steps cost.
+    # V2 chooses the draft tokens to verify by ssd's confidences and the measured costs of steps.
     Patch(
         _V2,
         f"{_ADAPTIVE}.record_confidences",
@@ -215,7 +215,7 @@ PATCHES = (
         f"{_V2_WORKER}.model_runner:GPUModelRunner.initialize_kv_cache",
         "verification.with_fixed_verification",
     ),
-    # What vLLM's rejection sampler gets wrong on CPUs.
+    # Corrects vLLM's rejection sampler on CPUs.
     Patch(
         _CPU,
         f"{_SAMPLER}:expand_batch_to_tokens",
@@ -239,8 +239,8 @@ def apply(where: Where) -> None:
 
 
 def apply_one(patch: Patch, owner: type | None = None) -> None:
-    """Replace one function; ``ImportError`` or ``AttributeError`` if vLLM does not have it. owner:
-    the class that has it, if not the one that is named. A second call changes nothing."""
+    """Replace one function; a second call changes nothing. owner: the class that has the function,
+    if ``patch`` names another. ``ImportError`` or ``AttributeError`` if vLLM does not have it."""
     module, _, function = patch.wrapper.partition(".")
     wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), function)
     named, name = _owner(patch)
@@ -283,7 +283,7 @@ def check_vllm() -> None:
 
 
 def patches_of(where: Where) -> Iterator[Patch]:
-    """Those to apply there now."""
+    """Yield the patches to apply at ``where`` now."""
     for patch in PATCHES:
         if patch.where is where and (not patch.if_imported or patch.module in sys.modules):
             yield patch

@@ -1,5 +1,5 @@
-"""The draft's weights from a trainer, as vLLM's weight transfer brings them: tensor by tensor, over
-NCCL or CUDA IPC, to the target's workers. They become a checkpoint, which the draft reads."""
+"""Turns draft weights from a trainer into a checkpoint, which the draft reads. vLLM's weight
+transfer brings them to the target's workers tensor by tensor, over NCCL or CUDA IPC."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-_PREFIX = "weights-"  # of folders in a run directory; a number follows
+_PREFIX = "weights-"  # prefix of folder names in a run directory; a number follows
 
 
 class ReceivedWeights(torch.nn.Module):
-    """What vLLM's weight transfer loads a draft's weights into, in place of a model.
+    """Receives a draft's weights from vLLM's weight transfer, which loads them into a model.
 
-    keep: False for workers whose weights nobody reads, as all of them receive the same.
+    keep: False drops the tensors. All workers receive the same ones, and one worker keeps them.
     """
 
     def __init__(self, keep: bool):
@@ -26,8 +26,8 @@ class ReceivedWeights(torch.nn.Module):
         self._tensors: dict[str, torch.Tensor] = {}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Take tensors by their names in a checkpoint; returns the names. The tensors are copied to
-        the host: the buffers that they come in are used again."""
+        """Take tensors by their names in a checkpoint; return the names. Copies the tensors to the
+        host, because the buffers that they come in are used again."""
         names = set()
         for name, tensor in weights:
             names.add(name)
@@ -36,8 +36,8 @@ class ReceivedWeights(torch.nn.Module):
         return names
 
     def save(self, run_dir: Path, config: Any) -> Path:
-        """Write all tensors to a new folder of ``run_dir``, with ``config``, a model's config of
-        transformers. Returns the folder."""
+        """Write all tensors and ``config`` to a new folder of ``run_dir``; return the folder.
+        config: a model's config of transformers."""
         numbers = [int(path.name.removeprefix(_PREFIX)) for path in _folders(run_dir)]
         folder = run_dir / f"{_PREFIX}{max(numbers, default=0) + 1}"
         folder.mkdir()
@@ -47,7 +47,7 @@ class ReceivedWeights(torch.nn.Module):
 
 
 def keep_only(folder: Path) -> None:
-    """Remove the folders of former weights beside this one."""
+    """Remove all folders of weights in the parent of ``folder``, except ``folder``."""
     for other in _folders(folder.parent):
         if other != folder:
             shutil.rmtree(other)

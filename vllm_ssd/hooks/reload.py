@@ -1,8 +1,8 @@
-"""The draft's weights are changed through the target's workers.
+"""Changes the draft's weights through the target's workers.
 
-They are what a trainer reaches from outside, with ``collective_rpc`` by the name of a method: with
-``reload_draft`` it names a checkpoint, and with vLLM's own ``start_draft_weight_update``,
-``update_weights`` and ``finish_weight_update`` it sends tensors.
+A trainer reaches the workers with ``collective_rpc``, by the name of a method. ``reload_draft``
+names a checkpoint. vLLM's own ``start_draft_weight_update``, ``update_weights`` and
+``finish_weight_update`` send tensors.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def with_draft_reload(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reload_draft(worker: WorkerBase, path: str) -> None:
-    """Have the draft go on with the weights of a checkpoint of its own model; ``ValueError`` with a
-    sentence if that fails. Returns when the weights are read. They are read again when the draft
-    wakes up from a later sleep."""
+    """Make the draft use the weights of a checkpoint of its own model; return when it has read
+    them. ``ValueError`` with a sentence if that fails. After a later sleep, the draft reads them
+    again."""
     checkpoint = Path(path).absolute()
     if not (checkpoint / "config.json").is_file():
         raise ValueError(
@@ -48,13 +48,13 @@ def reload_draft(worker: WorkerBase, path: str) -> None:
 
 
 def start_draft_weight_update(worker: Any) -> None:
-    """Have vLLM's weight transfer bring weights for the draft until ``finish_weight_update``.
-    Raises as ``reload_draft``, and what vLLM's method raises."""
+    """Make vLLM's weight transfer bring weights for the draft until ``finish_weight_update``.
+    ``ValueError`` with a sentence if the draft cannot take any; also raises vLLM's own errors."""
     from vllm_ssd.hooks.received_weights import ReceivedWeights
 
-    _run_dir_of_draft(worker)  # before a trainer sends anything
+    _run_dir_of_draft(worker)  # raises before a trainer sends anything
     received = ReceivedWeights(keep=_speaks_for_all(worker))
-    # What vLLM's method asks for a draft model in the worker, which there is none of.
+    # vLLM's method calls this to find the worker's draft model, and the worker has none.
     worker._set_draft_weight_update_target = lambda: (
         worker.weight_transfer_engine.set_weight_update_target(
             received, worker.vllm_config.speculative_config.draft_model_config
@@ -65,8 +65,9 @@ def start_draft_weight_update(worker: Any) -> None:
 
 
 def finish_weight_update(worker: Any) -> None:
-    """End an update of the target as vLLM does, or one of the draft, which then has the weights.
-    Raises as ``reload_draft``, and what vLLM's method raises."""
+    """End a weight update of the target like vLLM, or one of the draft, which then has the weights.
+    ``ValueError`` with a sentence if the draft does not take them; also raises vLLM's own errors.
+    """
     from vllm_ssd.hooks.received_weights import keep_only
 
     received = worker.__dict__.pop(_RECEIVED, None)
@@ -87,7 +88,7 @@ def finish_weight_update(worker: Any) -> None:
 
 
 def _run_dir_of_draft(worker: WorkerBase) -> Path:
-    """Where the draft is asked; ``ValueError`` with a sentence if it cannot take weights."""
+    """Return the draft's run directory; ``ValueError`` with a sentence if it takes no weights."""
     import psutil
 
     from vllm_ssd.lifecycle.own_table import draft_name
@@ -106,8 +107,8 @@ def _run_dir_of_draft(worker: WorkerBase) -> Path:
 
 
 def _speaks_for_all(worker: WorkerBase) -> bool:
-    """Whether this worker tells the draft, which needs to be told once: a group's engines are asked
-    together, and so are all ranks of an engine."""
+    """Whether this worker is the one that tells the draft. A trainer calls all ranks of all engines
+    of a group together, and the draft needs one message."""
     from vllm.distributed.parallel_state import get_tp_group
 
     from vllm_ssd.lifecycle.placement import engine_index

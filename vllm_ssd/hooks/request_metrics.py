@@ -1,5 +1,5 @@
-"""What vLLM says of a request's speculative decoding, under Model Runner V2. Imports vLLM, so that
-``scheduler.py`` imports this where it is needed."""
+"""vLLM's speculative decoding metrics of one request, under Model Runner V2. This module imports
+vLLM, so ``scheduler.py`` imports it only where it is needed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from vllm_ssd.protocol import SpeculationTable
 
 
 class OwnVerifications(RequestSpecDecodeMetrics):
-    """Of the draft's tokens, as the worker counts them in the table. Frontends get it as vLLM's
-    own, by the fields of which it is sent."""
+    """Counts a request's draft tokens by the worker's record in the table. vLLM sends the fields of
+    the base class, so frontends receive vLLM's own class."""
 
     def __init__(self, k: int, table: SpeculationTable, request_id: str):
         super().__init__(k, [0] * (k + 1))
         self._verifications = Verifications(table, request_key(request_id))
 
     def observe(self, num_draft_tokens: int, num_accepted: int, detailed: bool = False) -> None:
-        """After a step that verified k tokens of the request, whatever they were."""
+        """Take in the verifications since the last call. vLLM calls this after a step that verified
+        k tokens of the request; ``num_draft_tokens`` and ``num_accepted`` count all of them."""
         for verified, accepted in self._verifications.news():
             super().observe(verified, accepted, detailed)

@@ -1,5 +1,5 @@
-"""Model Runner V1: it makes a proposer by the name of its class and does not tell it which requests
-come and go, so that two of its methods are wrapped."""
+"""Hooks into Model Runner V1. The runner makes a proposer by the name of its class, and does not
+tell it which requests come and go. So two of the runner's methods are wrapped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Model Runner V2: it gets its speculator from a function, and tells its ``RequestState`` alone
-which requests come and go."""
+"""Hooks into Model Runner V2. The runner gets its speculator from a function, and tells only its
+``RequestState`` which requests come and go. So ssd wraps that function and some methods of both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Before requests are added: only the scheduler's output has their sampling settings."""
+    """Pass the scheduler's output to the speculator before vLLM adds requests: only this output has
+    their sampling settings."""
 
     def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
         speculator = getattr(self.req_states, SPECULATOR, None)

@@ -1,12 +1,13 @@
-"""The scheduler of an engine under Model Runner V2: it schedules no drafts while the worker's plan
-is to do without, and counts what was verified in vLLM's ``vllm:spec_decode_*`` metrics and in what
-its responses say of a request (``--per-request-spec-decode-metrics``).
+"""Hooks into the scheduler of an engine under Model Runner V2.
 
-V2 schedules k tokens of every row, and the scheduler counts them all as drafts: guesses, what
-fills a row up, what was trimmed away on the GPU, and all of it while the draft is dead. The worker
-counts what the draft made and vLLM verified, in the table, which the engine core reads. There it
-also finds the plan: a step with drafts scheduled takes longer even if none of them is verified, as
-the runner prepares for any.
+They schedule no draft tokens while the worker's plan has none. They also correct the counts of
+vLLM's ``vllm:spec_decode_*`` and per-request metrics (``--per-request-spec-decode-metrics``).
+
+V2 schedules k tokens of every row, and the scheduler counts them all as draft tokens. These include
+guesses, filled-up rows, tokens trimmed away on the GPU, and all tokens while the draft is dead. The
+worker counts in the table the tokens that the draft made and vLLM verified. The engine core reads
+the counts and the plan there. The plan saves time: a step with scheduled draft tokens takes longer
+even if none is verified, because the runner prepares for them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _VIEW = "_ssd_workers_view"
 
 
 class _WorkersView:
-    """What the worker says in the engine's table. ``OSError`` if the engine has none."""
+    """The worker's plan and counters in the engine's table. ``OSError`` if the engine has none."""
 
     def __init__(self, config: VllmConfig):
         from vllm_ssd.protocol import SpeculationTable, rundir
@@ -49,12 +50,12 @@ class _WorkersView:
 
     @property
     def undrafted(self) -> bool:
-        """Whether steps to come are to be scheduled without drafts."""
+        """Whether the next steps are to be scheduled without draft tokens."""
         return bool(self._plan["undrafted"])
 
 
 class VerifiedDrafts:
-    """``news`` once a step."""
+    """Makes vLLM's statistics from the worker's counters. Call ``news`` once a step."""
 
     def __init__(self, table: SpeculationTable):
         self._counters = table.target[0]
@@ -62,8 +63,8 @@ class VerifiedDrafts:
         self._before = self._read()
 
     def news(self) -> SpecDecodingStats | None:
-        """Of the draft's tokens, those verified and those accepted since the last call; None if
-        there were none. A GPU's counters come a step or two later than its tokens."""
+        """Return how many of the draft's tokens were verified and accepted since the last call;
+        None if none were. A GPU's counters come a step or two later than its tokens."""
         from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
         now = self._read()
@@ -79,7 +80,7 @@ class VerifiedDrafts:
         return stats
 
     def _read(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """int64 [2, k]: drafts verified and accepted since the engine's start, by position."""
+        """Return int64 [2, k]: draft tokens verified and accepted since the start, by position."""
         return np.stack([self._counters["verified"], self._counters["taken"]])
 
 
@@ -110,7 +111,8 @@ def with_own_verifications(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_plan_followed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the drafts proposed in this step, which the next one would verify."""
+    """Schedule no draft tokens if the plan has none. They are those that this step proposes and the
+    next one would verify."""
 
     def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> Any:
         view = _view(self)
@@ -122,13 +124,13 @@ def with_plan_followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _view(scheduler: Scheduler) -> _WorkersView | None:
-    """None where ssd does not run under Model Runner V2, or there is no table."""
+    """Return the scheduler's view; None without ssd under Model Runner V2, or without a table."""
     if not hasattr(scheduler, _VIEW):
         config, view = scheduler.vllm_config, None
         if uses_ssd(config) and config.use_v2_model_runner:
             try:
                 view = _WorkersView(config)
-            except OSError:  # neither metrics nor speed are worth an engine
+            except OSError:  # costs metrics and speed, and must not end the engine
                 logger.warning(
                     "SSD: the scheduler does not find the speculation table: vLLM's metrics count "
                     "all scheduled tokens as drafts, and some are scheduled where none pay"

@@ -1,7 +1,7 @@
-"""A request's span in a trace (``--otlp-traces-endpoint``) says how ssd served it.
+"""Adds ssd's counts of a request to its span in a trace (``--otlp-traces-endpoint``).
 
-vLLM makes the span in the frontend when the request has ended, and ends it in the same call. The
-target's worker has counted the request's rounds in the engine's table, which the frontend reads.
+After the request has ended, vLLM makes and ends its span in one call in the frontend. The target's
+worker has counted the request's rounds in the engine's table, which the frontend reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The attribute of an ``OutputProcessor`` that holds its engines' ``EngineTables``.
 _TABLES = "_ssd_tables"
 
-# Of the request whose span is being made.
+# The counts of the request whose span vLLM is making.
 _counts: ContextVar[RequestCounts | None] = ContextVar("ssd_counts", default=None)
 
 
@@ -67,7 +67,7 @@ def with_counts_added(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find(tables: EngineTables, request_id: str) -> RequestCounts | None:
-    """None of a request that had no rounds, or that no table knows any more."""
+    """Return a request's counts; None if it had no rounds, or no table has its record any more."""
     from vllm_ssd.metrics.requests import RequestCounts, request_key
 
     key = request_key(request_id)
@@ -76,7 +76,7 @@ def _find(tables: EngineTables, request_id: str) -> RequestCounts | None:
 
 
 def _attributes() -> dict[str, int | float]:
-    """Named as vLLM's own; seconds."""
+    """Return the span's attributes, named in vLLM's style. The wait is in seconds."""
     counts = _counts.get()
     if counts is None:
         return {}

@@ -1,5 +1,5 @@
-"""What Model Runner V2 verifies: vLLM's adaptive verification, by ssd's confidences and by what
-steps cost."""
+"""Hooks into vLLM's adaptive verification, under Model Runner V2. It chooses the draft tokens to
+verify by ssd's confidences and by the measured costs of steps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# Attributes of a manager: the tokens of KV of each request of the steps measured with KV, and the
-# milliseconds that a token of KV adds to a step.
+# Attributes of a manager: KV tokens per request in the steps that are measured with KV, and the
+# milliseconds that one KV token adds to a step.
 _KV_TOKENS, _KV_TOKEN_MS = "_ssd_kv_tokens", "_ssd_kv_token_ms"
 
 
@@ -38,8 +38,9 @@ def _is_ours(manager: AdaptiveVerificationManager) -> bool:
 
 
 def with_two_confidences(original: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM chooses a step's number of drafts by confidences of an earlier step, and the drafts by
-    those of the step itself; ssd has two answers, as which row will have drafts is chance."""
+    """Give vLLM ssd's expected and current confidences. vLLM chooses a step's number of draft
+    tokens by confidences of an earlier step, and the tokens by those of the step itself. ssd states
+    both, because it is chance which rows will have draft tokens."""
 
     def record_confidences(
         self: AdaptiveVerificationManager, confidence_probs: torch.Tensor, input_batch: InputBatch
@@ -58,7 +59,7 @@ def with_two_confidences(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_kv_measured_apart(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Steps to measure at start-up: see ``step_costs.py``."""
+    """Choose the steps to measure at start-up; ``step_costs.py`` gives the reasons."""
 
     def batches_to_profile(
         self: AdaptiveVerificationManager, capture_sizes: list[int]
@@ -82,8 +83,8 @@ def with_kv_measured_apart(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_costs_taken_in(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What these steps took. Compiles, too, what vLLM would compile in the first step that trims
-    drafts, which takes seconds."""
+    """Take in the times of the measured steps. Also compile what vLLM would compile in the first
+    step that trims draft tokens, which takes seconds."""
 
     def set_initial_cost_curves(
         self: AdaptiveVerificationManager, samples: Sequence[StepTimingSample]
@@ -104,8 +105,8 @@ def with_costs_taken_in(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_kv_counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A step's KV is part of its cost, whatever is verified. vLLM knows the draft's cost as such a
-    part, by the number of requests; ssd's draft costs the target nothing."""
+    """Add the reading of KV to a step's cost, whatever is verified. It takes the place of vLLM's
+    draft cost, a table by number of requests, because ssd's draft costs the target nothing."""
 
     def get_num_tokens(
         self: AdaptiveVerificationManager,
@@ -125,8 +126,9 @@ def with_kv_counted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_trimming(manager: AdaptiveVerificationManager) -> None:
-    """For one row and for several, as torch compiles these apart, and for all budgets from 2 on. In
-    the manager's own memory: torch compiles anew for tensors made in inference mode."""
+    """Compile vLLM's trimming for one row and for several, because torch compiles these apart, and
+    for all budgets from 2 on. Uses the manager's own tensors, because torch compiles anew for
+    tensors made in inference mode."""
     import torch
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 

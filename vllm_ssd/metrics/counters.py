@@ -1,4 +1,4 @@
-"""What the target counts in the table, and the lines that it logs of that."""
+"""The target's counters in the speculation table, and the log lines that report them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vllm_ssd.protocol.schema import SHORTEST_WAIT_US, WAIT_COUNTERS
 logger = get_logger(__name__)
 
 LOG_INTERVAL_S = 10.0
-# First drafts of a round after which their acceptance is looked at: enough that chance does not
-# halve it.
+# Verified first draft tokens between two checks of their acceptance: so many that chance alone does
+# not halve it.
 _SAMPLE = 1000
 
 
@@ -31,15 +31,16 @@ class TargetCounters:
         self._next_log = time.monotonic() + LOG_INTERVAL_S
 
     def verified(self, accepted: int, drafts: int) -> None:
-        """The target has accepted ``accepted`` proposed tokens of a request, 0..k. drafts: the
-        number of proposed ones that were the draft's."""
+        """Count a verification of a request. accepted: proposed tokens that the target accepted,
+        0..k. drafts: how many of the proposed tokens came from the draft."""
         self._counters["accepted"][accepted] += 1
         self._counters["verified"][:drafts] += 1
         self._counters["taken"][: min(accepted, drafts)] += 1
 
     def looked_up(self, first: LookupResult, drafts: int) -> Result:
-        """A request's outcome was looked up; returns what that is counted as. first: what the first
-        look found, before any wait; drafts: those that the request got after the last one, 0..k."""
+        """Count a round whose outcome was looked up; return whether it is among the hits, misses or
+        late ones. first: the first lookup's result, before any wait. drafts: draft tokens that the
+        request got after the last lookup, 0..k."""
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
@@ -53,11 +54,12 @@ class TargetCounters:
         return result
 
     def went_without(self, rounds: int) -> None:
-        """So many requests had no drafts, as doing without them was measured to be faster."""
+        """Count rounds without draft tokens, which were measured to be faster."""
         self._counters["off"] += rounds
 
     def waited(self, seconds: float, timeouts: int) -> None:
-        """A step waited for the draft; ``timeouts`` of its requests still have too few drafts."""
+        """Count a step that waited for the draft. timeouts: requests that still have too few draft
+        tokens."""
         wait_us = int(seconds * 1e6)
         doublings = (max(wait_us - 1, 0) // SHORTEST_WAIT_US).bit_length()
         self._counters["wait_us"] += wait_us
@@ -79,16 +81,18 @@ class TargetCounters:
 
 
 class _Acceptance:
-    """Of the draft's tokens right after a bonus, the share that was accepted: it does not depend on
-    how many were verified. Says once if it has halved since the start."""
+    """Watches the acceptance of first draft tokens; warns once if it has halved since the start.
+    A first draft token follows a bonus token. Its acceptance does not depend on how many draft
+    tokens are verified."""
 
     def __init__(self) -> None:
-        self._verified = self._taken = 0  # at the last look
+        self._verified = self._taken = 0  # at the last check
         self._usual: float | None = None
         self._said = False
 
     def look(self, verified: int, taken: int) -> None:
-        """verified, taken: of these drafts, the numbers verified and accepted since the start."""
+        """Check the acceptance. verified, taken: first draft tokens verified and accepted since the
+        start."""
         if self._said or verified - self._verified < _SAMPLE:
             return
         share = (taken - self._taken) / (verified - self._verified)

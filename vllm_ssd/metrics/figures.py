@@ -1,4 +1,4 @@
-"""What the counters of a running engine say."""
+"""Figures from the counters of a running engine, such as hit rate and acceptance length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GAUGES = (
 
 
 def snapshot(table: SpeculationTable) -> dict[str, Any]:
-    """All counters and gauges of a table, as in ``TableShape``: name -> int or list of ints."""
+    """Return all counters and gauges of a table: name in ``TableShape`` -> int or list of ints."""
     values: dict[str, Any] = {}
     for part in (table.target[0], table.draft[0]):
         for name in part.dtype.names or ():
@@ -26,7 +26,7 @@ def snapshot(table: SpeculationTable) -> dict[str, Any]:
 
 
 def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """What was counted between two snapshots; gauges keep their later value."""
+    """Return the counts between two snapshots. Gauges keep their later value."""
     difference: dict[str, Any] = {}
     for name, value in later.items():
         if name in _GAUGES:
@@ -39,9 +39,9 @@ def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
 
 
 def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """Derived figures. hit, miss, late: shares of rounds. tokens_per_round: 1 + mean of accepted
-    drafts. acceptance: shares of verifications that accepted at least 1, 2, .. k drafts. wait_ms:
-    milliseconds that all steps waited, divided by the rounds."""
+    """Return derived figures. hit, miss, late: shares of rounds. tokens_per_round: 1 + mean
+    accepted length. acceptance: shares of verifications that accepted at least 1, 2, .. k draft
+    tokens. wait_ms: milliseconds that all steps waited, divided by the rounds."""
     rounds = max(counters["rounds"], 1)
     accepted = counters["accepted"]
     verified = max(sum(accepted), 1)

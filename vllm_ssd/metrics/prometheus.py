@@ -1,7 +1,7 @@
-"""The counters as Prometheus metrics, ``vllm:ssd_*``, beside vLLM's own and labelled as these are.
+"""The counters as Prometheus metrics, ``vllm:ssd_*``, with the labels of vLLM's own metrics.
 
-They are read from the engines' tables when somebody asks for them: no step of an engine is slower
-for it, and they go on while the draft is away.
+A frontend reads the engines' tables when it is asked for metrics. So metrics slow down no step of
+an engine, and they continue while the draft is away.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LABELS = ("model_name", "engine")
 
 @dataclass(frozen=True)
 class Engine:
-    """What the table of one engine says at a moment. labels: the values of its ``_LABELS``.
-    heartbeat_age_s: None where no heartbeat is expected."""
+    """The contents of one engine's table at a moment. labels: values of ``_LABELS``.
+    heartbeat_age_s: seconds; None where no heartbeat is expected."""
 
     labels: tuple[str, str]
     counted: Mapping[str, Any]
@@ -47,9 +47,9 @@ class Engine:
 
 
 class SpeculationCollector(Collector):
-    """Of a server's engines. Those that are not on this machine have no metrics here."""
+    """Collects the metrics of a server's engines. Engines on other machines have none here."""
 
-    # vLLM drops what has such a name from the registry before it registers metrics anew.
+    # vLLM unregisters collectors with such a name before it registers its metrics anew.
     _name = "vllm:ssd"
 
     def __init__(self, model: str, tables: EngineTables):
@@ -57,7 +57,7 @@ class SpeculationCollector(Collector):
         self._tables = tables
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not read the tables yet."""
+        """Return nothing, so that registering this collector does not read the tables."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -136,7 +136,7 @@ def _of_rounds(engines: Sequence[Engine]) -> Iterator[Metric]:
         bounds = [f"{(SHORTEST_WAIT_US << i) / 1e6:g}" for i in range(len(counted["waits"]) - 1)]
         _observe(wait, labels, [*bounds, "+Inf"], counted["waits"], counted["wait_us"] / 1e6)
         timeouts.add_metric(labels, counted["timeouts"])
-        of_rounds = [0, *counted["accepted"]]  # by tokens: none has 0
+        of_rounds = [0, *counted["accepted"]]  # by tokens: no round has 0
         _observe(tokens, labels, [*map(str, range(len(of_rounds)))], of_rounds, _sum(of_rounds))
         drafted.add_metric(labels, counted["drafts"])
         verified.add_metric(labels, sum(counted["verified"]))
@@ -151,7 +151,8 @@ def _observe(
     counts: Sequence[int],
     total: float,
 ) -> None:
-    """counts: of what is at most the bound, and more than the one before; total: of all values."""
+    """Add a histogram to ``family``. counts[i]: values above bounds[i - 1], up to bounds[i]. total:
+    sum of all values."""
     buckets = [*zip(bounds, map(float, accumulate(counts)))]
     if bounds[-1] != "+Inf":
         buckets.append(("+Inf", float(sum(counts))))
@@ -159,7 +160,7 @@ def _observe(
 
 
 def _sum(counts: Sequence[int]) -> float:
-    """Of all values: ``counts[n]`` of them are n."""
+    """Return the sum of values of which ``counts[n]`` are n."""
     return float(sum(value * count for value, count in enumerate(counts)))
 
 

@@ -1,4 +1,4 @@
-"""What ``vllm-ssd stats`` shows of running engines."""
+"""The figures of running engines that ``vllm-ssd stats`` shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_ssd.protocol import SpeculationTable, TableOwner
 from vllm_ssd.protocol.heartbeat import heartbeat_age_s
 from vllm_ssd.protocol.service_state import State, state_of
 
-# Kinds of the draft's work, as rows that count it.
+# Kind of the draft's work -> label of its row.
 _WORK = {
     "prefill": "prompt tokens read",
     "glue": "glue: predicts outcomes",
@@ -33,9 +33,9 @@ _STATES = {
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the table of one engine says, or that of a draft service. counted: its counters, since
-    the engine's start or another look. elapsed_s: seconds of that; looked_at: monotonic seconds.
-    heartbeat_age_s: None where no heartbeat is expected."""
+    """The contents of the table of one engine, or of a draft service. counted: its counters, since
+    the engine's start or an earlier report. elapsed_s: seconds since then. looked_at: monotonic
+    seconds. heartbeat_age_s: seconds; None where no heartbeat is expected."""
 
     path: Path
     owner: TableOwner
@@ -59,7 +59,7 @@ class EngineReport:
         )
 
     def since(self, earlier: EngineReport) -> EngineReport:
-        """The same for the time since an earlier look at this engine."""
+        """Return a report on the time since ``earlier``, a report on this engine."""
         return replace(
             self,
             counted=subtract(self.counted, earlier.counted),
@@ -67,7 +67,7 @@ class EngineReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: numbers, with their units in their names, and shares from 0 to 1."""
+        """Return the report for programs: numbers with units in their names, and shares 0..1."""
         return {
             "engine": self.owner.engine,
             "model": self.owner.model,
@@ -83,7 +83,7 @@ class EngineReport:
         }
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """For people: labels, and values with their units."""
+        """Yield the report for people: labels, and values with their units."""
         counted, of_rounds = self.counted, rates(self.counted)
         rounds = max(counted["rounds"], 1)
         owner = self.owner
@@ -119,7 +119,7 @@ class EngineReport:
 
     @property
     def title(self) -> str:
-        """Of its column."""
+        """The heading of this report's column."""
         owner = self.owner
         is_service = owner.draft_server and not owner.model
         return f"draft server {owner.draft_server}" if is_service else f"engine {owner.engine}"
@@ -132,7 +132,7 @@ class EngineReport:
 
     @property
     def serves(self) -> bool:
-        """Whether the draft does."""
+        """Whether the draft serves."""
         return self.state is State.SERVING
 
     def _kv_usage(self) -> float:
@@ -140,13 +140,13 @@ class EngineReport:
         return 1 - self.counted["free_blocks"] / blocks if blocks else 0.0
 
     def _busy(self) -> float:
-        """The share of the time that the draft's device works."""
+        """Return the share of the time in which the draft's device works."""
         busy_us = sum(self.counted[f"{kind}_us"] for kind in _WORK)
         return float(busy_us) / 1e6 / max(self.elapsed_s, 1e-6)
 
 
 def as_table(reports: Sequence[EngineReport]) -> Table:
-    """A column for each engine."""
+    """Return a table with one column per report."""
     table = Table()
     table.add_column()
     for report in reports:
@@ -157,5 +157,5 @@ def as_table(reports: Sequence[EngineReport]) -> Table:
 
 
 def _mean(counts: Sequence[int]) -> float:
-    """Of all values: ``counts[n]`` of them are n."""
+    """Return the mean of values of which ``counts[n]`` are n."""
     return sum(value * count for value, count in enumerate(counts)) / max(sum(counts), 1)

@@ -1,9 +1,9 @@
-"""What the target counts of each request: for its span in a trace, and for what vLLM says of its
-speculative decoding.
+"""The target's counters of each request, for spans in traces and for vLLM's speculative decoding
+metrics of a request.
 
-A request is known by the key of its id. It has one of the two records of its slot, the one that the
-slot's request before did not have, since who asks hears of a request's end when its slot may have
-been given on.
+The key of a request's id identifies its record. Each slot has two records, which its successive
+requests use in turn. A reader may learn of a request's end after another one has taken the slot;
+the record of the ended request is still there.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Result = Literal["hits", "misses", "late"]
 
 
 def request_key(request_id: str) -> int:
-    """What stands for the id that an engine gave to a request: 1..2^63-1."""
+    """Return the key of the id that an engine gave to a request: 1..2^63-1."""
     digest = blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 or 1
 
 
 class RequestCounters:
-    """The writer's end, on the host."""
+    """Writes the records of requests, on the host."""
 
     def __init__(self, table: SpeculationTable):
         self._records = table.requests
         self._turns = [0] * table.shape.slots  # which record of each slot is its request's
 
     def count(self, slot: int, key: int, result: Result, wait_s: float) -> None:
-        """A round of the request with this key, which has this slot. result: what the first look
-        found; wait_s: seconds that it waited for drafts."""
+        """Count a round of the request that has ``slot`` and ``key``. result: what the first lookup
+        found. wait_s: seconds that the round waited for draft tokens."""
         record = self._record(slot, key)
         record[result] += 1
         record["wait_us"] += int(wait_s * 1e6)
 
     def verified(self, slot: int, key: int, accepted: int, drafts: int) -> None:
-        """Of this request the target has accepted ``accepted`` proposed tokens, of which the first
-        ``drafts`` were the draft's."""
+        """Record a verification. accepted: proposed tokens that the target accepted. drafts: how
+        many proposed tokens, from the first one on, came from the draft; 0 records nothing."""
         if drafts:
             ring = self._record(slot, key)["verified"]
             number = (int(ring.max()) >> 32) + 1
@@ -61,8 +61,8 @@ class RequestCounters:
 
 @dataclass(frozen=True)
 class RequestCounts:
-    """What was counted of a request: rounds, by what the first look for drafts found, and the
-    seconds that it waited for drafts."""
+    """Counters of one request: rounds by what the first lookup found, and the seconds that it
+    waited for draft tokens."""
 
     hits: int
     misses: int
@@ -75,12 +75,12 @@ class RequestCounts:
 
     @classmethod
     def read(cls, table: SpeculationTable, key: int) -> RequestCounts | None:
-        """None if nothing was counted of it, or its record is another's by now. One that was
-        preempted may have several: in each slot that it had."""
+        """Return a request's counts; None if there are none, or another request has its record by
+        now. Adds up the records of a preempted request, which may have one in each of its slots."""
         keys = table.requests["key"]
         places = np.nonzero(keys == key)
         found = table.requests[places]  # a copy
-        found = found[keys[places] == key]  # of none that was given on meanwhile
+        found = found[keys[places] == key]  # drop records that changed hands
         if not len(found):
             return None
         hits, misses, late, wait_us = (
@@ -90,21 +90,21 @@ class RequestCounts:
 
 
 class Verifications:
-    """The reader's end of what was verified of one request."""
+    """Reads the verifications of one request."""
 
     def __init__(self, table: SpeculationTable, key: int):
         self._keys = table.requests["key"]
         self._rings = table.requests["verified"]
         self._key = key
-        self._place = (0, 0)  # of its record
-        self._seen: dict[tuple[int, int], int] = {}  # the last one's number, by the record's place
+        self._place = (0, 0)  # of the request's record
+        self._seen: dict[tuple[int, int], int] = {}  # record's place -> last number read
 
     def news(self) -> list[tuple[int, int]]:
-        """Those since the last call, each as the number of the draft's tokens that were verified
-        and of those accepted. A GPU's may come a step later than its tokens."""
+        """Return the verifications since the last call, each as two numbers of draft tokens:
+        verified and accepted. On a GPU they may come a step later than their tokens."""
         if news := self._read(self._place):
             return news
-        # None yet; or it was preempted, and has another slot.
+        # Its record may be elsewhere: the first one, or in a new slot after preemption.
         for place in zip(*(axis.tolist() for axis in np.nonzero(self._keys == self._key))):
             if news := self._read(place):
                 self._place = place

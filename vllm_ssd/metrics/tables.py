@@ -1,4 +1,4 @@
-"""The tables of a server's engines, for those who read them in a frontend."""
+"""The speculation tables of a server's engines, for readers in a frontend."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ logger = get_logger(__name__)
 
 
 class EngineTables:
-    """By the engines' places in the data parallel group; opened when they are first asked for, and
-    without those of engines that are not on this machine."""
+    """Yields each engine's index in the data parallel group and its table, in this order. Opens
+    tables on first use. Skips engines on other machines."""
 
     def __init__(self, paths: Mapping[int, Path]):
         self._paths = paths
@@ -31,6 +31,6 @@ class EngineTables:
 def _open(path: Path) -> SpeculationTable | None:
     try:
         return SpeculationTable.open(path, writable=False)
-    except (OSError, ValueError) as error:  # of an engine on another machine, for example
+    except (OSError, ValueError) as error:  # for example, the engine is on another machine
         logger.warning("SSD: no metrics of an engine whose table cannot be read here: %s", error)
         return None

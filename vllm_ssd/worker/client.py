@@ -1,10 +1,10 @@
-"""The target's side of a round, shared by every model runner. Runs on TP rank 0 only.
+"""The target's side of a round, on the host. Runs on TP rank 0 only.
 
-Each step the runner hands over, for every request that sampled, its text and how many tokens the
-step added. The client publishes the outcomes, finds the drafts for them, waits where the policy
-says so, and confirms what will be verified next. A request it has not seen before, or whose text
-does not continue what it knows (a round without drafting, a resumed request), needs no special
-call: it is added again, or the gap is published, whichever the draft can follow.
+Each step, the runner hands over the text of every request that sampled, and how many tokens the
+step added. The client publishes the outcomes, finds their draft tokens, waits where the policy says
+so, and confirms what will be verified next. New requests need no special call; nor do requests with
+a gap in the known text (a round without drafting, a resumed request). The client publishes the gap
+if the draft can follow it, else it adds the request again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ UNSEEN = -1  # published as accepted length if the text also grew in rounds with
 
 @dataclass(frozen=True)
 class Row:
-    """A request that sampled in this step. tokens: int32 [length], its whole text, of which the
-    last ``num_new`` came in this step. sampling: of its drafts."""
+    """A request that sampled in this step. tokens: int32 [length], its whole text; the last
+    ``num_new`` came in this step. sampling: how its draft tokens are sampled."""
 
     request_id: str
     tokens: NDArray[np.int32]
@@ -46,8 +46,8 @@ class Row:
 
 @dataclass(eq=False)
 class RowState:
-    """A row during a step. stamp, accepted, bonus: of its outcome; found: by the latest look.
-    left_over: where in the slot's drafts those of this round begin. waited_s: seconds, so far."""
+    """A row during a step. stamp, accepted, bonus: its outcome. found: the latest lookup's result.
+    left_over: index in the slot's drafts where this round's begin. waited_s: seconds so far."""
 
     row: Row
     slot: SlotState
@@ -59,7 +59,7 @@ class RowState:
     waited_s: float = 0.0
 
     def ready(self, room: int) -> tuple[list[int], NDArray[np.int64] | None]:
-        """The drafts that there are, at most ``room``, and what they were sampled from."""
+        """Return n <= ``room`` ready draft tokens, and int64 [n, top_m] distributions or None."""
         found, left = self.found, self.slot.drafts[self.left_over :]
         if len(left) > min(len(found.tokens), room):
             probs = self.slot.draft_probs
@@ -68,7 +68,7 @@ class RowState:
 
 
 class SpeculationClient:
-    """``exchange`` once a step; ``add`` and ``remove`` when requests come and go."""
+    """Finds draft tokens. Call ``exchange`` once a step, ``add`` and ``remove`` per request."""
 
     def __init__(self, connection: Connection, limits: Limits = "nobody"):
         table = connection.table
@@ -92,8 +92,8 @@ class SpeculationClient:
     def add(
         self, request_id: str, tokens: Sequence[int], sampling: DraftSampling = CERTAIN
     ) -> None:
-        """Let the draft read a new request's text while the target does. As long as the target
-        does without drafts, so does a new request."""
+        """Let the draft read a new request's text while the target does. Does nothing while the
+        target decodes without draft tokens."""
         self.remove(request_id)
         if self._plan is None or self._plan.drafts:
             self._add(request_id, tokens, sampling)
@@ -106,7 +106,7 @@ class SpeculationClient:
         state.last_used = self._step
 
     def remove(self, request_id: str) -> None:
-        """The request ended or was preempted."""
+        """Free the slot of a request that ended or was preempted."""
         state = self.slots.release(request_id)
         if state is not None:
             self._free.append(state.slot)
@@ -119,15 +119,16 @@ class SpeculationClient:
         draft_probs: Sequence[NDArray[np.int64]] = (),
         most_drafts: int = MOST_DRAFTS,
     ) -> list[list[int]]:
-        """Drafts for every row, 0..k of them, in order. batch: requests in the target's step, None
-        = these only. has_prompts: whether some of them read their prompts. draft_probs: for every
-        row int64 [k, top_m], written: what its drafts were sampled from. most_drafts: of a row."""
+        """Return draft tokens for every row, 0..k each, in order. batch: requests in the target's
+        step, None = these only. has_prompts: whether some of them read their prompts. draft_probs:
+        int64 [k, top_m] per row, written: distributions of its draft tokens. most_drafts: draft
+        tokens per row at most."""
         self._step += 1
         batch = len(rows) if batch is None else batch
         self._plan = plan = self._planner.plan(batch, has_prompts, self._undrafted)
         most_drafts = min(most_drafts, plan.drafts)
         if not most_drafts:
-            # Nothing is published: the draft has nothing to do, and reads later what it missed.
+            # Publishes nothing, so that the draft idles. It reads later what it missed.
             self._undrafted += sum(row.num_new for row in rows)
             self.counters.went_without(len(rows))
             self.counters.log()
@@ -156,8 +157,8 @@ class SpeculationClient:
         slot = self._slot_of(row)
         length = len(row.tokens)
         new = row.tokens[slot.length :].tolist()
-        # A text that grew by more than this step's tokens had rounds without this client: nothing
-        # that was predicted can be its outcome.
+        # A text that grew by more than this step's tokens had rounds without this client. No
+        # prediction can match its outcome.
         accepted = row.num_new - 1 if len(new) == row.num_new else UNSEEN
         stamp = make_stamp(slot.generation, slot.round)
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
@@ -172,7 +173,7 @@ class SpeculationClient:
         return RowState(row, slot, stamp, accepted, new[-1], found, left_over)
 
     def _slot_of(self, row: Row) -> SlotState:
-        """The row's slot, a new one if it has none that fits its text."""
+        """Return the row's slot; assign a new one if it has none that fits its text."""
         state = self.slots.states.get(row.request_id)
         if state is not None:
             grown = len(row.tokens) - state.length
@@ -185,7 +186,7 @@ class SpeculationClient:
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
-        """Look at the rows worth waiting for every ``POLL_S`` seconds, until none is left or the
+        """Look up the rows worth waiting for every ``POLL_S`` seconds, until none is left or the
         longest wait is over."""
         waiting = [state for state in states if self._worth_waiting(state, plan)]
         if not waiting:
@@ -212,7 +213,7 @@ class SpeculationClient:
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
         if state.left_over < len(slot.drafts):
-            return False  # the draft leaves it at these
+            return False  # the draft makes no others for this round
         if slot.overdue is not None and self._predictions.newest(slot.slot) >= slot.overdue:
             slot.overdue = None
         said = self._draft_states.get(slot.slot, slot.generation)
@@ -220,9 +221,9 @@ class SpeculationClient:
         if not plan.fallback or not self._planner.waits_for_texts:
             hopeless |= said != DRAFTING
         if slot.round == 1 and not self._planner.waits_for_texts:
-            return False  # its first token
+            return False  # first tokens do not wait
         return slot.overdue is None and draft_lives(self._table) and not hopeless
 
     def _room(self, row: Row) -> int:
-        """Drafts that still fit the target's longest text."""
+        """Return how many draft tokens still fit the target's longest text, 0..k."""
         return max(0, min(self._k, self._max_len - len(row.tokens) - 1))

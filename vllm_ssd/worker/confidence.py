@@ -1,8 +1,8 @@
-"""How likely the drafts of a row are to be accepted: what vLLM's adaptive verification asks for.
+"""The chances of a row's draft tokens to be accepted, for vLLM's adaptive verification.
 
-A draft's chance is the share of drafts of its kind (``kinds.py``) and position that were accepted
-lately. It depends on where drafts come from and how many there are, never on which tokens they are:
-a choice of what is verified by the tokens drawn would change the distribution of sampled texts.
+A draft token's chance is the share of those of its kind (``kinds.py``) and position that the target
+accepted lately. It depends on their source and number, never on the tokens themselves: choosing by
+the drawn tokens what to verify would change the distribution of sampled texts.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import torch
 from vllm_ssd.worker.confidence_kernels import calibrate_kernel
 from vllm_ssd.worker.kinds import FROM_SIBLING, GUESSED, KINDS
 
-# What is worth trying as long as nothing is known: drafts, and guesses rather not.
+# Chances while nothing is measured: the draft's tokens are worth trying, guesses rather not.
 _DRAFT_PRIOR, _GUESS_PRIOR = 0.7, 0.2
-_PRIOR_WEIGHT = 2.0  # drafts
-# A grade is worth half after 70 steps. A position that is no longer tried goes back to the prior,
-# and so is tried again.
+_PRIOR_WEIGHT = 2.0  # draft tokens
+# A grade's weight halves in 70 steps. A position that is no longer tried returns to the prior, so
+# it is tried again.
 _FADE = 0.99
-# From this many rows on, the last step's drafts say how many the next step will have. Which of
-# fewer rows will have some is chance: then each is expected to, so that there is room for them.
-# (A step that verifies all drafts of fewer rows takes little longer than one without any.)
+# From this many rows on, the last step's draft tokens predict how many the next step will have.
+# With fewer rows, chance decides which have some: each is expected to, so that there is room.
+# (Verifying all draft tokens of fewer rows makes a step little longer.)
 MANY_ROWS = 16
 
 
 class Confidence:
-    """On the device: ``grades``, ``acceptance``, ``supply`` and ``typical`` as kernels have them.
-    Of the drafts proposed last, ``current`` float32 [rows, k], in batch order; and ``expected``,
-    the same for the number of drafts of the step after the next one, which is chosen before that
-    step's drafts are known.
+    """Chances on the device. ``look_up_kernel`` explains ``grades``, ``acceptance``, ``supply`` and
+    ``typical``.
 
-    rows: of the largest batch.
+    ``current``: float32 [rows, k], for the draft tokens proposed last, in batch order.
+    ``expected``: float32 [rows, k], for the step after the next one. vLLM chooses that step's
+    number of draft tokens before they are known. rows: size of the largest batch.
     """
 
     def __init__(self, rows: int, k: int, device: torch.device):
@@ -45,7 +45,7 @@ class Confidence:
         self.grades = torch.zeros(KINDS, k, 2, dtype=torch.float32, device=device)
 
     def calibrate(self) -> None:
-        """Enqueue what follows a step that was graded."""
+        """Enqueue the update of the chances after a graded step."""
         cells = self._prior.numel()
         calibrate_kernel[(1,)](
             self.grades,

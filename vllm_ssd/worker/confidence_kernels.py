@@ -1,4 +1,4 @@
-"""Kernels that learn how likely drafts are accepted. ``AT`` is a ``KernelLayout``."""
+"""Kernels that measure how likely draft tokens are accepted. ``AT`` is a ``KernelLayout``."""
 
 # mypy: allow-untyped-defs
 # A kernel's arguments have Triton's types, which depend on the launch.
@@ -17,9 +17,9 @@ _BRANCH, _SIBLING, _LEFT, _GUESSED = (
 
 @triton.jit
 def grade(grades, counters, kind, verified, accepted, drafted, AT: tl.constexpr):
-    """Count the drafts of a row that were verified. grades: float32 [KINDS, k, 2]: drafts whose
-    predecessors were accepted, and of these the ones that were accepted themselves. drafted: 1 if
-    the draft made them, as only those are in the counters, int64."""
+    """Count the verified draft tokens of a row. grades: float32 [KINDS, k, 2]: tokens whose
+    predecessors were accepted, and those of them that were accepted too. counters: int64. drafted:
+    int64, 1 if the draft made the tokens; the counters count only these."""
     lane = tl.arange(0, AT.token_lanes)
     reached = (lane < verified) & (lane <= accepted)
     taken = reached & (lane < accepted)
@@ -35,8 +35,8 @@ def grade(grades, counters, kind, verified, accepted, drafted, AT: tl.constexpr)
 
 @triton.jit
 def count_supply(supply, depth, AT: tl.constexpr):
-    """Count a row that has ``depth`` drafts of its own. supply: float32 [k + 1], such rows with at
-    least 0, 1, .. k drafts."""
+    """Count a row with ``depth`` draft tokens of its own. supply: float32 [k + 1], numbers of such
+    rows with at least 0, 1, .. k draft tokens."""
     lane = tl.arange(0, AT.token_lanes)
     tl.atomic_add(supply, 1.0, sem="relaxed")
     tl.atomic_add(supply + 1 + lane, 1.0, mask=lane < depth, sem="relaxed")
@@ -44,11 +44,11 @@ def count_supply(supply, depth, AT: tl.constexpr):
 
 @triton.jit
 def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts, AT: tl.constexpr):
-    """What a row's drafts are worth, and what those of its next rounds may be: the chance of each
-    to be there and accepted if those before it are, float32 [token_lanes] both.
+    """Return the chances of a row's draft tokens, and of those of its next rounds, both float32
+    [token_lanes]: the chance of each to be there and accepted if those before it are.
 
-    A row that uses up what was left over has few drafts because few were verified: to expect as few
-    next time would keep it so, and it is expected to have what rows usually have.
+    A row that uses up left-over tokens has few because few were verified. To expect as few next
+    time would keep it so, so it is expected to have what rows usually have.
     """
     lane = tl.arange(0, AT.token_lanes)
     there = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
@@ -56,7 +56,7 @@ def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts,
     missed = (kind == _GUESSED) | (kind == _SIBLING)
     if kind != _LEFT:
         count_supply(supply, tl.where(missed, 0, depth), AT)
-    # A branch of all k drafts, if every row is expected to have one; else what is usual.
+    # A branch of k draft tokens if every row is expected to have one, else what rows usually have.
     most = lane < tl.minimum(AT.k, most_drafts)
     all_drafts = tl.load(acceptance + _BRANCH * AT.k + lane, mask=most, other=0.0)
     usual = tl.load(typical + lane, mask=most, other=0.0)
@@ -68,17 +68,17 @@ def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts,
 @triton.jit
 def calibrate_kernel(
     grades,  # float32 [cells, 2], as ``grade`` counts them; written: faded
-    prior,  # float32 [cells]: acceptance as long as nothing is known
+    prior,  # float32 [cells]: acceptance while nothing is known
     acceptance,  # float32 [cells], written; first those of branches
     supply,  # float32 [k + 1], as ``count_supply`` counts it; written: faded
     typical,  # float32 [k], written: as ``look_up_kernel`` reads it
-    fade,  # what a grade is worth after a step, of what it was worth before
-    weight,  # number of drafts that the prior is worth
+    fade,  # factor of a grade's weight per step
+    weight,  # weight of the prior, in draft tokens
     K: tl.constexpr,
     CELLS: tl.constexpr,
     LANES: tl.constexpr,  # CELLS rounded up to a power of two
 ):
-    """After a step: forget a little, and derive the chances for the next one."""
+    """Fade the counts after a step, and derive the chances for the next one."""
     cell = tl.arange(0, LANES)
     there = cell < CELLS
     tried = tl.load(grades + cell * 2, mask=there, other=0.0) * fade

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Connection:
-    """What both kinds of client work with. vocab_size: the target's; max_len: tokens of its longest
-    text; engine: as of ``engine_of``."""
+    """A connection, as both kinds of client use it. vocab_size: of the target. max_len: tokens of
+    the target's longest text. engine: the result of ``engine_of``."""
 
     table: SpeculationTable
     control: ControlClient
@@ -29,7 +29,7 @@ class Connection:
 
 
 def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
-    """Connect to the draft whose files are in ``run_dir``; raises as ``SpeculationTable.open``."""
+    """Connect to the draft whose files are in ``run_dir``. Errors: ``SpeculationTable.open``'s."""
     config: Any = vllm_config.speculative_config
     return Connection(
         SpeculationTable.open(table_path(run_dir)),
@@ -42,10 +42,10 @@ def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
 
 
 def engine_of(vllm_config: VllmConfig) -> str:
-    """What tells this engine from the others that its draft may serve, so that drafts of different
-    engines are drawn with different random numbers. An engine that starts again has the same one,
-    as it has the same random numbers in vLLM, unless it joins a draft server: the others there may
-    have its seed and index."""
+    """Return a text that differs between the engines that a draft serves, so that their draft
+    tokens are drawn with different random numbers. A restarted engine gets the same text, because
+    it has the same random numbers in vLLM too. It gets a new text if it joins a draft server, where
+    other engines may have its seed and index."""
     config: Any = vllm_config.speculative_config
     index = vllm_config.parallel_config.data_parallel_index
     own = Path(config.run_dir).name if config.draft_server else ""

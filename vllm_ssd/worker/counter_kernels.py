@@ -1,4 +1,4 @@
-"""What the device lookup counts of waits and of requests. ``AT`` is a ``KernelLayout``."""
+"""Kernels that count waits and requests for the device lookup. ``AT`` is a ``KernelLayout``."""
 
 # mypy: allow-untyped-defs
 # A kernel's arguments have Triton's types, which depend on the launch.
@@ -16,7 +16,7 @@ _SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 
 @triton.jit
 def count_wait(counters, wait_us, AT: tl.constexpr):
-    """``TargetCounters.waited`` of a step; nothing for a step that did not wait."""
+    """Count a step's wait by the rules of ``TargetCounters.waited``. A wait of 0 counts nothing."""
     tl.atomic_add(counters + AT.counter_wait_us, wait_us, sem="relaxed")
     lane = tl.arange(0, AT.wait_lanes).to(tl.int64)
     longer = (lane < AT.wait_counters - 1) & (wait_us > (_SHORTEST_WAIT_US << lane))
@@ -26,14 +26,15 @@ def count_wait(counters, wait_us, AT: tl.constexpr):
 
 @triton.jit
 def count_round(stamps, tallies, slot, key, result, verified, accepted, AT: tl.constexpr):
-    """``RequestCounters.verified`` and, of a round that has not waited yet, ``count``. verified: of
-    the draft's tokens; result: the place of the round's counter among the target's. Returns where
-    the request's record is, and the microseconds that it has waited so far.
+    """Count a request's verification and its round before the wait, by the rules of
+    ``RequestCounters``. verified: the draft's tokens verified. result: place of the round's counter
+    among the target's. Returns the place of the request's record, and the microseconds that the
+    request has waited so far.
 
-    tallies: int64 [slots, tally_lanes], the record of each slot's request, and in the last column
-    which of the slot's two records that is. Here the device counts, as the table, which gets the
-    same, would be slow to read. vLLM hears of the step's tokens while the step waits, so what was
-    verified is there before.
+    tallies: int64 [slots, tally_lanes], the record of each slot's request; the last column says
+    which of the slot's two records it is. The device counts in the tallies and copies them to the
+    table, which is slow to read. vLLM receives the step's tokens while the step waits, so the
+    verification is stored before the wait.
     """
     lane = tl.arange(0, AT.tally_lanes)
     turn_at = AT.tally_lanes - 1
@@ -60,6 +61,6 @@ def count_round(stamps, tallies, slot, key, result, verified, accepted, AT: tl.c
 
 @triton.jit
 def count_waited(stamps, tallies, slot, record, waited_us, AT: tl.constexpr):
-    """The rest of ``count_round``. waited_us: with the round's own wait."""
+    """Complete ``count_round`` after the wait. waited_us: microseconds, this round's included."""
     tl.store(tallies + slot * AT.tally_lanes + AT.request_wait_us, waited_us)
     tl.store(stamps + record + AT.request_wait_us, waited_us)

@@ -1,6 +1,6 @@
-"""The drafts' distributions over the whole vocabulary, as vLLM's rejection samplers take them.
+"""The draft tokens' distributions over the whole vocabulary, for vLLM's rejection samplers.
 
-A draft that was not sampled is proposed with certainty: its distribution is one-hot.
+A draft token that was not sampled is proposed with certainty: its distribution is one-hot.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def dense(draft_probs: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 class DraftLogits:
-    """For Model Runner V2. ``logits``: float32 [slots, k, vocab], the temperature times the
-    logarithm of each probability, since vLLM divides them by the temperature before its softmax."""
+    """Draft tokens' logits for Model Runner V2. ``logits``: float32 [slots, k, vocab], temperature
+    times log probability: vLLM divides them by the temperature before its softmax."""
 
     def __init__(self, slots: int, k: int, top_m: int, vocab_size: int, device: torch.device):
         self._nothing = torch.full((), float("-inf"), device=device)
@@ -32,8 +32,8 @@ class DraftLogits:
     def update(
         self, slots: torch.Tensor, draft_probs: torch.Tensor, temperatures: torch.Tensor
     ) -> None:
-        """Set the logits of slots, int [rows], all different, from draft_probs, int64 [rows, k,
-        top_m]. temperatures: float32 [slots]."""
+        """Set the logits of some slots. slots: int [rows], all different. draft_probs: int64 [rows,
+        k, top_m]. temperatures: float32 [slots]."""
         slots = slots.long()
         rows = slots.view(-1, 1, 1)
         self.logits.index_put_((rows, self._steps, self._support[slots]), self._nothing)

@@ -1,8 +1,8 @@
-"""The CPU's part of a round where a GPU kernel does the lookup.
+"""The CPU's part of a round whose lookup a GPU kernel does.
 
 vLLM schedules ahead: when the CPU hears that a request is gone, the GPU may still have steps of it
-to run. So the GPU's slot states change only by copies in the order of its stream, enqueued with the
-first step that needs them. Nothing here waits for the GPU, except ``measure_look_ns``.
+to run. So only copies in the GPU's stream change its slot states. The client enqueues a copy with
+the first step that needs it. Only ``measure_look_ns`` waits for the GPU.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from vllm_ssd.worker.wait_tuner import Limits, WaitPlan
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1
 _TRIAL_LOOKS = 2000
-# Steps without drafts, about, between two updates of the counters on the device.
+# About how many steps without draft tokens lie between two updates of the device's counters.
 _UNCOUNTED_STEPS = 64
 
 
 def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
-    """Nanoseconds that one look at the table takes a row if no other row looks."""
+    """Return the nanoseconds that a look at the table takes one row while no other row looks."""
     found = torch.zeros(1, dtype=torch.int64, device=device)
     stamps, layout = memory_of(table, np.int64), KernelLayout.of(table.shape)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -52,7 +52,8 @@ def measure_look_ns(table: SpeculationTable, device: torch.device) -> int:
 
 
 class DeviceClient:
-    """``exchange`` or ``go_without`` once a step; ``add`` and ``remove`` when requests come and go.
+    """Enqueues the lookup of draft tokens. Call ``exchange`` or ``go_without`` once a step; ``add``
+    and ``remove`` as requests come and go.
 
     A request's slot in the table is its slot in vLLM. texts: returns int32 [slots, max_model_len],
     every request's text in host memory. look_ns: nanoseconds that a look at the table takes.
@@ -69,7 +70,7 @@ class DeviceClient:
         table, policy = connection.table, connection.policy
         self._table = table
         self._planner = WaitPlanner(policy, table, limits)
-        self._takes_siblings = int(limits == "vLLM")  # which verifies what is worth it
+        self._takes_siblings = int(limits == "vLLM")  # vLLM verifies only what is worth it
         self._texts = texts
         self._device = device
         self.slots = SlotMap(connection)
@@ -96,8 +97,8 @@ class DeviceClient:
         self._last_probs = torch.zeros(count, k, top_m, dtype=torch.int64, device=device)
         self._waits = torch.zeros(2, dtype=torch.int64, device=device)
         self._turn = 0
-        # Tokens of requests that are drafted for, in steps that vLLM scheduled without drafts: all,
-        # and those that the device's counters know of.
+        # Tokens that requests with a draft got in steps scheduled without draft tokens: all, and
+        # those that the device's counters include.
         self._undrafted = self._known_undrafted = 0
 
     def add(
@@ -107,7 +108,7 @@ class DeviceClient:
         tokens: Sequence[int],
         sampling: DraftSampling = CERTAIN,
     ) -> None:
-        """A request takes a slot: let the draft read its text while the target does."""
+        """Give a slot to a request, and let the draft read its text while the target does."""
         self.remove(request_id)
         state = self.slots.assign(request_id, slot, tokens, sampling)
         overdue = 0 if state.overdue is None else int(state.overdue)
@@ -119,14 +120,14 @@ class DeviceClient:
         self._names[slot] = request_id
 
     def remove(self, request_id: str) -> None:
-        """The request ended or was preempted."""
+        """Free the slot of a request that ended or was preempted."""
         state = self.slots.release(request_id)
         if state is not None:
             self._staged[state.slot] = _EMPTY
             self._generations[state.slot] = 0
             del self._names[state.slot]
             if not self._names:
-                # The draft is to read the next request's text while the target does.
+                # Lets the draft read the next request's text while the target does.
                 self._table.plan["undrafted"] = 0
 
     def exchange(
@@ -141,13 +142,14 @@ class DeviceClient:
         has_prompts: bool = False,
         most_drafts: int | None = None,
     ) -> None:
-        """Enqueue a step: write int64 [rows, k] ``drafts``, where rows without any get a guess and
-        others repeat their newest token at the end. All on the device: num_sampled int32 [rows],
-        0 for no outcome; num_rejected int32 [rows], drafts verified and not accepted; slots int
-        [rows]; lengths int32 [slots] and texts int32 [slots, ..], with this step's tokens.
-        draft_probs: int64 [rows, k, top_m], written: what the drafts were sampled from; None if
-        top_m is 0. has_prompts: whether some rows read their prompts. most_drafts: of a row, k if
-        None. ``confidence`` says afterwards what the drafts are worth.
+        """Enqueue a step, which writes ``drafts``, int64 [rows, k]. Rows without draft tokens get a
+        guess; others repeat their newest token at the end. Sets ``confidence`` for these tokens.
+
+        All tensors are on the device. num_sampled: int32 [rows], 0 for no outcome. num_rejected:
+        int32 [rows], draft tokens verified and not accepted. slots: int [rows]. lengths: int32
+        [slots]. texts: int32 [slots, ..], with this step's tokens. draft_probs: int64 [rows, k,
+        top_m], written: the draft tokens' distributions; None if top_m is 0. has_prompts: whether
+        some rows read their prompts. most_drafts: draft tokens per row at most, None = k.
         """
         self._send_lost_again()
         if self._staged:
@@ -165,8 +167,8 @@ class DeviceClient:
         self.counters.log()
 
     def compile_kernel(self, lengths: torch.Tensor, texts: torch.Tensor) -> None:
-        """What the first ``exchange`` with these would compile, 4 s long; in a thread of its own,
-        as the target is loaded meanwhile."""
+        """Compile what the first ``exchange`` with these tensors would compile, which takes 4 s.
+        A thread of its own compiles while the target is loaded."""
         k, top_m = self._table.shape.k, self._table.shape.top_m
         row = torch.zeros(1, dtype=torch.int32, device=self._device)
         drafts = row.new_zeros(1, k, dtype=torch.int64)
@@ -192,7 +194,7 @@ class DeviceClient:
         plan: WaitPlan,
         most_drafts: int,
     ) -> tuple[Any, ...]:
-        """Of ``look_up_kernel``."""
+        """Return the arguments of ``look_up_kernel``."""
         return (
             *self._memory,
             num_sampled,
@@ -228,10 +230,10 @@ class DeviceClient:
         )
 
     def go_without(self, slots: NDArray[np.intp], batch: int, has_prompts: bool = False) -> None:
-        """In place of ``exchange`` in a step of ``batch`` requests that verified no drafts and
-        before one that vLLM has scheduled without. slots: of the requests that got a token. Nothing
-        is enqueued, so that the step takes no longer than plain vLLM's; the draft reads later what
-        it missed."""
+        """Take in a step of ``batch`` requests without ``exchange``: it verified no draft tokens,
+        and vLLM has scheduled none for the next step. slots: of the requests that got a token.
+        Enqueues no lookup, so that the step takes no longer than plain vLLM's. The draft reads
+        later what it missed."""
         own = int(np.count_nonzero(self._generations[slots]))
         self._undrafted += own
         if self._undrafted - self._known_undrafted >= _UNCOUNTED_STEPS * own > 0:
@@ -241,7 +243,7 @@ class DeviceClient:
         self.counters.log()
 
     def _choose_plan(self, batch: int, has_prompts: bool) -> WaitPlan:
-        """Also tells the scheduler whether steps to come are to have drafts."""
+        """Return the step's plan; tell the scheduler whether the next steps have draft tokens."""
         plan = self._planner.plan(batch, has_prompts, self._undrafted)
         self._table.plan["undrafted"] = int(plan.drafts == 0)
         return plan
@@ -261,7 +263,7 @@ class DeviceClient:
         self._slot_states.index_copy_(0, update[:, 0], update[:, 1:])
 
     def _send_lost_again(self) -> None:
-        """Add requests that are LOST again, with the text last published."""
+        """Send the draft each LOST request again, with the text last published."""
         for slot in self._draft_states.lost(self._generations).tolist():
             request_id = self._names[slot]
             state = self.slots.states[request_id]

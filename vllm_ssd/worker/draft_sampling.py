@@ -1,10 +1,10 @@
-"""How the draft samples for a request, which need not be how the target does.
+"""How the draft samples for a request. The target may sample in another way.
 
-A draft that is sampled is reported with the distribution q that it was drawn from, and vLLM's
-rejection sampler is exact if every such draft is verified. With a grammar, vLLM drops the drafts
-that the grammar refuses. Those that are left were not drawn from q but from q without the refused
-tokens, and texts would get another distribution. A draft that is proposed with certainty is exact
-whichever drafts are dropped: q is then one-hot, and there is nothing to be drawn.
+The draft reports each sampled draft token with the distribution q that it was drawn from. vLLM's
+rejection sampler is exact if every such token is verified. With a grammar, vLLM drops the draft
+tokens that the grammar refuses. The others were then not drawn from q, but from q without the
+refused tokens, so texts would get another distribution. A draft token proposed with certainty stays
+exact whichever tokens are dropped: its q is one-hot, and nothing is drawn.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class DraftSampling(NamedTuple):
-    """temperature: at which drafts are drawn; 0: they are the draft's likeliest tokens, each
-    proposed with certainty. seed: the request's own, None if it has none."""
+    """Settings of the draft's sampling. temperature: of the draws; 0: the draft proposes its
+    likeliest tokens with certainty. seed: the request's own, None if it has none."""
 
     temperature: float = 0.0
     seed: int | None = None
@@ -28,25 +28,25 @@ CERTAIN = DraftSampling()
 
 
 def draft_sampling(params: SamplingParams | None) -> DraftSampling:
-    """What the draft is told. Drafts of a request with structured output are certain from its
-    first token on, even where the grammar starts later, after the model's reasoning."""
+    """Return the settings that the draft is told. Draft tokens of a request with structured output
+    are certain from its first token on, even if its grammar starts later, after reasoning."""
     if params is None or _has_grammar(params):
         return CERTAIN
     return DraftSampling(params.temperature, params.seed)
 
 
 def _has_grammar(params: SamplingParams) -> bool:
-    """Whether vLLM restricts the request by a grammar, by the same test as vLLM's scheduler.
-    ``response_format`` and the forms of tool calls that are restricted have become
-    ``structured_outputs`` before the request reaches the engine."""
+    """Whether vLLM restricts the request by a grammar. vLLM's scheduler uses this test.
+    ``response_format`` and restricted forms of tool calls have become ``structured_outputs`` before
+    the request reaches the engine."""
     wanted = params.structured_outputs
     return wanted is not None and not wanted.all_constraints_none()
 
 
 def seed_of(sampling: DraftSampling, engine: str, generation: int) -> int:
-    """64 bits, from which the random numbers of a request's drafts follow. Without a seed of its
-    own they differ from those of all other requests: engine tells the engine from all others that
-    its draft may serve, generation the request from all others of the engine."""
+    """Return the 64-bit seed of a request's draft tokens. Without a seed of its own, a request gets
+    one that differs from all other requests' seeds. ``engine`` differs between all engines that the
+    draft may serve, ``generation`` between all requests of an engine."""
     if sampling.seed is not None:
         return sampling.seed % 2**64  # vLLM's seeds may be negative
     digest = blake2b(f"{engine} {generation}".encode(), digest_size=8)

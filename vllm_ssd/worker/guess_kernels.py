@@ -1,9 +1,9 @@
-"""Guessed tokens for a row without drafts, by prompt lookup. ``AT`` is a ``KernelLayout``.
+"""Guesses tokens for a row without draft tokens, by prompt lookup. ``AT`` is a ``KernelLayout``.
 
-The request's own text is continued as it went on after the position that is most like its end. It
-costs nothing, as Model Runner V2 verifies k tokens of every row, and is right where a text repeats
-itself. The draft is not told: its branches are all for accepted length 0, the likeliest.
-``tests/support/guess.py`` says the same in numpy.
+A guess copies the tokens after the earlier position that is most like the end of the request's
+text. It costs nothing, because Model Runner V2 verifies k tokens of every row. It is right where a
+text repeats itself. The draft is not told of it, so all its branches are for accepted length 0, the
+likeliest. ``tests/support/guess.py`` guesses in numpy by the same rules.
 """
 
 # mypy: allow-untyped-defs
@@ -19,23 +19,24 @@ REACH = 8192  # tokens before the end that are searched
 
 _LONGEST = tl.constexpr(LONGEST)
 _REACH = tl.constexpr(REACH)
-_PLACES = tl.constexpr(512)  # positions an iteration compares
+_PLACES = tl.constexpr(512)  # positions compared per iteration
 
 
 @triton.jit
 def in_vocabulary(tokens, VOCAB: tl.constexpr):
-    """A token, or a block of them, with 0 for those that no model can produce: a multimodal prompt
-    has placeholders with ids outside the vocabulary."""
+    """Return one token or a block of them, with 0 in place of ids outside the vocabulary.
+    Placeholders in multimodal prompts have such ids, and no model can produce them."""
     return tl.where((tokens >= 0) & (tokens < VOCAB), tokens, 0)
 
 
 @triton.jit
 def continuation(text, length, VOCAB: tl.constexpr, AT: tl.constexpr):
-    """int32 [token_lanes] after a text, int32 [length >= 1]; all of them ``in_vocabulary``. Of the
-    positions whose last tokens equal those of the text, the longest match counts, then the latest.
-    Its continuation repeats beyond the text's end; without a match the newest token repeats."""
+    """Return a guess, int32 [token_lanes], of the tokens after ``text``, int32 [length >= 1]. All
+    of them are ``in_vocabulary``. The guess copies what follows the longest match of the text's
+    last tokens, and of equal matches the latest. It repeats beyond the text's end. Without a match
+    the newest token repeats."""
     end = length - 1
-    best = end * 0  # the largest of all positions' matching tokens << 32 | place + 1
+    best = end * 0  # largest ``matching tokens << 32 | place + 1`` of all positions
     lane = tl.arange(0, _PLACES)
     for start in range(tl.maximum(end - _REACH, 0), end, _PLACES):
         place = start + lane

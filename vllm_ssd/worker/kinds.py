@@ -1,9 +1,9 @@
-"""Where the drafts of a round come from, as numbers that kernels and the host share.
+"""Sources of a round's draft tokens, as numbers that kernels and the host share.
 
-Of each kind another share is accepted. FROM_BRANCH: the outcome was predicted. FROM_FALLBACK:
-drafted once the outcome was there. FROM_SIBLING: a bonus was predicted at the outcome's accepted
-length, but another one; its branch is taken for want of anything better. LEFT_OVER: drafted for an
-earlier round that had more drafts than were verified. GUESSED: from the text alone
+The target accepts another share of each kind. FROM_BRANCH: the outcome was predicted.
+FROM_FALLBACK: drafted once the outcome was known. FROM_SIBLING: from the branch of another bonus
+token at the same accepted length, for want of anything better. LEFT_OVER: drafted for an earlier
+round, which had more draft tokens than were verified. GUESSED: copied from the text
 (``guess_kernels.py``).
 """
 

@@ -1,10 +1,10 @@
-"""Device lookup: a round of ``client.py`` as one GPU kernel, one program per row.
+"""Device lookup: runs a round of ``client.py`` as one GPU kernel, one program per row.
 
-It works on the table's own pages, which the GPU reaches over its bus. A read takes about a
-microsecond, so reads that do not depend on each other are made together.
+The kernel works on the table's own pages, which the GPU reaches over its bus. A read takes about a
+microsecond, so the kernel makes independent reads together.
 
-Triton itself is imported, as vLLM's placeholder cannot run these: import this only on a GPU or with
-Triton's interpreter. ``AT`` is a ``KernelLayout``.
+This module imports Triton itself, because vLLM's placeholder cannot run these kernels. Import it
+only on a GPU or with Triton's interpreter. ``AT`` is a ``KernelLayout``.
 """
 
 # mypy: allow-untyped-defs
@@ -29,10 +29,10 @@ from vllm_ssd.worker.kinds import (
     LEFT_OVER,
 )
 
-# Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS], as in ``SlotState``: generation,
-# round, length, overdue with 0 for none; then the kind of the drafts being verified, how many
-# drafts that is without guesses, and the request's key. Generation 0: the slot has no request, or
-# one that the draft was not told of; nothing is published for it.
+# Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS]. From ``SlotState``: generation,
+# round, length, overdue (0 = none). Then the kind of the draft tokens being verified, their number
+# without guesses, and the request's key. Generation 0 means that the slot has no request, or one
+# that the draft was not told of. The kernel publishes nothing for it.
 SLOT_STATE_FIELDS = 7
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
 _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
@@ -62,7 +62,7 @@ _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
 )
 def look_up_kernel(
     words,  # int32 view of the table's pages
-    stamps,  # int64 view of the same
+    stamps,  # int64 view of the table's pages
     num_sampled,  # int32 [rows], 0 where a row has no outcome
     num_rejected,  # int32 [rows], drafts verified and not accepted
     slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
@@ -80,23 +80,23 @@ def look_up_kernel(
     grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
     acceptance,  # float32 [KINDS, k]: chance of a draft whose predecessors are accepted
     supply,  # float32 [k + 1], as ``count_supply`` counts it
-    typical,  # float32 [k]: chance of a row to have that draft, and of the draft
-    confidences,  # float32 [rows, k], written: the same of these drafts
-    expected,  # float32 [rows, k], written: the same, for the next step's number of drafts
+    typical,  # float32 [k]: chance of a row to have that draft token and of its acceptance
+    confidences,  # float32 [rows, k], written: chances of these draft tokens
+    expected,  # float32 [rows, k], written: chances for the next step's number of draft tokens
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
     most_drafts,  # drafts that a row may have, 0..k; 0: the draft is told nothing
     waits_for_texts,  # 1: wait in a request's first round and while the draft reads its text, too
-    expects_drafts,  # 1: expect of a row without drafts that it will have all of them next
-    takes_siblings,  # 1: use a sibling's drafts where there are no others, if they are worth more
+    expects_drafts,  # 1: expect a row without draft tokens to have all of them next
+    takes_siblings,  # 1: use a sibling's drafts if there are no others and guesses are worth less
     look_ns,  # nanoseconds that a look takes
     turn,  # 0 and 1 in alternate steps
     MAX_LEN: tl.constexpr,
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """``SpeculationClient.exchange`` of one row."""
+    """Publish, look up, wait for and confirm one row, like ``SpeculationClient.exchange``."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     sampled = tl.load(num_sampled + row)
@@ -168,7 +168,7 @@ def look_up_kernel(
         may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
         looks = tl.full([], 0, tl.int64)
-        heads = tl.zeros([4], tl.int64)  # the first look of a wait takes all it sees for new
+        heads = tl.zeros([4], tl.int64)  # a wait's first look takes all as new
         while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
         hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
         waiting = short & may_wait & (hopeless == 0)
@@ -245,15 +245,15 @@ def look_up_kernel(
 
 @triton.jit
 def wanted_depth(published, predicted, steps, branch_depth, fallback_depth):
-    """Drafts that are worth waiting for."""
+    """Return how many draft tokens are worth waiting for."""
     missed = published & (predicted == 0)
     return tl.where(missed, fallback_depth, tl.minimum(branch_depth, steps))
 
 
 @triton.jit
 def left_over(last_drafts, count, accepted, bonus, AT: tl.constexpr):
-    """``SlotState.left_over`` of a row's last ``count`` drafts, int64 [k]: those drafts, int32
-    [token_lanes], and their number."""
+    """Return the draft tokens of the last round that serve this one, int32 [token_lanes], and their
+    number (see ``SlotState.left_over``). last_drafts: int64 [k], ``count`` of them valid."""
     lane = tl.arange(0, AT.token_lanes)
     at = accepted + 1
     left = tl.where((accepted >= 0) & (at < count), count - at, 0)

@@ -1,7 +1,7 @@
-"""Model Runner V1: a thin proposer for vLLM's method ``custom_class``.
+"""A thin proposer for Model Runner V1, for vLLM's method ``custom_class``.
 
-vLLM gives the proposer sampled tokens but no request ids and no word of requests that come and
-go; both come from the model runner, two of whose methods are wrapped (``hooks/runner_v1.py``).
+vLLM gives the proposer sampled tokens, but no request ids and no word of requests that come and go.
+Wrappers of two methods of the model runner provide both (``hooks/runner_v1.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SSDProposer:
         self._client: SpeculationClient | None = None
         self._k, self._top_m = config.k, config.top_m
         self._vocab_size = vllm_config.model_config.get_vocab_size()
-        # What the drafts proposed last were sampled from, int64 [rows, k, top_m]; None if all are
+        # Distributions of the draft tokens proposed last, int64 [rows, k, top_m]; None if all are
         # certain, which vLLM assumes anyway.
         self._draft_probs: NDArray[np.int64] | None = None
         self._has_prompts = False  # in the step that is running
@@ -61,7 +61,7 @@ class SSDProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts for each row of the batch, 0..k of them; none for rows that did not sample."""
+        """Return 0..k draft tokens for each row of the batch; none for rows that did not sample."""
         if self._client is None:
             drafts: list[list[int]]
             drafts, self._draft_probs = self._tp_group.broadcast_object(None, src=0)
@@ -107,8 +107,8 @@ class SSDProposer:
                 self._client.add(new.req_id, new.prompt_token_ids, sampling)
 
     def on_proposed(self, runner: GPUModelRunner) -> None:
-        """vLLM has taken the drafts: tell it what they were sampled from. Without this it assumes
-        that they are certain, which is exact too but accepts fewer."""
+        """Give vLLM the distributions of the draft tokens that it has taken. Without them it takes
+        the tokens as certain, which is exact too but accepts fewer."""
         if self._draft_probs is not None:
             draft_probs = torch.from_numpy(self._draft_probs)
             runner._draft_probs = dense(draft_probs, self._vocab_size).to(runner.device)

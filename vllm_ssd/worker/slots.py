@@ -1,4 +1,4 @@
-"""Which request has which slot of the table, and the control messages that tell the draft."""
+"""Assigns slots of the table to requests, and tells the draft by control messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, seed_of
 
 @dataclass(eq=False)
 class SlotState:
-    """What the target knows of the request in a slot. key: what stands for its id. length: tokens
-    of its text at the last publication. round: of the next outcome. overdue: stamp of an outcome
-    whose wait timed out; the draft is not waited for until it has published for this outcome or a
-    later one. last_used: the step in which the request sampled last. sampling: of its drafts.
-    drafts, draft_probs: all that were there for its last round; handed_over: the number of these
-    that vLLM got."""
+    """The target's knowledge of the request in a slot. key: ``request_key`` of its id. length:
+    tokens of its text at the last publication. round: of the next outcome. overdue: stamp of an
+    outcome whose wait timed out; the target waits again once the draft has published for it or for
+    a later one. last_used: the step in which the request sampled last. sampling: of its draft
+    tokens. drafts, draft_probs: all draft tokens of its last round, and their distributions.
+    handed_over: how many of these tokens vLLM got."""
 
     slot: int
     generation: int
@@ -39,33 +39,34 @@ class SlotState:
     handed_over: int = 0
 
     def left_over(self, accepted: int, bonus: int) -> int:
-        """Where in ``drafts`` those begin that are drafts for the next round already, since vLLM
-        verified fewer than there were, accepted them all, and the bonus is the one after them; at
-        the end of ``drafts`` if there are none. (One that was rejected is never the bonus.)"""
+        """Return the index in ``drafts`` of the first draft token for the next round; their number
+        if there is none. vLLM may verify fewer than there are and accept all of them. If the bonus
+        token is then the next of ``drafts``, those after it serve the next round. (A rejected token
+        is never the bonus.)"""
         if 0 <= accepted < len(self.drafts) and self.drafts[accepted] == bonus:
             return accepted + 1
         return len(self.drafts)
 
 
 class SlotMap:
-    """``states``: request id -> state. The caller keeps track of the free slots."""
+    """Maps requests to slots. ``states``: request id -> state. The caller tracks the free slots."""
 
     def __init__(self, connection: Connection):
         self._control = connection.control
         self._table = connection.table
         self._engine = connection.engine
         self._generation = 0
-        self._draft = 0  # the process of the one that messages go to, 0 = not known yet
-        # By slot: messages that the queue had no room for. A request that the draft is not told
-        # the end of would keep its KV memory; of later ones in the slot it has not heard.
+        self._draft = 0  # process id of the draft that gets the messages, 0 = not known yet
+        # Slot -> message that the queue had no room for. Without it, the draft would keep the
+        # request's KV blocks. The draft has not heard of later requests in the slot.
         self._unsent: dict[int, Remove] = {}
         self.states: dict[str, SlotState] = {}
 
     def assign(
         self, request_id: str, slot: int, tokens: Sequence[int], sampling: DraftSampling
     ) -> SlotState:
-        """Give a free slot to a request that has none; ``tokens`` is its text so far. A draft that
-        has gone is not sent texts, which would pile up: the next one asks for what it lacks."""
+        """Give a free slot to a request that has none. tokens: its text so far. A draft that has
+        gone is sent no texts, because they would pile up; its successor asks for them."""
         self._generation += 1
         key = request_key(request_id)
         state = SlotState(slot, self._generation, key, len(tokens), sampling=sampling)
@@ -79,7 +80,7 @@ class SlotMap:
         return state
 
     def release(self, request_id: str) -> SlotState | None:
-        """Free a request's slot; None if it had none."""
+        """Free a request's slot and return its state; None if it had no slot."""
         state = self.states.pop(request_id, None)
         if state is not None:
             remove = Remove(state.slot, state.generation)
@@ -88,8 +89,8 @@ class SlotMap:
         return state
 
     def _send(self, message: Add | Remove) -> bool:
-        """Send it after what was not sent before; False if the queue has no room for all. A draft
-        that another one has replaced may hang, and would keep the connection for as long."""
+        """Send ``message`` after the unsent ones; return False if the queue has no room for all.
+        Reconnects to a new draft, because the replaced one may hang and hold the connection."""
         before, self._draft = self._draft, int(self._table.draft["pid"][0])
         if before not in (0, self._draft):
             self._control.reconnect()

@@ -1,5 +1,5 @@
-"""Model Runner V2's speculator, a thin one: ``device_client.py`` looks up the drafts that it
-proposes, and ``hooks/runner_v2.py`` tells it which requests come and go."""
+"""A thin speculator for Model Runner V2. ``device_client.py`` looks up the draft tokens that it
+proposes. ``hooks/runner_v2.py`` tells it which requests come and go."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_probs = torch.zeros(
                 rows, config.k, config.top_m, dtype=torch.int64, device=device
             )
-        # By id, of requests that will be added next: ``on_added`` is not given their settings.
+        # Request id -> settings of a request that is added next; ``on_added`` does not get them.
         self._new: dict[str, SamplingParams] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self.has_proposed = True  # in the last step
@@ -61,7 +61,7 @@ class SSDSpeculator(BaseSpeculator):
         self._client: DeviceClient | None = None
         if self._tp_group.is_first_rank:
             self._client = connected_client(vllm_config, device, req_states)
-        # Budget and drafts of a step are chosen on every rank, from the first one's confidences.
+        # Every rank chooses a step's budget and draft tokens, from the first rank's confidences.
         self.enable_adaptive_verification = bool(config.enable_adaptive_verification)
         if self._client is None:
             confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
@@ -71,10 +71,10 @@ class SSDSpeculator(BaseSpeculator):
         self.draft_token_confidence_probs, self.expected_confidence_probs = confidences
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """The draft model is elsewhere: there is nothing to capture."""
+        """Do nothing: the draft model runs in another process and has no graphs here."""
 
     def capture(self) -> None:
-        """Nothing to capture here either."""
+        """Do nothing: this process has no draft model to capture."""
 
     def before_add(self, output: SchedulerOutput) -> None:
         """Keep the settings of the requests that will be added next."""
@@ -100,13 +100,14 @@ class SSDSpeculator(BaseSpeculator):
         dummy_run: bool = False,
         **__: Any,
     ) -> torch.Tensor:
-        """int64 [num_reqs, k], in batch order. Rows without drafts get a guess and others are
-        filled up, as V2 may verify k tokens of every request; the draft is told of its own only.
-        ``draft_token_confidence_probs``, float32 [max_num_seqs, k], says what each is worth.
+        """Return draft tokens, int64 [num_reqs, k], in batch order. V2 may verify k tokens of every
+        request, so rows without draft tokens get a guess and others are filled up. The draft hears
+        only of its own tokens. ``draft_token_confidence_probs``, float32 [max_num_seqs, k], has
+        the chance of each.
 
-        num_speculative_tokens: that V2 will verify of a row at most, k if not given. If it is 0,
-        V2 reads no drafts, and nothing is done that would make the step longer than plain vLLM's;
-        but where drafts have been verified in this step, their number has to be counted."""
+        num_speculative_tokens: the most that V2 will verify of a row, k if not given. If it is 0,
+        V2 reads no draft tokens, and the step must not take longer than plain vLLM's. But if this
+        step has verified draft tokens, they have to be counted."""
         drafts = self._drafts[: input_batch.num_reqs]
         if dummy_run:
             return drafts.zero_()
@@ -142,7 +143,7 @@ class SSDSpeculator(BaseSpeculator):
         return drafts
 
     def on_added(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
-        """A request has a slot of vLLM's; ``tokens`` is its text so far."""
+        """Take in that vLLM has given a request this slot. tokens: the request's text so far."""
         params = self._new.pop(request_id, None)
         self._sampled[slot] = params is not None and params.temperature > 0
         told = drafts_wanted(params) and not request_id.startswith(WARM_UP)
@@ -150,7 +151,7 @@ class SSDSpeculator(BaseSpeculator):
             self._client.add(request_id, slot, tokens, draft_sampling(params))
 
     def on_removed(self, request_id: str) -> None:
-        """A request leaves its slot."""
+        """Take in that a request leaves its slot."""
         if self._client is not None:
             self._client.remove(request_id)
 
@@ -158,8 +159,8 @@ class SSDSpeculator(BaseSpeculator):
 def connected_client(
     vllm_config: VllmConfig, device: torch.device, states: RequestState
 ) -> DeviceClient:
-    """Connects the GPU to the engine's table; raises as ``connect``, and ``RuntimeError`` if the
-    GPU cannot reach the table."""
+    """Connect the GPU to the engine's table. ``RuntimeError`` if the GPU cannot reach the table;
+    also raises the errors of ``connect``."""
     config: Any = vllm_config.speculative_config
     connection = connect(Path(config.run_dir), vllm_config)
     try:
@@ -176,14 +177,14 @@ def connected_client(
 
 
 def _got_token(batch: InputBatch) -> NDArray[np.bool_]:
-    """bool [num_reqs]: of each request of a step, whether nothing was left of its prompt."""
+    """Return bool [num_reqs]: whether each request's prompt ended in this step or before."""
     seen = batch.num_computed_tokens_np + batch.num_scheduled_tokens
     got_token: NDArray[np.bool_] = seen >= batch.prefill_len_np
     return got_token
 
 
 def _host_texts(states: RequestState) -> NDArray[np.int32]:
-    """int32 [max_num_reqs, max_model_len], from vLLM's own buffer in host memory if it has one."""
+    """Return all texts, int32 [max_num_reqs, max_model_len]: vLLM's host buffer, or a GPU copy."""
     tokens = states.all_token_ids
     buffer = getattr(tokens, "_uva_buf", None)
     return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()

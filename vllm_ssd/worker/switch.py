@@ -1,4 +1,4 @@
-"""A switch per request: whether the draft works for it."""
+"""The switch by which a request turns the draft off for itself."""
 
 from __future__ import annotations
 
