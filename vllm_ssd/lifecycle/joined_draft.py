@@ -135,7 +135,7 @@ class JoinedDraft:
 
     def _end_watch(self) -> None:
         self._ended.set()
-        # Python may collect an executor that was dropped without a stop in the watching thread.
+        # Python may collect a dropped executor in the watching thread, which cannot join itself.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -186,7 +186,7 @@ class DraftLauncher:
         if self._channel is not None and self._listener is not None:
             with contextlib.suppress(OSError):  # the keeper may have ended before
                 self._channel.shutdown(socket.SHUT_RDWR)
-            # Python may collect an executor that was dropped without a stop in any thread.
+            # Python may collect a dropped executor in the listener, which cannot join itself.
             if self._listener is not threading.current_thread():
                 self._listener.join()
         self._channel = self._listener = None

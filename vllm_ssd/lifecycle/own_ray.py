@@ -58,7 +58,7 @@ def set_environment(run_dir: Path) -> None:
     # The draft's process group has one member. Its sockets would listen at the address of the host
     # name, or on the interface that a cluster's environment chooses for its targets.
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    # The keeper has no parent, so Ray would take its raylet for dead and end this process as well.
+    # The keeper has no parent. Ray would take the raylet for dead and end the keeper silently.
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 
 

@@ -16,7 +16,7 @@ def hush_vllm() -> None:
     from vllm.config.logging import LoggingConfig
     from vllm.logger import configure_logging_if_needed, suppress_logging
 
-    # The draft's engine config would do this later and undo these levels. It skips it when done.
+    # The draft's engine config would do this later; it now finds nothing left to configure.
     with suppress_logging(logging.WARNING):
         configure_logging_if_needed(LoggingConfig())
     if vllms.level > logging.DEBUG:

@@ -20,7 +20,7 @@ Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-
 
 class KeyFile(msgspec.Struct, frozen=True):
     """Content of a key file; keys are in Z85. name: the service. addresses: HOST:PORT of each
-    draft. clients: public keys it accepts, the engines' first. client_secret: the engines' key."""
+    draft. clients: accepted public keys, first the engines'. client_secret: their secret key."""
 
     name: str
     addresses: list[str]

@@ -1,4 +1,4 @@
-"""The connection between the ends of a relay: ZeroMQ over TCP, encrypted, between known keys.
+"""The connection between the ends of a relay: ZeroMQ over TCP, encrypted, for known keys only.
 
 Only the draft's end listens. A lost connection is never resumed, because messages in flight would
 be missing from the session. After a timeout the target's end connects anew, with new sessions.

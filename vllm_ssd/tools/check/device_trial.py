@@ -1,7 +1,7 @@
 """Tries what a device can do for ssd: python -m vllm_ssd.tools.check.device_trial < trial.json
 
-A GPU is tried in this separate process, which sees one GPU only, like the draft's process. Besides,
-a process that has used a GPU keeps some of its memory. The caller's process tries CPUs.
+A separate process tries a GPU: like the draft's process it sees one GPU only, and a process that
+has used a GPU keeps some of its memory. ``try_cpu`` works in the caller's process.
 """
 
 from __future__ import annotations
