@@ -1,8 +1,8 @@
-"""Which draft goes with which target when the user names none.
+"""Chooses a draft for a target when the user names none.
 
-A family is here only if its models really share a vocabulary and its draft has full attention in
-every layer. The family is read from the target's config, as many targets are local folders whose
-names say nothing; that the tokens agree is checked afterwards in any case.
+A family is listed only if its models really share a vocabulary and its draft has full attention in
+every layer. The target's config tells the family, because many targets are local folders whose
+names say nothing. ``check_vocabulary`` later checks in any case that the tokens agree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ADVICE = 'name one with "model" in --speculative-config'
 class Family:
     """Targets that share a vocabulary, and the small model that drafts for them.
 
-    draft_layers, draft_hidden: the draft's size; a target must be larger to gain anything.
-    hidden: the hidden sizes of the family where ``model_type`` and vocabulary are not enough.
+    draft_layers, draft_hidden: layers and hidden size of the draft; a target must be larger.
+    hidden: hidden sizes of the family's targets, if ``model_type`` and vocabulary are ambiguous.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Family:
 FAMILIES = (
     Family("Llama 3", {"llama"}, {128256}, "meta-llama/Llama-3.2-1B-Instruct", 16, 2048),
     Family("Qwen3", {"qwen3", "qwen3_moe"}, {151936}, "Qwen/Qwen3-0.6B", 28, 1024),
-    # One tokenizer, padded to 152064 rows from 7B on.
+    # All sizes have one tokenizer; from 7B on, its vocabulary is padded to 152064 rows.
     Family("Qwen2.5", {"qwen2"}, {151936, 152064}, "Qwen/Qwen2.5-0.5B-Instruct", 24, 896),
     # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
     Family(
@@ -58,10 +58,10 @@ FAMILIES = (
 
 
 def default_draft(config: Any, model: str) -> str:
-    """The draft for a target with this Hugging Face text config.
+    """Name of the draft for a target with this Hugging Face text config.
 
-    ``model`` is the target's name, for the message only. Raises ``ValueError`` if there is no
-    default draft or the target is not larger than it.
+    model: the target's name, used in error messages only. Raises ``ValueError`` if no default draft
+    is known or the target is not larger than the draft.
     """
     family = next((family for family in FAMILIES if family.includes(config)), None)
     if family is None:

@@ -1,4 +1,4 @@
-"""Which drafts ``ssd`` refuses, each with one sentence, before anything is started."""
+"""Refuses drafts that ``ssd`` cannot use, with one sentence each, before any process starts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _OTHER_DRAFT = 'name another with "model" in --speculative-config'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 _LAYERS = {"full_attention", "attention", "sliding_attention"}
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
-_OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM would load their decoder
+_OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM would load only the decoder
 
 
 def first_sentence(error: Exception) -> str:
-    """The first sentence of what an exception says, without pydantic's frame around it."""
+    """The first sentence of an exception's message, without the text that pydantic adds."""
     if isinstance(error, ValidationError):
         text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
     else:
@@ -31,7 +31,7 @@ def first_sentence(error: Exception) -> str:
 
 
 def check_draft_source(draft: str, revision: str | None) -> None:
-    """Raise ``ValueError`` if no config of the draft can be found; vLLM's own message is a page."""
+    """Raise ``ValueError`` if the draft has no readable config; vLLM's own message is a page."""
     if "://" in draft or Path(draft).is_file():
         return
     if Path(draft).is_dir():
@@ -53,8 +53,8 @@ def check_draft_source(draft: str, revision: str | None) -> None:
 
 
 def check_draft(draft: ModelConfig) -> None:
-    """Raise ``ValueError`` unless the draft is a text decoder with attention in each layer, to all
-    of the text or to a window of it."""
+    """Raise ``ValueError`` unless the draft is a text decoder with full or sliding window attention
+    in every layer."""
     kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
     config = draft.hf_text_config
     layers = set(getattr(config, "layer_types", None) or ()) - _LAYERS
@@ -78,11 +78,11 @@ def check_draft(draft: ModelConfig) -> None:
 
 
 def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
-    """Raise ``ValueError`` if some token id stands for different text in draft and target.
+    """Raise ``ValueError`` if a token id stands for different text in draft and target.
 
-    The sizes may differ by padding rows. Special tokens may differ, or be in one vocabulary only,
-    as they do between an instruct model and its base, and as a multimodal target's placeholders
-    for images are: that costs acceptance where they occur and nothing else.
+    The sizes may differ by padding rows. Special tokens may differ or be in one vocabulary only.
+    Examples are an instruct model and its base, or image placeholders of a multimodal target. Such
+    tokens only reduce the accepted length where they occur.
     """
     sizes = target.get_vocab_size(), draft.get_vocab_size()
     both = (

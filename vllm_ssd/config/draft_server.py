@@ -1,4 +1,4 @@
-"""The option ``draft_server``: what an engine has in common with the draft that it is to join."""
+"""The option ``draft_server``: checks and adds the options that a draft server fixes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_ssd.lifecycle.server_spec import absolute
 from vllm_ssd.protocol.draft_names import NAME, DraftName, find
 from vllm_ssd.relay.finding import described
 
-# Options that are the same for all engines of a draft server, and may be left out.
+# Options that a draft server fixes for all its engines. Engines may leave them out.
 COMMON = (
     "model",
     "revision",
@@ -23,7 +23,7 @@ COMMON = (
     "saguaro",
     "max_model_len",
 )
-# Options of the draft's process, which is there already.
+# Options of the draft's process, which an engine cannot change because it already runs.
 OF_ITS_PROCESS = (
     "draft_device",
     "draft_dtype",
@@ -37,7 +37,7 @@ OF_ITS_PROCESS = (
 
 
 def name_draft(name: str, config: SSDConfig) -> DraftName:
-    """What is to be published of a draft with this config."""
+    """Name and common options that a draft with this config publishes."""
     options = {option: getattr(config, option) for option in COMMON}
     options["model"] = absolute(config.draft_model)
     options["draft_top_m"] = config.top_m or None
@@ -45,8 +45,8 @@ def name_draft(name: str, config: SSDConfig) -> DraftName:
 
 
 def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an engine with a ``draft_server``, and those that it has in common with that;
-    ``ValueError`` with a sentence if nobody has the name or the options do not fit."""
+    """Options of an engine with a ``draft_server``, completed by those that the server fixes.
+    Raises ``ValueError`` with a sentence if no draft has the name or the options do not fit."""
     found = described(given) or _described_here(given["draft_server"])
     name = found.name
     for option in OF_ITS_PROCESS:
@@ -64,7 +64,7 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{option} is {ours!r} in --speculative-config and {theirs!r} at the draft server "
                 f"{name!r}, which fixes it for all its engines: leave {option} out"
             )
-    # A target with shorter texts is no obstacle to a draft for longer ones.
+    # The draft's max_model_len is not taken over: the target's texts may be shorter.
     common = {**found.options, "max_model_len": None}
     return {**given, **{option: value for option, value in common.items() if value is not None}}
 

@@ -1,4 +1,4 @@
-"""From the options a user wrote in ``--speculative-config`` to an ``SSDConfig``."""
+"""Makes an ``SSDConfig`` from the options that a user wrote in ``--speculative-config``."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ OPTIONS = (
     "code_revision",
     "draft_load_config",
 )
-_VLLMS_K = "num_speculative_tokens"  # vLLM's name of ``k``
-# Accepted too, but not listed to the user.
+_VLLMS_K = "num_speculative_tokens"  # vLLM's name for ``k``
+# Options that are accepted, too, but not listed in messages.
 _TOLERATED = {
     "method",
     _VLLMS_K,
@@ -57,7 +57,7 @@ _TOLERATED = {
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 }
-# The name of a draft server, and the keys of one on another node.
+# Options that name a draft server, or the key file of one on another node.
 _OF_SHARED_DRAFTS = ("draft_server", "draft_server_key")
 _OTHER_NAMES = {
     "draft_model": "model",
@@ -74,7 +74,7 @@ def make_ssd_config(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> SSDConfig:
-    """The config for the options a user gave; ``ValueError`` with one sentence if they are bad."""
+    """The config for a user's options; ``ValueError`` with one sentence if an option is bad."""
     given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
     meant = {key: value for key, value in given.items() if _is_ours(key, value)}
     _take_vllms_name_of_k(meant)
@@ -111,8 +111,8 @@ def _take_vllms_name_of_k(options: dict[str, Any]) -> None:
 
 
 def _is_ours(key: str, value: Any) -> bool:
-    """Whether ssd has this option; False for an option of vLLM's with its default value, which
-    changes nothing. Raises ``ValueError`` for any other."""
+    """Whether ssd has this option. False for an option of vLLM that has its default value and so
+    changes nothing. Raises ``ValueError`` for any other option."""
     if key in OPTIONS or key in _TOLERATED:
         return True
     if key in _INHERITED and not key.startswith("target_"):
@@ -131,7 +131,7 @@ def _is_ours(key: str, value: Any) -> bool:
 
 
 def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
-    """The first of pydantic's findings in words."""
+    """The first error that pydantic reports, as one sentence."""
     finding = error.errors(include_url=False)[0]
     option = str(finding["loc"][0]) if finding["loc"] else ""
     expected = SSDConfig.__pydantic_fields__[option].description if option else None

@@ -1,7 +1,7 @@
-"""``SSDConfig``: what a user can say about the speculative method ``ssd``.
+"""``SSDConfig``: the user's options for the speculative method ``ssd``.
 
-It is vLLM's ``SpeculativeConfig`` with fields of its own, so that vLLM carries it to every process
-unchanged. Nothing here depends on the plugin having run: under spawn, processes unpickle it first.
+It extends vLLM's ``SpeculativeConfig``, so vLLM passes it to every process unchanged. This module
+must not need the plugin: spawned processes unpickle the config before vLLM loads plugins.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MAX_TOP_M, DEFAULT_TOP_M = 128, 32
 
 FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
 DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
-# A core list such as "2-3,6", or several as in "2-3|6"; the index of a visible GPU or its UUID, or
-# several of them as in "4,5".
+# One core list such as "2-3,6" or several as in "2-3|6"; the index or UUID of one visible GPU, or
+# several as in "4,5".
 _NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
 DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}([,|]{_NAME})*$")]
 
@@ -56,16 +56,16 @@ class SSDConfig(SpeculativeConfig):
         draft_model_config: ModelConfig | None
 
     method: Literal["ssd", "custom_class"] | None = "ssd"
-    """"custom_class" once the engine config is complete and vLLM's V1 runner will run: that
-    runner knows proposers by class only. ``model`` then holds the class."""
+    """Becomes "custom_class" when the engine config is complete and vLLM's V1 runner will run. That
+    runner finds proposers by class only; ``model`` then holds the class."""
     k: int = Field(default=7, strict=True, ge=1, le=16, description="a whole number from 1 to 16")
-    """Drafted tokens per round."""
+    """Draft tokens per round."""
     f: FanOut | list[FanOut] = Field(
         default=3,
         description=f"a whole number from 0 to {MAX_FAN_OUT}, or a list of k+1 such numbers",
     )
-    """Predicted bonus tokens for every accepted length, or one number for each accepted length
-    0..k. All 0: no drafting ahead, ordinary speculation with the draft on its own device."""
+    """Predicted bonus tokens: one number for every accepted length, or a list with a number for
+    each length 0..k. All 0: no drafting ahead, only speculation with a draft on its own device."""
     draft_model: str = ""
     """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
     draft_server: str | None = Field(
@@ -73,42 +73,42 @@ class SSDConfig(SpeculativeConfig):
         strict=True,
         description="the --name of a draft that was started with 'vllm-ssd draft'",
     )
-    """The draft service that drafts for this engine, in place of a draft of its own. It has fixed
-    the options that all its engines have in common (``config/draft_server.py``)."""
+    """Name of the draft service that this engine joins. None: the engine starts its own draft. The
+    service fixes some options for all its engines (``config/draft_server.py``)."""
     draft_server_key: str | None = Field(
         default=None,
         strict=True,
         description="the path of a --key-file of 'vllm-ssd draft'",
     )
-    """Where the draft service is on another node: the file with its address and keys."""
+    """Path of the file with address and keys of a draft service on another node."""
     draft_device: DeviceIndex | DeviceName | None = Field(
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',
     )
-    """Where the draft runs. None: a device the target does not use. With data parallelism all
-    engines of this host share the draft, unless there is a device for each of them: GPUs separated
-    by commas, core lists separated by |."""
+    """Device of the draft. None: a device that the target does not use. With data parallelism all
+    engines of this host share one draft, unless the option names one device for each engine: GPUs
+    separated by commas, core lists separated by |."""
     tree_backend: TreeBackend = Field(
         default_factory=default_tree_backend,
         description='"auto", "triton", "flashinfer" or "sdpa"',
     )
-    """The draft's attention. Not given: the environment variable SSD_TREE_DECODE_BACKEND, or
-    "auto"."""
+    """The draft's attention backend. Default: the value of the environment variable
+    SSD_TREE_DECODE_BACKEND, else "auto"."""
     on_miss: Literal["auto", "wait", "skip"] = Field(
         default="auto", description='"auto", "wait" or "skip"'
     )
-    """What the target does when its outcome was not predicted, or too few tokens of the branch
-    are ready: wait for the draft, or verify what there is; "auto" does what yields the most tokens
-    a second (``worker/wait_tuner.py``)."""
+    """Action of the target when its outcome was not predicted or too few tokens of the branch are
+    ready. "wait": wait for the draft. "skip": verify the tokens that are ready. "auto": do what
+    yields the most tokens a second (``worker/wait_tuner.py``)."""
     enable_adaptive_verification: bool | None = Field(
         default=None, strict=True, description="true or false"
     )
-    """Whether vLLM verifies, of all rows' drafts, as many as pay, and of these the likeliest. Not
-    given: wherever vLLM can (``config/verification.py``)."""
+    """Whether vLLM verifies only the likeliest draft tokens of a batch, as many as pay. Default:
+    true where vLLM can do so (``config/verification.py``)."""
     max_wait_ms: float = Field(  # type: ignore[assignment]
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """The longest wait of one step, in milliseconds. Not given: 2000 on CPUs, 100 elsewhere."""
+    """The longest wait of one step, in milliseconds. Default: 2000 on CPUs, 100 on GPUs."""
     draft_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description='"auto", "float32", "bfloat16" or "float16"'
     )
@@ -116,41 +116,41 @@ class SSDConfig(SpeculativeConfig):
     draft_max_num_batched_tokens: int = Field(  # type: ignore[assignment]
         default=None, strict=True, ge=32, description="a whole number from 32"
     )
-    """Prompt tokens the draft reads in one forward, between two rounds. Not given: 64 on CPUs, 512
-    elsewhere."""
+    """Prompt tokens that the draft reads in one forward, between two rounds. Default: 64 on CPUs,
+    512 on GPUs."""
     draft_kv_cache_gib: float | None = Field(
         default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """The most GiB of memory for the draft's KV cache. Not given: 1 on CPUs and on a GPU shared
-    with the target; elsewhere what all requests need at their longest, if there is room."""
+    """Most memory for the draft's KV cache, in GiB. Default: 1 on CPUs and on a GPU shared with the
+    target; else enough for all requests at their longest, if there is room."""
     start_timeout_s: float = Field(
         default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
     )
-    """Seconds that a start of the draft may take, the first one and each restart."""
+    """Timeout of the draft's first start and of each restart, in seconds."""
     required: bool = Field(default=True, strict=True, description="true or false")
-    """Whether a draft that cannot be started is a reason not to serve."""
+    """Whether the engine refuses to serve if the draft cannot be started."""
     max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
-    """The most restarts in a row of a draft that dies or hangs, counted from 0 again once it has
-    served for 60 s. 0: serving goes on without drafts."""
+    """Consecutive restarts allowed for a draft that dies or hangs. The count resets after 60 s of
+    healthy service. 0: serving goes on without drafts."""
     hang_s: float = Field(default=20.0, strict=True, gt=0, description="a number above 0")
-    """Seconds without a heartbeat after which the draft counts as lost: several times what the
-    longest forward takes. For tests, which have no such forwards and would wait for long."""
+    """Seconds without a heartbeat after which the draft counts as lost: several times the longest
+    forward. Tests, whose forwards are short, set it lower."""
     schedule: list[tuple[int, int, int]] | None = None
-    """``num_speculative_tokens_per_batch_size`` as it was given: vLLM takes it from a config of the
-    V1 runner, where ssd follows it by itself."""
+    """The user's ``num_speculative_tokens_per_batch_size``. vLLM removes that option from a config
+    for the V1 runner, where ssd follows this copy."""
     asked_for_adaptive_verification: bool = False
-    """Whether ``enable_adaptive_verification`` was given as true; set when the config is made."""
+    """Whether the user set ``enable_adaptive_verification`` to true. Set with the config."""
     run_dir: str = ""
     """The engine's private directory (``protocol/rundir.py``); set when the draft is launched."""
     run_dirs: dict[int, str] = Field(default_factory=dict)
-    """In a frontend: the same of its engines, by their places in the data parallel group."""
+    """In a frontend: run directories of its engines, by their index in the data parallel group."""
     engines: int = 1
     """Engines on this host; set when the config is made."""
     own_draft: str = ""
-    """The name of the draft service that these engines start themselves, "" = they join another;
-    likewise."""
+    """Name of the draft service that this host's engines start themselves, "" = they join another
+    service; set when the config is made."""
     share_draft: bool = False
-    """Whether they start one for all of them, or one each; likewise."""
+    """Whether these engines share one draft or start one each; set when the config is made."""
 
     draft_tensor_parallel_size: Literal[1] | None = Field(
         default=1, description="1, as the draft runs on one device"
@@ -159,9 +159,9 @@ class SSDConfig(SpeculativeConfig):
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
         default="probabilistic", description='"greedy" or "probabilistic"'
     )
-    """How drafts are sampled: the likeliest tokens, or at the request's temperature from the
-    draft's distribution, which is then reported. The target's text is exact either way, and more
-    drafts of a request that is sampled are accepted the second way."""
+    """How draft tokens are sampled. "greedy": the likeliest token. "probabilistic": from the
+    draft's distribution at the request's temperature, which it reports. The text is exact with
+    both. "probabilistic" has a longer accepted length for requests with a temperature."""
     draft_top_m: int | None = Field(
         default=None,
         strict=True,
@@ -169,17 +169,17 @@ class SSDConfig(SpeculativeConfig):
         le=MAX_TOP_M,
         description=f"a whole number from 1 to {MAX_TOP_M}",
     )
-    """If "probabilistic": the number of likeliest tokens that a draft is sampled from, and that
-    are reported with their probabilities. Not given: 32."""
+    """If "probabilistic": number of likeliest tokens from which a draft token is sampled. They are
+    reported with their probabilities. Default: 32."""
     saguaro: float = Field(
         default=1.0, strict=True, gt=0, le=1, description="a number above 0, at most 1"
     )
-    """If "probabilistic": what the draft's probabilities of the predicted bonus tokens are
-    multiplied by. Below 1, fewer drafts are accepted and more outcomes predicted."""
+    """If "probabilistic": factor on the draft's probabilities of the predicted bonus tokens. Below
+    1, the target accepts fewer draft tokens and more rounds hit."""
     rejection_sample_method: Literal["standard", "synthetic"] = Field(
         default="standard", description='"standard" or "synthetic" in this version'
     )
-    """vLLM's own option; "synthetic", which accepts drafts at given rates, is for measurements."""
+    """An option of vLLM. "synthetic" accepts drafts at given rates and is for measurements."""
 
     def __post_init__(self) -> None:
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
@@ -198,7 +198,7 @@ class SSDConfig(SpeculativeConfig):
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
         if self.draft_server is None:
-            self.resolve_tree_backends(current_platform)  # refuses one that will not do
+            self.resolve_tree_backends(current_platform)  # raises if none can be used
 
     def __repr__(self) -> str:
         draft = self.draft_model or self.model
@@ -216,26 +216,26 @@ class SSDConfig(SpeculativeConfig):
 
     @property
     def max_branches(self) -> int:
-        """Branches of one request in a round. Its first round has one position only, the end of
-        its prompt, which gets all of them."""
+        """Most branches of one request in a round. In its first round they all belong to the end of
+        the prompt, the only position."""
         return sum(self.fan_out)
 
     @property
     def top_m(self) -> int:
-        """Tokens in the distribution that is reported with every draft; 0 = none is reported."""
+        """Tokens in the distribution reported with every draft token; 0 = none is reported."""
         if self.draft_sample_method == "greedy":
             return 0
         return min(self.draft_top_m or DEFAULT_TOP_M, self.target_model_config.get_vocab_size())
 
     def resolve_tree_backends(self, platform: Platform) -> tuple[Backend, ...]:
-        """The kinds of attention that ``tree_backend`` allows on this platform, the preferred one
+        """Attention backends that ``tree_backend`` allows on this platform, the preferred one
         first; ``ValueError`` if there is none."""
         return resolve_tree_backends(self.tree_backend, self.draft_model_config, platform)
 
     def draft_shares_target_positions(self) -> bool:
-        """True: a draft with a shorter context does not shorten the target's.
+        """Return True: a draft with a shorter context does not shorten the target's context.
 
-        It stops drafting where its own context ends.
+        The draft stops drafting where its own context ends.
         """
         return True
 
@@ -304,8 +304,8 @@ class SSDConfig(SpeculativeConfig):
         check_draft(draft)
         check_vocabulary(target, draft)
         self.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
-        # The V1 runner stops drafting for a whole batch once one text exceeds the draft's
-        # max_model_len; our draft stops for that request alone.
+        # With the draft's own length, the V1 runner would stop drafting for a whole batch once one
+        # text exceeds it. Our draft stops for that request alone.
         draft.max_model_len = target.max_model_len
         self.draft_model_config = draft
         self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")

@@ -1,4 +1,4 @@
-"""Which targets and devices ``ssd`` refuses, each with one sentence, before anything is started."""
+"""Refuses targets and devices that ``ssd`` cannot use, with one sentence each, before a start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig) -> None:
     """Raise ``ValueError`` if ``ssd`` cannot serve the target. Called before vLLM completes its
-    config, which would fail with another message or silently drop the option."""
+    config: vLLM would fail with another message or silently drop the option."""
     check_host()
     for present, what, fix in (
         (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
@@ -63,13 +63,13 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
 
 def check_host() -> None:
     """Raise ``ValueError`` unless this is an x86-64 host: the speculation table needs stores that
-    others see in the order in which they were made."""
+    become visible to other processes in program order."""
     if host.machine() != "x86_64":
         raise _refusal(f"{host.machine()} hosts", "serve on an x86-64 host")
 
 
 def check_runner(config: VllmConfig) -> None:
-    """Raise ``ValueError`` if a kernel would have to look drafts up on a CPU."""
+    """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel."""
     if config.use_v2_model_runner and current_platform.is_cpu():
         raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
 
@@ -79,16 +79,16 @@ def _refusal(what: str, fix: str) -> ValueError:
 
 
 def check_device(config: SSDConfig, parallel: ParallelConfig, platform: Any) -> None:
-    """Raise ``ValueError`` if the draft's device does not exist. ``platform`` is vLLM's."""
+    """Raise ``ValueError`` if the draft's device does not exist. platform: vLLM's current one."""
     if config.draft_server is not None:
-        return  # it has its device already
+        return  # the draft server has its device already
     if platform.is_cpu():
         _check_cores(config, platform)
     elif not parallel.use_ray:
-        for engine in range(config.engines):  # none where this host only serves the API
+        for engine in range(config.engines):  # 0 engines if this host only serves the API
             place_draft(config.draft_device, config.engines, parallel, platform, engine)
     elif config.draft_device is not None:
-        named_gpus(config.draft_device, config.engines)  # the rest is known on the engine's node
+        named_gpus(config.draft_device, config.engines)  # the engine's node checks the rest
 
 
 def _check_cores(config: SSDConfig, platform: Any) -> None:

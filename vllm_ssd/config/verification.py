@@ -1,4 +1,4 @@
-"""Where vLLM's adaptive verification is turned on without being asked for."""
+"""Turns on vLLM's adaptive verification where it is possible and the user has not decided."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Attention that can verify rows whose lengths only the GPU knows. None: vLLM chooses one.
+# Attention backends that can verify rows whose lengths only the GPU knows. None: vLLM chooses.
 _BACKENDS = {None, "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"}
 
 
 def choose_verification(config: VllmConfig) -> None:
-    """Set ``enable_adaptive_verification`` of a complete config with ssd, if it was not given.
+    """Set ``enable_adaptive_verification`` in a complete config with ssd, if the user did not.
 
-    It is vLLM that verifies: these are its own conditions, which it would refuse with an error.
+    The conditions are vLLM's own: vLLM raises an error where they are not met.
     Source: ``VllmConfig._validate_adaptive_verification`` of vLLM 0.33."""
     speculation: Any = config.speculative_config
     if speculation.enable_adaptive_verification is None:

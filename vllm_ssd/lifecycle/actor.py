@@ -1,8 +1,8 @@
-"""The draft server as Ray runs it: an actor, in a Ray of its own.
+"""Runs the draft server as an actor in a private Ray instance, and detects when it is lost.
 
-Ray notices that the server has ended but not that it hangs, and Ray itself may end while the
-server's process lives on. So the process is watched directly too, and killed when it is no longer
-wanted: two servers must never write to one table.
+Ray notices that the server has ended but not that it hangs. Ray itself may end while the server's
+process lives on. So this module also watches the process directly and kills it when it is lost or
+stopped: two servers must never write to one table.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class DraftLost(Exception):
 
 
 class RayLost(DraftLost):
-    """Ray could not be started, or has ended. Ray takes ports that it found free a little before,
-    which can be another's by then: it may come up at the next try."""
+    """Ray could not be started, or has ended. Ray picks free ports and opens them a little later,
+    when another process may have taken them, so the next start may succeed."""
 
 
 class DraftActor:
-    """One draft server at a time: ``start``, ``serve``, ``kill`` when it is lost, then again."""
+    """Runs one draft server at a time: ``start``, ``serve``, ``kill`` if it is lost, and again."""
 
     def __init__(self, spec: ServerSpec, start_timeout_s: float):
-        """start_timeout_s: seconds for loading the draft again in a server that serves."""
-        import ray  # which takes a second: not in processes that only import this module
+        """start_timeout_s: seconds that a running server may take to load the draft again."""
+        import ray  # takes a second, so processes that only import this module skip it
 
         self._ray: Any = ray
         self._spec = spec
@@ -48,34 +48,34 @@ class DraftActor:
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
         self._actor: Any = None
         self._pid: Any = None
-        self._task: Any = None  # the one that it runs now
+        self._task: Any = None  # the actor task that runs now
         self._process: psutil.Process | None = None
         self._serving = False
-        self._beat = self._looks = 0  # the last heartbeat, and the looks since it changed
-        # Inherited by Ray and the server. Ray on ROCm does not even start where the environment has
+        self._beat = self._looks = 0  # the last heartbeat, and the polls since it changed
+        # Ray and the server inherit these. On ROCm, Ray does not start if the environment has
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
 
     def take_over(self) -> None:
-        """Kill the server of a keeper that was killed, if it is still there: to be buried first."""
+        """Kill the server of a killed keeper if it still runs. It must end before a new start."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(int(self._status["pid"]))
-            # The number may be a stranger's by now. The token's path is of this engine only.
+            # Another process may have this pid by now. Only this engine's have the token's path.
             if str(token_path(self._run_dir)) in process.environ().values():
                 self._process = process
         self.kill()
 
     def start(self, again: bool = False) -> None:
-        """Begin to load the draft in a new server, and in a new Ray if there is none; ``RayLost``
-        if that cannot be started, ``DraftLost`` if others could reach it. again: the server before
-        was lost."""
+        """Start a server and begin to load the draft; starts Ray if it does not run. Raises
+        ``RayLost`` if Ray cannot be started, ``DraftLost`` if other machines could reach it. again:
+        the previous server was lost."""
         self._status["restarts"] += again
         if not self._own_ray.lives():
             try:
                 self._own_ray.start()
             except Reachable as error:
                 raise DraftLost(str(error)) from error
-            except Exception as error:  # Ray's are of many kinds
+            except Exception as error:  # Ray raises errors of many kinds
                 raise RayLost(f"Ray could not be started: {sentence(error)}") from error
         actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
         self._actor = actor.remote(self._spec)
@@ -83,8 +83,8 @@ class DraftActor:
         self._task = self._actor.load.remote()
 
     def serve(self) -> None:
-        """Have the loaded draft serve; ``DraftLost`` if others can reach what has been started
-        beside it."""
+        """Let the loaded draft serve. Raises ``DraftLost`` if other machines can reach the draft's
+        Ray or one of its processes."""
         try:
             self._own_ray.check_listeners()
         except Reachable as error:
@@ -94,8 +94,8 @@ class DraftActor:
         self._looks = 0
 
     def result(self) -> str | None:
-        """What the server's task returned, None while it runs; ``DraftLost`` if it will not return.
-        To be called every ``POLL_S`` seconds."""
+        """The text that the server's task returned, None while it runs. Raises ``DraftLost`` if the
+        server ended or hangs. Call it every ``POLL_S`` seconds."""
         if not self._own_ray.lives():
             raise RayLost("its Ray has ended")
         try:
@@ -107,9 +107,9 @@ class DraftActor:
             raise DraftLost(sentence(error)) from error
         except psutil.NoSuchProcess as error:
             raise DraftLost("its process has ended") from error
-        # Counts looks and not seconds, as the clock goes on while the whole container is frozen.
+        # Counts polls, not seconds: the clock goes on while the whole container is frozen.
         before, self._beat = self._beat, int(self._status["heartbeat"])
-        # A draft that sleeps, or loads its weights again, has set its heartbeat to 0.
+        # A draft that sleeps or reloads its weights has set its heartbeat to 0.
         asleep = not self._beat and int(self._status["away"]) == ASLEEP
         self._looks = 0 if asleep or self._beat != before else self._looks + 1
         limit_s = self._spec.hang_s if self._beat else self._start_timeout_s
@@ -126,29 +126,29 @@ class DraftActor:
         if self._actor is not None and self._own_ray.lives():
             self._ray.kill(self._actor)
         if self._process is not None:
-            # Ray's kill does not end a process that is stopped by SIGSTOP.
+            # Ray's kill does not end a process that SIGSTOP has stopped.
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.kill()
         self._actor = self._pid = self._task = None
         self._serving = False
 
     def gone(self) -> bool:
-        """Whether a killed server's process has ended, so that nobody writes to the table any more.
-        If so, clears the heartbeat, so that the target does not wait for drafts."""
+        """Whether the killed server's process has ended and can no longer write to the table. If
+        so, clears the heartbeat, so that targets skip waiting for drafts."""
         if self._process is not None:
             if not has_ended(self._process):
                 return False
-            self._status["pid"] = self._process.pid  # also of one that never served
+            self._status["pid"] = self._process.pid  # also for a server that never served
         self._process = None
         self._status["heartbeat"] = self._status["away"] = 0
         return True
 
     def give_up(self) -> None:
-        """Say in the table that there will be no other server."""
+        """Record in the table that no further server will be started."""
         self._status["away"] = FOR_GOOD
 
     def close(self) -> None:
-        """Have the server stop, make sure that it has, and end Ray."""
+        """Stop the server, kill it if it does not stop in ``STOP_S`` seconds, and end Ray."""
         if self._serving and self._own_ray.lives():
             control = ControlClient(endpoint(self._run_dir))
             control.send(Stop())
@@ -162,6 +162,6 @@ class DraftActor:
 
 
 def sentence(error: Exception) -> str:
-    """The draft's own words out of an error that Ray wrapped in a traceback."""
+    """The first line of the draft's own error, without the traceback that Ray puts around it."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {cause}".splitlines()[0]

@@ -1,4 +1,4 @@
-"""Which cores of a CPU machine the draft gets."""
+"""Divides the cores of a CPU machine between draft and targets, and pins the draft."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CoreSplit:
-    """draft: the draft's cores. target: value for ``VLLM_CPU_OMP_THREADS_BIND``, or None where
-    the user has set it. shared: targets and drafts have to share cores."""
+    """Cores of draft and target. draft: the draft's cores. target: value for
+    ``VLLM_CPU_OMP_THREADS_BIND``, None if the user has set it. shared: drafts and targets share
+    some cores."""
 
     draft: list[int]
     target: str | None
@@ -36,14 +37,14 @@ def split_cores(
     engine: int = 0,
     engines: int = 1,
 ) -> CoreSplit:
-    """Divide ``available`` cores among the ``ranks`` target workers of one engine, which is number
-    ``engine`` of ``engines``, the others' and the draft; ``ValueError`` for a malformed list.
+    """Divide the ``available`` cores between the draft and the targets' workers: ``ranks`` workers
+    in each of ``engines`` engines. Returns the split for engine number ``engine``. Raises
+    ``ValueError`` for a malformed list.
 
-    draft_device: cores the user chose for the draft that all engines share, or a list for each of
-    their drafts, separated by ``|``. bind: the user's thread binding of the targets, one list per
-    rank, separated likewise, or None. By default the draft, which is small, takes a quarter of the
-    cores, at least one, and the targets the rest; less than a quarter where some worker would have
-    to share a core.
+    draft_device: the user's cores for the draft that all engines share, or one list for each
+    engine's draft, separated by ``|``. bind: the user's thread binding of the targets, one list
+    per rank, separated by ``|``, or None. By default the draft takes a quarter of the cores, at
+    least one. It takes fewer if a target worker would otherwise have to share a core.
     """
     if draft_device is not None:
         drafts = [parse_cores(part) for part in draft_device.split("|")]
@@ -61,12 +62,12 @@ def split_cores(
     shares = [_share(left, rank, ranks) for rank in range(ranks)]
     shared = not free or len(free) < engines or not all(shares)
     parts = [",".join(map(str, mine or left)) for mine in shares]
-    # One copy per engine, as vLLM indexes the parts by all ranks of all engines.
+    # One copy per engine: vLLM indexes the parts by a rank that counts the ranks of all engines.
     return CoreSplit(draft, "|".join(parts * engines), shared)
 
 
 def _without(cores: Sequence[int], taken: Iterable[Sequence[int]]) -> list[int]:
-    """Those that are in none of these lists."""
+    """The cores that are in none of the ``taken`` lists."""
     gone = {core for part in taken for core in part}
     return [core for core in cores if core not in gone]
 

@@ -1,4 +1,4 @@
-"""Which cores or which GPU an engine's draft gets, chosen in the engine core."""
+"""Chooses the cores or the GPU of an engine's draft. Runs in the engine core."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-SHARED_KV_CACHE_GIB = 1.0  # where not all memory is the draft's
-_BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's: cores of its workers
+SHARED_KV_CACHE_GIB = 1.0  # for a draft that shares its device's memory
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM reads the cores of its workers from it
 
 
 @dataclass(frozen=True)
 class DraftDevice:
-    """cores: the draft's, on a CPU machine. gpu: index among the visible GPUs, or a name for
-    CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: of the draft's process; of_target:
-    likewise for the target's workers. may_share_gpu: the target may use the GPU too. reservation:
-    has the GPU, where vLLM's Ray gives them out, until it is forgotten."""
+    """Device of a draft. cores: the draft's cores on a CPU machine. gpu: index among the visible
+    GPUs or a name for CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: variables of the
+    draft's process. of_target: variables of the target's workers. may_share_gpu: the target may
+    use the GPU, too. reservation: keeps a GPU that vLLM's Ray has given, while referenced."""
 
     cores: list[int] = field(default_factory=list)
     gpu: int | str | None = None
@@ -36,8 +36,8 @@ class DraftDevice:
 
 
 def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
-    """The draft's device. On CPUs the target's workers are to be bound to the other cores.
-    platform: vLLM's."""
+    """Choose the draft's device. On CPUs its ``of_target`` binds the target's workers to the other
+    cores. platform: vLLM's current platform."""
     if platform.is_cpu():
         return _choose_cores(vllm_config)
     gpu, may_share, reservation = _choose_gpu(vllm_config, platform)
@@ -46,8 +46,8 @@ def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
 
 
 def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
-    """Of a draft of ``vllm-ssd draft``, which has no target beside it: the ``draft_device`` of its
-    config."""
+    """Return the device that a config of ``vllm-ssd draft`` names in ``draft_device``. This command
+    runs no target. platform: vLLM's current platform."""
     config: Any = vllm_config.speculative_config
     if platform.is_cpu():
         cores = parse_cores(str(config.draft_device))
@@ -58,8 +58,8 @@ def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
 
 
 def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool, Any]:
-    """GPU, whether the target may use it too, reservation. Chosen without a look at CUDA: workers
-    may be forked later on."""
+    """Return the GPU, whether the target may use it too, and its reservation in Ray. Does not
+    initialize CUDA, because workers may be forked later."""
     config: Any = vllm_config.speculative_config
     parallel = vllm_config.parallel_config
     if parallel.use_ray:
@@ -110,5 +110,5 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
 
 
 def _threads(cores: list[int]) -> dict[str, str]:
-    """Environment of a process that is to run on these cores."""
+    """Environment variables of a process that runs on these cores."""
     return {"OMP_NUM_THREADS": str(len(cores))}

@@ -1,4 +1,4 @@
-"""A draft of a service, found by its run directory, as engines that may join it see it."""
+"""Reads the state of a draft from its run directory, for engines that may join it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from vllm_ssd.protocol.service_state import State, state_of
 
 
 class Service:
-    """What its own table and its lock tell."""
+    """A draft of a service, described by its own table and the lock of its run directory."""
 
     def __init__(self, run_dir: Path):
-        """Raises as ``rundir.watch`` and ``SpeculationTable.open``."""
+        """Raises the errors of ``rundir.watch`` and ``SpeculationTable.open``."""
         self.run_dir = run_dir
         self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
         self._watched = rundir.watch(run_dir)
-        # Also where an exception forgets it: else each try would leave an open file.
+        # Closes the file even if an exception drops this object: retries would leak descriptors.
         self.close = weakref.finalize(self, os.close, self._watched)
 
     @property
     def pid(self) -> int:
-        """Of its draft's process."""
+        """Process id of the draft."""
         return int(self._table.draft["pid"][0])
 
     @property
     def engines(self) -> int:
-        """For which it drafts."""
+        """Number of engines for which the draft drafts."""
         return int(self._table.draft["joined"][0])
 
     @property
     def away(self) -> int:
-        """Why it has no heartbeat, as the table knows it."""
+        """Code in the table for why the draft has no heartbeat; 0 = none."""
         return int(self._table.draft["away"][0])
 
     @property
@@ -42,5 +42,5 @@ class Service:
 
     @property
     def state(self) -> State:
-        """What its table says."""
+        """State of the draft, by its table and its lock."""
         return state_of(self._table, held=not self.has_ended)

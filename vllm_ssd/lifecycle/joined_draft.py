@@ -1,7 +1,7 @@
-"""The engine core's side of the draft: join a draft service, watch it, sleep, leave it.
+"""The engine core's side of the draft: joins a draft service, watches it, sleeps, leaves it.
 
-When the draft is lost it clears the heartbeat in the engine's table, so that nobody waits, and sees
-that there are drafts again.
+When the draft is lost, this module clears the heartbeat in the engine's table, so that the target
+skips waiting. It then tries to join a draft again.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LOOK_S = 0.2  # between two looks at the service
+LOOK_S = 0.2  # between two checks of the service
 JOIN_S = 1.0  # between two tries to join it
-ANSWER_S = 3.0  # for its answer, which takes milliseconds unless it hangs
-PUT_AWAY_S = 60.0  # for the answer of one that gives its memory back, which takes seconds
-SPREAD_S = 5.0  # between two looks at whether the engines of several drafts are spread unevenly
+ANSWER_S = 3.0  # timeout of its answer, which takes milliseconds unless it hangs
+PUT_AWAY_S = 60.0  # timeout of the answer of a draft that frees its memory, which takes seconds
+SPREAD_S = 5.0  # between two checks whether the engines are spread evenly over several drafts
 
 
 class JoinedDraft:
-    """One per engine core: ``start`` before the target's workers, ``workers_started`` and
-    ``wait_ready`` after them, ``stop`` at any time, any number of times. This class joins a service
-    by its name; ``OwnDraft`` starts one before, ``RemoteDraft`` a relay to one elsewhere."""
+    """Joins a draft service by its name; one object per engine core. ``OwnDraft`` first starts a
+    service, ``RemoteDraft`` a relay to one on another node. Call ``start`` before the target's
+    workers, ``workers_started`` and ``wait_ready`` after them, ``stop`` at any time, repeatedly."""
 
     def __init__(self, vllm_config: VllmConfig):
         self._vllm_config = vllm_config
@@ -47,26 +47,26 @@ class JoinedDraft:
         self._name = draft_name(vllm_config)
         self._process = os.getpid()
         self._files: OwnFiles | None = None
-        self._service: Service | None = None  # None: it does not draft for this engine now
-        self._turn = threading.Lock()  # for what follows, of which a thread does the rest
+        self._service: Service | None = None  # None: no service drafts for this engine now
+        self._turn = threading.Lock()  # held by the thread, ``sleep`` and ``wake`` while they work
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._asleep = False
         self._next_try = 0.0
-        self._due = math.inf  # when a draft that is away on purpose is to be back
-        self._failure = ""  # what the thread has said of an exception, since it last joined
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # what came of the first try
+        self._due = math.inf  # time at which a draft that is away on purpose must be back
+        self._failure = ""  # the last exception that the thread has logged since it joined
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # result of the first try
         self._tried = self._started = self._lost = False
-        self._speaks = True  # of losses and returns; else somebody else does
+        self._speaks = True  # logs losses and returns; False: the launcher logs them
 
     @property
     def about(self) -> str:
-        """The draft, in messages."""
+        """Name of the draft for messages."""
         return f"the draft server {self._name!r}"
 
     def start(self) -> None:
-        """Make the table and ask the service to draft on it, if it is ready. Raises as
-        ``wait_ready`` if it refuses."""
+        """Make the table and, if the service is ready, ask it to draft on that. Raises
+        ``RuntimeError`` if it refuses and drafts are required."""
         if self._vllm_config.parallel_config.use_ray:
             place_target_by_ray(self._vllm_config.parallel_config)
         self._files = OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
@@ -79,20 +79,20 @@ class JoinedDraft:
             self.wait_ready()
 
     def workers_started(self) -> None:
-        """They are not forked any more, so that a thread may run from now on."""
+        """Start the watching thread. No worker is forked after this call, so threads are safe."""
         self._thread = threading.Thread(target=self._watch, name="ssd-draft-server", daemon=True)
         self._thread.start()
 
     def wait_ready(self) -> None:
-        """Until the service drafts for this engine; ``RuntimeError`` with a sentence if that fails,
-        unless serving without drafts will do."""
+        """Wait until the service drafts for this engine. Raises ``RuntimeError`` with a sentence if
+        that fails and drafts are required."""
         if self._started:
             return
         timeout_s = self._config.start_timeout_s
         try:
             refusal = self._words.get(timeout=timeout_s)
         except queue.Empty:
-            self._tried = True  # nobody waits for what comes of it: the log has it
+            self._tried = True  # no caller waits for the result now: ``_say`` logs it
             refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
         if not refusal:
             logger.info("SSD: %s drafts for this engine", self.about)
@@ -106,28 +106,28 @@ class JoinedDraft:
         self._started = True
 
     def sleep(self) -> None:
-        """Have the service draft for others only. One that has no others gives its memory back;
-        returns when it has."""
+        """Leave the service while this engine sleeps. A service without other engines frees its
+        memory; returns when it has done so."""
         with self._turn:
             self._asleep, self._due = True, math.inf
             self._leave(asleep=True)
 
     def wake(self) -> None:
-        """Have it draft for this engine again; the target serves without drafts until it does."""
+        """Let the thread join the service again. The target serves without drafts until then."""
         with self._turn:
             self._asleep = False
             self._next_try = 0.0
             self._due = time.monotonic() + self._config.start_timeout_s
 
     def begin_stop(self) -> None:
-        """As ``stop``: vLLM kills who waits for long until the target has stopped. Its workers have
-        open what they need of the files."""
+        """Stop the draft before vLLM stops the target's workers: vLLM kills an engine core that
+        takes too long afterwards. The workers keep the files that they need open."""
         self.stop()
 
     def stop(self) -> None:
-        """Leave the service, and leave nothing behind."""
+        """Leave the service and remove this engine's files."""
         if os.getpid() != self._process:
-            return  # forked, it ends while the engine goes on
+            return  # this is a forked child that ends while the engine goes on
         self._end_watch()
         self._leave()
         if self._files is not None:
@@ -135,7 +135,7 @@ class JoinedDraft:
 
     def _end_watch(self) -> None:
         self._ended.set()
-        # It is this one where Python collects in it an executor that was only forgotten.
+        # Python may collect a dropped executor in the watching thread, which cannot join itself.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -159,8 +159,8 @@ class JoinedDraft:
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
-        """An exception in here does not end the thread: it is said once, until there are drafts
-        again, and the thread goes on after ``JOIN_S`` seconds."""
+        """Keep the thread alive when the block raises. Logs each exception once until the engine
+        has drafts again, and delays the next try to join by ``JOIN_S`` seconds."""
         try:
             yield
         except Exception as error:  # too many open files, for example
@@ -179,7 +179,7 @@ class JoinedDraft:
             logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
 
     def _look(self, service: Service) -> None:
-        """Whether the service still drafts for this engine."""
+        """Check that the service still drafts for this engine, and part with it if it does not."""
         state = service.state
         why = state.value if state is not State.SERVING else ""
         if not why and int(self._table.draft["pid"][0]) != service.pid:
@@ -189,8 +189,8 @@ class JoinedDraft:
         if not why:
             return
         self._abandon()
-        self._next_try = 0.0  # there may be another draft with this name
-        if state in (State.ASLEEP, State.LOADING):  # by itself, for a moment
+        self._next_try = 0.0  # another draft may have this name
+        if state in (State.ASLEEP, State.LOADING):  # the draft is away on purpose, for a moment
             self._due = time.monotonic() + self._config.start_timeout_s
         else:
             self._lose(why)
@@ -208,12 +208,12 @@ class JoinedDraft:
             self._join(min(ready, key=lambda service: service.engines))
         elif services and all(state is State.GONE for state in states):
             self._say("its draft is lost for good, and its log says of what")
-        else:  # as long as they load
+        else:  # no draft is ready; wake those that sleep
             for service, state in zip(services, states):
                 if state is State.ASLEEP:
                     ask(service.run_dir, Wake(), ANSWER_S)
         if services and self._service is None:
-            self._table.draft["away"] = services[0].away  # for those who look at this table
+            self._table.draft["away"] = services[0].away  # shown to readers of this table
         _close(service for service in services if service is not self._service)
 
     def _join(self, service: Service) -> None:
@@ -229,22 +229,22 @@ class JoinedDraft:
         self._say(answer)
 
     def _services(self) -> list[Service]:
-        """All drafts with this name, to be closed; ``ValueError`` with a sentence if there is none,
-        or one of another version of this package."""
+        """All drafts with this name; the caller closes them. Raises ``ValueError`` with a sentence
+        if there is none, or one has another version of this package."""
         services = []
         for run_dir, _ in find_all(self._name):
-            with contextlib.suppress(FileNotFoundError):  # it ends right now
+            with contextlib.suppress(FileNotFoundError):  # the draft is ending
                 services.append(Service(run_dir))
         return services
 
     def _spread(self) -> None:
-        """Go to another draft with this name if that has fewer engines even with this one."""
+        """Move to another draft with this name if it would have fewer engines than this one."""
         if self._service is None:
             return
         try:
             services = self._services()
         except ValueError:
-            return  # it is lost, which the next look finds
+            return  # the service is lost, which the next ``_look`` finds
         fewest = min((s.engines for s in services if s.state is State.SERVING), default=0)
         _close(services)
         if fewest + 1 < self._service.engines:
@@ -253,8 +253,8 @@ class JoinedDraft:
             self._try_to_join()
 
     def _say(self, refusal: str) -> None:
-        """What came of a try: of the first one to who waits for it, later on to the log if drafts
-        are back."""
+        """Report the result of a try to join, "" = joined. The first result goes to ``wait_ready``.
+        Later ones are counted and logged if drafts are back."""
         if not self._tried:
             self._tried = True
             self._words.put(refusal)
@@ -273,11 +273,11 @@ class JoinedDraft:
             self._part()
 
     def _abandon(self) -> None:
-        """The service is lost: nobody would answer."""
+        """Part with a lost service without ``Leave``, which it would not answer."""
         self._part()
 
     def _part(self) -> None:
-        """There are no drafts any more, and nobody is to wait for them."""
+        """Close the service and clear the heartbeat, so that the target skips waiting."""
         assert self._service is not None
         self._service.close()
         self._service = None

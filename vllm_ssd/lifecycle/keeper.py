@@ -1,14 +1,14 @@
-"""The keeper: the process that owns the draft's Ray, and restarts a draft that was lost.
+"""The keeper: the process that owns the draft's Ray and restarts a lost draft.
 
-The engine core starts it and talks to it over one socket pair. Ray lives here and not in the
-engine core because Ray brings threads (after which forking workers is unsafe), signal handlers and
-exit hooks; and because the keeper sees the engine core die, however it dies, by the end of the
-socket, and puts everything away.
+The engine core starts it and talks to it over one socket pair. The keeper owns Ray because Ray
+brings threads, signal handlers and exit hooks, and forking workers is unsafe after threads start.
+The socket closes however the engine core dies. The keeper then ends the draft and cleans up.
 
-Lines of JSON to the engine core: ``{"ready": text}`` or ``{"failed": text}``, once; later
-``{"lost": text}``, then ``{"not_back": text}`` for every failed restart, and ``{"back": text}``, or
-``{"given_up": text}`` at the end of it; ``{"stays": text}`` now and then, as long as the process of
-a lost draft does not end; and ``{"awaited": text}``, what a start waits for now.
+The keeper sends lines of JSON, each ``{kind: text}``, to the engine core:
+- ``ready`` or ``failed``: once, the result of the first start.
+- ``lost``, ``not_back`` for every failed restart, then ``back`` or ``given_up``.
+- ``stays``: every ``SAY_AGAIN_S`` seconds while the process of a lost draft does not end.
+- ``awaited``: the step that a start waits for now.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import SPEC_FILE, KeeperSpec
 from vllm_ssd.protocol import rundir
 
-# How variables begin that are meant for the target. By its place in a data parallel group vLLM
-# would have the draft join that group. What the target computes the same in every batch is its own
-# text; drafts may differ, and the kernels that do not are slower.
+# Prefixes of variables that are for the target only. With VLLM_DP_* vLLM would make the draft join
+# the target's data parallel group. The target's text does not depend on whether drafts are batch
+# invariant, and batch invariant kernels are slower.
 _OF_TARGET = ("VLLM_DP_", "VLLM_BATCH_INVARIANT")
-SAY_AGAIN_S = 60.0  # that a killed process is still there: its GPU's driver may never let it end
+SAY_AGAIN_S = 60.0  # between reports of a killed process: its GPU driver may never let it end
 
 
 class OwnerGone(Exception):
@@ -45,17 +45,17 @@ class OwnerGone(Exception):
 
 
 class Keeper:
-    """Starts the draft server, reports what becomes of it, takes it down. again: the one before was
-    killed."""
+    """Starts the draft server, reports its state, restarts it and takes it down. again: this keeper
+    replaces one that was killed."""
 
     def __init__(self, run_dir: Path, channel: socket.socket, again: bool):
         self._run_dir = run_dir
         self._channel = channel
         self._again = again
-        self._name = ""  # as long as the draft is to be kept for engines that have it
+        self._name = ""  # if set, the draft stays while an engine has this name in its table
 
     def run(self) -> None:
-        """Until the engine core closes the channel."""
+        """Keep the draft until the engine core closes the channel and no engine needs the draft."""
         try:
             spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
             self._name = spec.name
@@ -63,12 +63,12 @@ class Keeper:
                 self._keep(actor, spec)
         except OwnerGone:
             pass
-        except Exception as error:  # whatever it is, the engine core must hear of it
+        except Exception as error:  # the engine core must be told of every error
             self._say("failed", sentence(error))
             raise
         finally:
             rundir.remove(self._run_dir)
-            # vLLM kills engines: then this is the last to see their files.
+            # vLLM may have killed the engines, and the keeper outlives them to remove their files.
             rundir.sweep()
 
     def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
@@ -84,7 +84,7 @@ class Keeper:
                 self._say("awaited", "the draft's Ray")
                 actor.start(again=not first)
                 self._say("awaited", "the draft model")
-                # The engine core itself limits the duration of the first start.
+                # The engine core applies its own timeout to the first start.
                 text = self._result(actor, math.inf if first else spec.start_timeout_s)
                 actor.serve()
                 restarts.served()
@@ -104,7 +104,7 @@ class Keeper:
                 self._bury(actor)
                 if pause is None:
                     actor.give_up()
-                    self._name = ""  # there is nothing to keep for the others
+                    self._name = ""  # no draft is left for the other engines
             self._rest(pause)
 
     def _bury(self, actor: DraftActor) -> None:
@@ -117,24 +117,24 @@ class Keeper:
             self._rest(POLL_S)
 
     def _result(self, actor: DraftActor, timeout_s: float = math.inf) -> str:
-        """Wait for what the server's task returns; ``DraftLost`` after ``timeout_s`` seconds."""
+        """Wait for the server's task and return its text; ``DraftLost`` after ``timeout_s`` s."""
         deadline = time.monotonic() + timeout_s
         while (text := actor.result()) is None:
             if time.monotonic() >= deadline:
-                actor.close()  # with Ray, which may be what hangs
+                actor.close()  # also ends Ray, which may be the part that hangs
                 limit = f"{timeout_s:g} s (start_timeout_s)"
                 raise DraftLost(f"the draft model was not ready within {limit}")
             self._rest(POLL_S)
         return text
 
     def _rest(self, seconds: float | None) -> None:
-        """Sleep, None = for ever; ``OwnerGone`` as soon as nobody needs the draft any more."""
+        """Sleep for ``seconds``, None = for ever; ``OwnerGone`` once no process needs the draft."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         # The engine core writes nothing: a readable channel is closed.
         while select.select([self._channel], [], [], seconds)[0]:
             if not (self._name and engines_of(self._name)):
                 raise OwnerGone
-            # The engine that started the draft has gone before others that share it.
+            # The engine that started the draft is gone, but other engines still share the draft.
             pause = min(POLL_S, deadline - time.monotonic())
             if pause <= 0:
                 return
@@ -148,9 +148,9 @@ class Keeper:
 
 
 def main(run_dir: str, channel_fd: str, again: str = "") -> None:
-    """``python -m vllm_ssd.lifecycle.keeper RUN_DIR FD [AGAIN]``, as ``launch.py`` starts it."""
-    # Nobody's child: vLLM kills a process that is slow to stop together with all its children,
-    # and then somebody must be left to put things away.
+    """Entry point. ``launch.py`` runs this module with the arguments RUN_DIR FD [AGAIN]."""
+    # Detach from the parent: vLLM kills a process that stops slowly and all its children. The
+    # keeper must survive that to end the draft and remove its files.
     if os.fork():
         os._exit(0)
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
@@ -158,7 +158,7 @@ def main(run_dir: str, channel_fd: str, again: str = "") -> None:
     own_ray.set_environment(Path(run_dir))
     for name in [name for name in os.environ if name.startswith(_OF_TARGET)]:
         del os.environ[name]
-    # SIGTERM is an order to put things away too: leave through run's finally.
+    # SIGTERM also ends the draft: sys.exit leaves through the ``finally`` of ``run``.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd)), bool(again)).run()
 

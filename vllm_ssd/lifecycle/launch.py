@@ -1,4 +1,4 @@
-"""Starts a draft of a draft service, waits for it, and stops it."""
+"""Starts a draft of a draft service through a keeper process, waits for it, and stops it."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _LOSSES = {
     "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
     "on without drafts: see above what it dies of, and start the engine anew to have drafts",
 }
-# Seconds from ``begin_stop`` in which the keeper is waited for. vLLM kills an engine core that has
-# not ended after 5 s, of which its own exit takes a part.
+# Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
+# 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
-# Variables that may name folders as seen from the working directory.
+# Variables whose paths may be relative to the working directory.
 _OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
 
 
 class DraftLauncher:
-    """One draft of a draft service, on this device. ``start``, then ``wait_ready``; ``stop`` at any
-    time, any number of times. The keeper it starts ends with this process, even if that is killed;
-    that of a service which engines have started themselves, with the last engine that has its name.
+    """Runs one draft of a draft service on one device. Call ``start``, then ``wait_ready``. Call
+    ``stop`` at any time, any number of times. The keeper ends with this process, even if that is
+    killed. If engines started the service, the keeper ends with the last engine that has its name.
 
-    The config is that of an engine: for ``vllm-ssd draft`` of one whose target is the draft itself.
-    The table has no requests: it is where the keeper and everybody else see how the draft is.
+    The config is an engine's. For ``vllm-ssd draft`` its target is the draft itself. The table has
+    no requests: the keeper and other processes read the draft's state from it.
     """
 
     def __init__(self, vllm_config: VllmConfig, named: DraftName, device: DraftDevice):
@@ -63,17 +63,17 @@ class DraftLauncher:
         self._channel: socket.socket | None = None
         self._listener: threading.Thread | None = None
         self._files: OwnFiles | None = None
-        self._keepers = Restarts(self._config.max_restarts)  # keepers that were killed
-        self._ending = threading.RLock()  # while a keeper is started again, or told to end
+        self._keepers = Restarts(self._config.max_restarts)  # restarts of killed keepers
+        self._ending = threading.RLock()  # held while a keeper is restarted or told to end
         self._stopping = False
         self._stop_begun = 0.0
-        self._awaited = "the keeper"  # what the draft's start is about
+        self._awaited = "the keeper"  # the step that the draft's start waits for
         self._started = False
-        self.given_up = False  # there is no draft, and will be none
+        self.given_up = False  # there is no draft and none will be started
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Make the table and set the draft server off; returns before it is up."""
+        """Make the table and start the draft server; returns before the draft is loaded."""
         from vllm.platforms import current_platform
 
         self._files = self._make_files()
@@ -97,7 +97,7 @@ class DraftLauncher:
         files = OwnFiles(shape, owner)
         try:
             table = SpeculationTable.open(rundir.table_path(files.run_dir))
-            table.target["started_s"] = int(time.time())  # as a target's worker does
+            table.target["started_s"] = int(time.time())  # in engines a target's worker sets it
             publish(files.run_dir, self._named)
         except BaseException:
             files.remove()
@@ -109,9 +109,9 @@ class DraftLauncher:
         self._channel, theirs = socket.socketpair()
         keeper = [sys.executable, "-m", "vllm_ssd.lifecycle.keeper"]
         with theirs:
-            # Returns at once: the keeper detaches itself, lest it be killed with this process. In
-            # the run directory, as Python imports what is in the working directory first, and Ray
-            # hands that on to the draft. Of a keeper that fails the listener hears.
+            # Returns at once: the keeper detaches itself so that it is not killed with this
+            # process. Its working directory is the run directory, because Python imports from the
+            # working directory first and Ray passes it on. The listener reports a failed keeper.
             subprocess.run(
                 [*keeper, str(self.run_dir), str(theirs.fileno()), *again],
                 cwd=self.run_dir,
@@ -123,14 +123,14 @@ class DraftLauncher:
             )
 
     def check(self) -> None:
-        """Raises as ``wait_ready`` if the draft has failed by now, and does not wait for it."""
+        """Raise ``RuntimeError`` if the draft is required and has failed; does not wait for it."""
         if not self._words.empty():
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until the draft is loaded; ``RuntimeError`` with a sentence if that fails, unless serving
-        without drafts will do. The caller stops it then, an engine after its own files are gone:
-        the keeper stays as long as it sees them."""
+        """Wait until the draft is loaded. Raises ``RuntimeError`` with a sentence if that fails and
+        ``required`` is set. The caller then calls ``stop``. An engine first removes its own files:
+        the keeper runs as long as it sees them."""
         if self._started:
             return
         timeout_s = self._config.start_timeout_s
@@ -150,9 +150,9 @@ class DraftLauncher:
         self._started = True
 
     def begin_stop(self) -> None:
-        """Have the draft taken down, and do not wait for it."""
+        """Tell the keeper to take the draft down, without waiting for it."""
         if os.getpid() != self._process:
-            return  # forked, it ends while the engine goes on
+            return  # this is a forked child that ends while the engine goes on
         with self._ending:
             self._stopping = True
             self._stop_begun = self._stop_begun or time.monotonic()
@@ -162,15 +162,15 @@ class DraftLauncher:
 
     def stop(self, within_s: float | None = None) -> None:
         """Take the draft down. Returns when the keeper has ended, at the latest ``within_s``
-        seconds after ``begin_stop``, by default ``STOP_S``. A keeper that is still at work then
-        removes the files when it ends."""
+        seconds after ``begin_stop``, by default ``STOP_S``. A keeper that takes longer removes the
+        files when it ends."""
         if os.getpid() != self._process:
             return
         self.begin_stop()
         keeper_at_work = False
         if self._listener is not None:
             limit_s = STOP_S if within_s is None else within_s
-            if self._listener is not threading.current_thread():  # as in ``leave``
+            if self._listener is not threading.current_thread():  # ``leave`` says why
                 self._listener.join(max(0.0, self._stop_begun + limit_s - time.monotonic()))
             keeper_at_work = self._listener.is_alive()
         self._channel = self._listener = None
@@ -180,13 +180,13 @@ class DraftLauncher:
             self._files.remove()
 
     def leave(self) -> None:
-        """Have the draft go on for the other engines that have its name, without this process: it
-        ends when they have. ``stop`` does nothing any more."""
+        """Leave the draft running for the other engines that have its name. It ends with the last
+        of them. ``stop`` does nothing afterwards."""
         self.begin_stop()
         if self._channel is not None and self._listener is not None:
             with contextlib.suppress(OSError):  # the keeper may have ended before
                 self._channel.shutdown(socket.SHUT_RDWR)
-            # Python may collect an executor that was only forgotten in any thread.
+            # Python may collect a dropped executor in the listener, which cannot join itself.
             if self._listener is not threading.current_thread():
                 self._listener.join()
         self._channel = self._listener = None
@@ -194,7 +194,7 @@ class DraftLauncher:
             self._files.let_go()
 
     def _listen(self) -> None:
-        """Pass on the keeper's words until it ends; start it again if it was killed."""
+        """Handle the keeper's messages until it ends; restart a keeper that was killed."""
         self._pass_on()
         while self._start_again():
             self._pass_on()
@@ -202,10 +202,10 @@ class DraftLauncher:
         self._words.put(("ended", "its keeper process ended; see the log above"))
 
     def _start_again(self) -> bool:
-        """Start another keeper in place of one that is gone; False where there is to be none."""
+        """Start another keeper in place of one that is gone; False if none is to be started."""
         if self._stopping:
             return False
-        # One that ended of itself has put everything away.
+        # A keeper that ended by itself has removed the spec file.
         killed = (self.run_dir / SPEC_FILE).exists() and self._started and not self.given_up
         pause = self._keepers.pause() if killed else None
         if pause is None:
@@ -223,12 +223,12 @@ class DraftLauncher:
         return not self._stopping
 
     def _pass_on(self) -> None:
-        """One keeper's words until it ends."""
+        """Handle one keeper's messages until it ends."""
         assert self._channel is not None
         with self._channel.makefile("rb") as words:
             for line in words:
                 if not line.endswith(b"\n"):
-                    break  # it was killed in the middle of a word
+                    break  # the keeper was killed in the middle of a line
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "awaited":
                     self._awaited = text
@@ -247,8 +247,8 @@ class DraftLauncher:
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with paths as another working directory needs them. An empty path, which is
-    the working directory, is left out."""
+    """The variables that hold paths, with absolute paths for use from another working directory.
+    Leaves out empty paths, which mean the working directory."""
     return {
         name: os.pathsep.join(
             os.path.abspath(os.path.expanduser(path))

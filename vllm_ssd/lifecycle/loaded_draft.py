@@ -1,7 +1,7 @@
-"""The draft in its server's memory: loaded, put away, loaded again, or with other weights.
+"""Loads the draft into its server's memory, puts it away, and loads it again or with new weights.
 
-Putting it away drops the model, its KV cache and its programs; what stays on a GPU is the process's
-context. Its engine then serves the table no longer; the next one does again.
+Putting the draft away frees the model, its KV cache and its programs. On a GPU only the process's
+context stays. Its engine stops serving the table; the engine of the next load serves it again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-# vLLM keeps the tracebacks of packages that it could not import, and these the frames of whoever
-# imported vLLM first: if that were the loading of a draft, the draft would stay for ever.
+# vLLM keeps tracebacks of packages that it could not import, and these keep the frames of vLLM's
+# first import. If loading a draft imported vLLM first, the draft would never be freed.
 import vllm.engine.arg_utils  # noqa: F401
 
 from vllm_ssd.draft.engine import DraftEngine
@@ -34,8 +34,9 @@ PROGRESS_S = 10.0
 
 
 class LoadedDraft:
-    """``engine``: None until ``load`` and while the draft is put away. ``table``: the server's own,
-    which the engine serves; others may join, and have left before the draft is put away."""
+    """The draft of one server. engine: None before ``load`` and while the draft is put away. table:
+    the server's own, which the engine always serves. Other tables may join the engine; they must
+    leave before the draft is put away."""
 
     def __init__(self, spec: ServerSpec):
         self._spec = spec
@@ -45,19 +46,19 @@ class LoadedDraft:
         self._shape: tuple[Any, ...] = ()
         self.table = SpeculationTable.open(rundir.table_path(self._run_dir))
         self.engine: DraftEngine | None = None
-        self.served: ServedTable  # the same as it is served, while the draft is loaded
+        self.served: ServedTable  # ``table``, joined to the engine, while the draft is loaded
         if spec.cores:
             torch.set_num_threads(len(spec.cores))
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the draft runs on a GPU; to be asked once it is loaded."""
+        """Whether the draft is loaded and runs on a GPU."""
         return self.engine is not None and self.engine.model.device.type == "cuda"
 
     def load(self) -> str:
-        """Load the draft; returns a line that describes it. What is said of requests in the table
-        stays as it is: a server killed while it loads leaves no trace. Raises as ``clear_words``,
-        ``DraftModel`` and ``DraftEngine.join``."""
+        """Load the draft and return a line that describes it. Does not change the requests in the
+        table, so a server killed while it loads leaves no trace. Raises the errors of
+        ``clear_words``, ``DraftModel`` and ``DraftEngine.join``."""
         started = time.monotonic()
         chosen = self._of_model.kv_cache_bytes is not None
         with nullcontext() if self._spec.cores else clear_words(chosen_kv_cache=chosen):
@@ -72,7 +73,7 @@ class LoadedDraft:
             with torch.inference_mode():
                 engine.warm_up(_Progress())
         self.engine = engine
-        # What is loaded stays; a collection that scans it would stop the loop for milliseconds.
+        # Exclude the loaded objects from collection: scanning them stops the loop for milliseconds.
         gc.collect()
         gc.freeze()
         model, cores = self._model, self._spec.cores
@@ -85,7 +86,7 @@ class LoadedDraft:
         )
 
     def put_away(self) -> None:
-        """Give the draft's memory back, once its device has done what was begun."""
+        """Free the draft's memory, after its device has finished the work in progress."""
         if self.engine is not None:
             self.engine.leave(self.served)
         if torch.cuda.is_initialized():
@@ -97,17 +98,17 @@ class LoadedDraft:
             torch.cuda.empty_cache()
 
     def take_weights(self, path: str) -> None:
-        """Put the draft away and read the weights of the checkpoint at ``path`` for the next
-        ``load``; ``ValueError`` with a sentence if they are none of this draft's shape, and the
-        next ``load`` then has the former ones."""
+        """Put the draft away and read the checkpoint at ``path`` for the next ``load``. Raises
+        ``ValueError`` with a sentence if it cannot be loaded or does not have the draft's shape.
+        The next ``load`` then uses the former weights."""
         self.put_away()
         arguments = {**self._of_model.engine_args, "model": path}
-        # They were of the checkpoint that was named at the start.
+        # The former revisions belong to the checkpoint that was named at the start.
         arguments |= {"revision": None, "code_revision": None}
         other = replace(self._of_model, engine_args=arguments)
         try:
             model = DraftModel(other, self._run_dir)
-        except Exception as error:  # vLLM's, torch's and those of libraries for files
+        except Exception as error:  # from vLLM, torch or the libraries that read files
             reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
             raise ValueError(
                 f"the draft's new weights cannot be loaded from {path} ({reason}): name the folder "
@@ -122,12 +123,12 @@ class LoadedDraft:
 
 
 def _shape(model: DraftModel) -> tuple[Any, ...]:
-    """What two checkpoints of one model have in common."""
+    """Properties that two checkpoints of one model share."""
     return model.embedded, model.max_len, model.attention.shape
 
 
 class _Progress:
-    """Logs how far a long preparation has come, at most once in ``PROGRESS_S`` seconds."""
+    """Logs the progress of a long preparation, at most once in ``PROGRESS_S`` seconds."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + PROGRESS_S
@@ -139,7 +140,8 @@ class _Progress:
 
 
 def _publisher(shape: TableShape, model: DraftModel) -> Publisher:
-    """Programs recorded as CUDA graphs must publish on the device; others may wait for it."""
+    """The publisher of a model's drafts. A model with CUDA graphs publishes on the device; other
+    models wait for the device and publish on the host."""
     if model.attention.graphs:
         from vllm_ssd.protocol.device_publisher import DevicePublisher
 

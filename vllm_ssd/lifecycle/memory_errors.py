@@ -1,7 +1,7 @@
-"""Error messages for a draft's GPU that has too little memory, or may not be used.
+"""Error messages for a draft's GPU that has too little memory or that another process has.
 
-CUDA, torch, Triton and the libraries each have messages of their own for it, none of which names
-the GPU as the user knows it or says what to do.
+CUDA, torch, Triton and the libraries each report this in their own way. None of them names the GPU
+by the user's name for it, or says what to do.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _GIB = 2**30
 
 @contextmanager
 def clear_words(chosen_kv_cache: bool) -> Iterator[None]:
-    """Within it, a lack of GPU memory raises ``MemoryError``, and a GPU that another process uses
-    exclusively ``RuntimeError``. chosen_kv_cache: whether the KV cache's bytes are given."""
+    """Replace errors of the block by clear ones: ``MemoryError`` if the GPU lacks memory,
+    ``RuntimeError`` if another process uses it exclusively. chosen_kv_cache: whether the user has
+    set the size of the KV cache."""
     try:
         yield
     except Exception as error:
@@ -48,7 +49,8 @@ def _gpu() -> str:
 
 
 def _figures() -> str:
-    """Free and used GiB. A full GPU may have no memory for the CUDA context that asking needs."""
+    """Free and used GiB, in words. A full GPU may lack memory for the CUDA context that the query
+    needs."""
     try:
         free, total = torch.cuda.mem_get_info()
     except RuntimeError:

@@ -1,8 +1,8 @@
 """The draft of an engine that names no draft server: a draft service that the engine starts itself.
 
-The engines of a data parallel group share one, unless each has a device of its own for its draft:
-the first of them starts it. All of them join it as they would join one that a user has started. It
-ends when no engine is left that has its name, whoever has started it.
+The engines of a data parallel group share one service, and the first of them starts it. If each
+engine has a draft device of its own, each starts its own service. Engines join it in the same way
+as a service that a user has started. It ends with the last engine that has its name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class OwnDraft(JoinedDraft):
-    """One per engine core, with the methods of ``JoinedDraft``."""
+    """Starts a draft service if no other engine does, and joins it. One per engine core."""
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
-        self._launcher: DraftLauncher | None = None  # of the engine that starts the service
-        self._device = DraftDevice()  # not chosen yet; it may hold a GPU of Ray's
+        self._launcher: DraftLauncher | None = None  # only in the engine that starts the service
+        self._device = DraftDevice()  # not chosen yet; it may hold a GPU reserved in Ray
         self._environment = TargetEnvironment()
         self._stop_begun = 0.0
 
@@ -42,32 +42,33 @@ class OwnDraft(JoinedDraft):
         return "the draft"
 
     def start(self) -> None:
-        """Start the service, unless another engine does, and join it as soon as it is ready.
-        Returns before it is, unless it may share a GPU with the target, whose KV cache is to have
-        the rest."""
+        """Start the service, unless another engine does, and join it when it is ready.
+
+        Returns before it is ready, except if draft and target may share a GPU: the target's KV
+        cache gets the memory that the draft leaves."""
         from vllm.platforms import current_platform
 
         parallel = self._vllm_config.parallel_config
         first = not self._config.share_draft or engine_index(parallel) == 0
         starts = first and not self._is_there()
-        # Ray gives a GPU for the draft once, to the first.
+        # Only the engine that starts the service asks Ray for the draft's GPU.
         if starts or not parallel.use_ray:
             self._device = choose_device(self._vllm_config, current_platform)
         if starts:
             named = DraftName(self._name, options={})
             self._launcher = DraftLauncher(self._vllm_config, named, self._device)
             self._launcher.start()
-            self._speaks = False  # the launcher does
+            self._speaks = False  # the launcher logs losses and returns
         self._environment.set(self._device.of_target)
         super().start()
         if self._device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
-            # A worker looks at the free memory when it starts and again when it has run once, and
-            # counts as the target's own what has gone in between: the draft must have taken all
-            # of its memory before the first look. Elsewhere both load at the same time.
+            # A worker reads the free memory when it starts and again after its first run. It counts
+            # the difference as the target's own, so the draft must have all its memory before the
+            # first reading. On separate devices both load at the same time.
             self._await_draft()
 
     def workers_started(self) -> None:
-        self._environment.restore()  # what is started later is not the target's
+        self._environment.restore()  # processes started later are not the target's workers
         if self._launcher is not None:
             self._launcher.check()
         super().workers_started()
@@ -76,7 +77,7 @@ class OwnDraft(JoinedDraft):
         if self._launcher is not None and not self._started:
             self._launcher.wait_ready()
             self._next_try = 0.0
-            if self._launcher.given_up:  # which it has said
+            if self._launcher.given_up:  # the launcher has logged why
                 self._started = self._lost = True
         super().wait_ready()
 
@@ -84,30 +85,30 @@ class OwnDraft(JoinedDraft):
         super().sleep()
         launcher = self._launcher
         if launcher is not None and not launcher.given_up:
-            # Also if the draft is being started again: it is to sleep as soon as it is there.
+            # A draft that is being restarted gets the message, too, and sleeps once it is loaded.
             leave = Leave(str(self._run_dir), asleep=True)
             timeout_s = self._config.start_timeout_s
             while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
-                pass  # one that hung was killed: the next one is to sleep
+                pass  # the keeper killed a draft that hung: its successor must sleep
 
     def begin_stop(self) -> None:
         if os.getpid() != self._process:
-            return  # forked, it ends while the engine goes on
+            return  # this is a forked child that ends while the engine goes on
         self._stop_begun = self._stop_begun or time.monotonic()
         self._end_watch()
         if self._service is not None and not self._config.share_draft:
-            self._part()  # the service ends, too: it need not be told, and may hang
+            self._part()  # the service ends with this engine and may hang: send no ``Leave``
         super().stop()
         if self._launcher is not None:
             self._launcher.begin_stop()
 
     def stop(self) -> None:
-        """Leave the service, and have it end if this is the last engine; leave nothing behind."""
+        """Leave the service, end it if this is the last engine, and remove this engine's files."""
         if os.getpid() != self._process:
             return
         self.begin_stop()
         self._environment.restore()
-        self._device = DraftDevice()  # a GPU that was reserved is free now
+        self._device = DraftDevice()  # frees a GPU reserved in Ray
         alone = not engines_of(self._name)
         if self._launcher is not None:
             if alone:
@@ -119,14 +120,14 @@ class OwnDraft(JoinedDraft):
             self._await_end(self._stop_begun + STOP_S)
 
     def _services(self) -> list[Service]:
-        """None as long as the first engine has not started it."""
+        """All drafts with this name; empty until the first engine has started the service."""
         try:
             return super()._services()
         except ValueError:
             return []
 
     def _await_draft(self) -> None:
-        """There is no thread yet that would join it."""
+        """Join the draft from this thread: the one that joins it later does not run yet."""
         if self._launcher is not None:
             self._launcher.wait_ready()
         timeout_s = self._config.start_timeout_s
@@ -140,16 +141,17 @@ class OwnDraft(JoinedDraft):
         self.wait_ready()
 
     def _is_there(self) -> bool:
-        """Whether engines have the service: offline, a group of engines may follow another one in
-        the same processes, where not all of that have ended. One that they all have left ends."""
-        with contextlib.suppress(ValueError):  # there is none
+        """Whether a service with this name runs and engines use it. Offline, a new group of engines
+        may start in the same processes before all engines of the previous group have ended. Waits
+        for the end of a service that all its engines have left."""
+        with contextlib.suppress(ValueError):  # no service has the name
             self._await_end(time.monotonic() + self._config.start_timeout_s)
             return bool(find_all(self._name) and engines_of(self._name))
         return False
 
     def _await_end(self, deadline: float) -> None:
-        """Until the keeper of a service without engines has put it away."""
-        with contextlib.suppress(ValueError):  # there is none any more
+        """Wait until the keeper has ended a service without engines, at most until ``deadline``."""
+        with contextlib.suppress(ValueError):  # the service is gone
             while find_all(self._name) and not engines_of(self._name):
                 if time.monotonic() >= deadline:
                     return

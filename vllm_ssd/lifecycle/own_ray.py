@@ -1,10 +1,10 @@
-"""The draft's Ray: its own, on this machine, and for its owner only.
+"""A private Ray instance for the draft, on this machine, for its owner only.
 
-Whoever reaches a Ray's ports runs code as its owner, so it listens on loopback and asks for a
-token. Each start looks at where it does listen, since what has it do so is no documented option of
-Ray's. The token is the engine's own, in the run directory: Ray's default is a file in the home
-directory that the umask leaves open to others, and that cannot be made where the user of a
-container has no home.
+A process that reaches Ray's ports can run code as Ray's owner, so this Ray listens on loopback and
+asks for a token. Ray documents no option for loopback, so each start checks where it listens.
+
+The run directory has a token for this engine alone. By default Ray keeps it in the home directory,
+where the umask may let others read it. A container's user may have no home directory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vllm_ssd.log import get_logger
 
 logger = get_logger(__name__)
 
-OBJECT_STORE_BYTES = 80 * 2**20  # close to Ray's minimum; no objects go through it
-# The target may be a job of another Ray. The draft must neither join that cluster nor repeat the
-# job's setup, and RAY_AUTH_TOKEN would go before the file.
+OBJECT_STORE_BYTES = 80 * 2**20  # close to Ray's minimum; the draft stores no objects
+# The target may be a job of another Ray cluster. The draft must neither join that cluster nor
+# repeat the job's setup. RAY_AUTH_TOKEN would override the token file.
 OTHER_RAY = (
     "RAY_ADDRESS",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
@@ -35,30 +35,30 @@ _VITAL = ("gcs_server", "raylet")
 
 
 def token_path(run_dir: Path) -> Path:
-    """Where the token of an engine's Ray is."""
+    """Path of the file with the token of an engine's Ray."""
     return run_dir / "token"
 
 
 def set_environment(run_dir: Path) -> None:
-    """Of this process, which is to call ``start`` and has not imported Ray yet."""
+    """Set Ray's variables in this process. Call it before Ray is imported and started."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     for name in OTHER_RAY:
         os.environ.pop(name, None)
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_path(run_dir))
-    # Where the host's memory runs short, Ray would kill its largest worker: the draft, its only
-    # one, however little of that memory it has.
+    # When the host runs short of memory, Ray kills its largest worker. The draft is its only one
+    # and would be killed, however little memory it uses.
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"
-    # Ray gives its workers the niceness 15: on CPUs the draft would get next to nothing of a core
-    # that any other process wants, and a new one not even load its weights beside a busy target.
+    # Ray gives its workers niceness 15. On CPUs the draft would then get almost no time on a core
+    # that another process uses, and could not even load its weights next to a busy target.
     os.environ["RAY_worker_niceness"] = "0"
-    # Ray listens on all interfaces, whatever address it is told, except where it thinks that there
-    # can be no cluster. The name is Ray's; it does the same everywhere.
+    # Ray listens on all interfaces, whatever address it is given, unless it assumes that a cluster
+    # is impossible. Despite its name, this variable works on every system.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    # The draft is a world of one, whose sockets would listen at the address of the host's name, or
-    # of the interface that a cluster's environment chooses for its targets.
+    # The draft's process group has one member. Its sockets would listen at the address of the host
+    # name, or on the interface that a cluster's environment chooses for its targets.
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    # Ray would take its raylet for dead since the keeper has no parent, and then end it as well.
+    # The keeper has no parent. Ray would take the raylet for dead and end the keeper silently.
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 
 
@@ -67,21 +67,21 @@ class Reachable(RuntimeError):
 
 
 class OwnRay:
-    """``start`` it again whenever it has ended. Ray itself is imported when this is made, which
-    takes a second."""
+    """Starts, checks and stops the draft's Ray. Call ``start`` again whenever it has ended. The
+    constructor imports Ray, which takes about a second."""
 
     def __init__(self, run_dir: Path):
         import ray
 
         self._ray: Any = ray
         self._run_dir = run_dir
-        self._token = secrets.token_hex(32)  # one for all starts: Ray reads it once a process
-        self._vital: list[psutil.Process] = []  # without them it does not work
-        self.unseen = False  # some of its sockets cannot be looked at
+        self._token = secrets.token_hex(32)  # one for all starts: a process reads it only once
+        self._vital: list[psutil.Process] = []  # Ray does not work without these
+        self.unseen = False  # some of its sockets cannot be inspected
 
     def start(self) -> None:
-        """After what is left of one that has ended is gone; raises as ``check_listeners``, and
-        errors of many kinds."""
+        """Start Ray, after removing the remains of an instance that has ended. Raises ``Reachable``
+        if other machines can reach it, and Ray's own errors, which are of many kinds."""
         self._ray.shutdown()
         path = token_path(self._run_dir)
         path.unlink(missing_ok=True)
@@ -101,9 +101,9 @@ class OwnRay:
         self.check_listeners()
 
     def check_listeners(self) -> None:
-        """Look at where this process and all that it has started listen. ``Reachable`` if other
-        machines can reach one of these sockets; Ray is stopped then. Sockets that may not be looked
-        at are no reason to end, but the log says so, once."""
+        """Check at which addresses this process and its descendants listen. Stops Ray and raises
+        ``Reachable`` if other machines can reach one of the sockets. Sockets that cannot be
+        inspected cause one warning and no error."""
         listens = False
         open_ones: list[str] = []
         unseen: list[str] = []
@@ -117,7 +117,7 @@ class OwnRay:
                     if not _is_loopback(host):
                         open_ones.append(f"{name} at {host} port {port}")
             except psutil.NoSuchProcess:
-                continue  # it has just ended
+                continue  # the process has just ended
             except (psutil.Error, OSError, RuntimeError) as error:
                 unseen.append(f"sockets of {name} ({type(error).__name__})")
         if open_ones:
@@ -128,7 +128,7 @@ class OwnRay:
                 "listen on loopback only"
             )
         if not (listens or unseen):
-            unseen.append("where it listens")  # Ray always has some: this system does not tell
+            unseen.append("where it listens")  # Ray always listens: this system hides its sockets
         if unseen and not self.unseen:
             self.unseen = True
             logger.warning(
@@ -138,16 +138,16 @@ class OwnRay:
             )
 
     def lives(self) -> bool:
-        """Whether it can be used."""
+        """Whether Ray can be used."""
         return self._ray.is_initialized() and not any(map(has_ended, self._vital))
 
     def stop(self) -> None:
-        """End it, and what it runs."""
+        """End Ray and everything that it runs."""
         self._ray.shutdown()
 
 
 def _is_vital(process: psutil.Process) -> bool:
-    """Whether Ray does not work without this process."""
+    """Whether Ray needs this process."""
     try:
         return process.name() in _VITAL
     except psutil.NoSuchProcess:
@@ -155,8 +155,8 @@ def _is_vital(process: psutil.Process) -> bool:
 
 
 def _listening(process: psutil.Process) -> list[tuple[str, int]]:
-    """Addresses and ports at which it listens; raises errors of psutil's, ``OSError`` and
-    ``RuntimeError`` if the system does not tell."""
+    """Addresses and ports at which a process listens. Raises psutil's errors, ``OSError`` and
+    ``RuntimeError`` if the system does not show them."""
     sockets = process.net_connections("tcp")
     return [tuple(socket.laddr) for socket in sockets if socket.status == psutil.CONN_LISTEN]
 
@@ -167,7 +167,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has ended; a zombie, whose parent has yet to wait for it, has."""
+    """Whether the process has ended. A zombie, for which its parent has not waited, has ended."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

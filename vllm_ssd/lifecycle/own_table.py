@@ -1,4 +1,4 @@
-"""The speculation table of an engine: its shape, its owner, the file, and where it lies."""
+"""Makes and finds the speculation table of an engine: its shape, its owner and its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def table_shape(vllm_config: VllmConfig) -> TableShape:
-    """Of the table of an engine with this config."""
+    """Shape of the table of an engine with this config."""
     config: Any = vllm_config.speculative_config
     return TableShape(
         slots=vllm_config.scheduler_config.max_num_seqs,
@@ -27,7 +27,7 @@ def table_shape(vllm_config: VllmConfig) -> TableShape:
 
 
 def table_owner(vllm_config: VllmConfig) -> TableOwner:
-    """This process, as the one whose table it is."""
+    """Owner record that names this process as the table's owner."""
     return TableOwner(
         model=vllm_config.model_config.served_model_name,
         engine=vllm_config.parallel_config.data_parallel_index,
@@ -37,7 +37,7 @@ def table_owner(vllm_config: VllmConfig) -> TableOwner:
 
 
 def draft_name(vllm_config: VllmConfig) -> str:
-    """Of the draft service that an engine with this config joins."""
+    """Name of the draft service that an engine with this config joins."""
     config: Any = vllm_config.speculative_config
     if config.draft_server is not None or config.share_draft:
         return str(config.draft_server or config.own_draft)
@@ -45,23 +45,23 @@ def draft_name(vllm_config: VllmConfig) -> str:
 
 
 def engines_of(draft_server: str) -> list[TableOwner]:
-    """Running engines of this user whose drafts come from the service with this name, whether it
-    drafts for them now or not."""
+    """Owners of this user's running engines that use the service with this name, including those
+    for which it does not draft now."""
     found = []
     for path in rundir.tables():
         try:
             owner = SpeculationTable.open(path, writable=False).owner
         except (FileNotFoundError, PermissionError, ValueError):
-            continue  # stopping right now, or of another version of this package
+            continue  # the engine is stopping, or has another version of this package
         if owner.draft_server == draft_server and owner.model:
             found.append(owner)
     return found
 
 
 def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
-    """The run directory of the engine that has one of these processes for its core; None if it
-    does not use method ssd. Other engines may be running under the same user, and an engine may
-    have started the draft that it shares or a relay to one, which have run directories, too."""
+    """The run directory of the engine whose core is one of these processes; None if it does not
+    use method ssd. Skips the run directories of this user's other engines, and those of a shared
+    draft or a relay that this engine has started."""
     held = {file.path for process in processes for file in process.open_files()}
     for run_dir in rundir.living():
         if any(path.startswith(f"{run_dir}/") for path in held) and _is_engines(run_dir):
@@ -73,17 +73,17 @@ def _is_engines(run_dir: Path) -> bool:
     try:
         table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     except FileNotFoundError:
-        return False  # it starts or ends right now
+        return False  # the process is starting or ending
     return bool(table.owner.model)
 
 
 class OwnFiles:
-    """A run directory and its table, made by this process and held until ``remove``. run_dir_locks:
-    what holds the directory; locks: what holds the table, too. What killed engines have left is
-    swept before."""
+    """A run directory and its table, made by this process and held until ``remove``. First removes
+    the files that killed engines have left. run_dir_locks: file descriptors that hold the
+    directory. locks: those, and the one that holds the table."""
 
     def __init__(self, shape: TableShape, owner: TableOwner):
-        """Raises as ``rundir.create`` and ``make_table``."""
+        """Raises the errors of ``rundir.create`` and ``make_table``."""
         rundir.sweep()
         self.run_dir, self.run_dir_locks = rundir.create()
         self.locks = list(self.run_dir_locks)
@@ -94,19 +94,19 @@ class OwnFiles:
             raise
 
     def remove(self) -> None:
-        """Remove them; a second call does nothing."""
+        """Remove the directory and the table; a second call does nothing."""
         if self.locks:
             rundir.remove(self.run_dir)
         self.let_go()
 
     def let_go(self) -> None:
-        """Leave them to the other processes that hold them."""
+        """Release the locks and leave the files to the other processes that hold them."""
         while self.locks:
             os.close(self.locks.pop())
 
 
 def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None) -> int:
-    """Make the table that belongs to a run directory, and return the descriptor that holds it;
+    """Make the table of a run directory and return the file descriptor that holds it. Raises
     ``RuntimeError`` with a sentence if there is no room."""
     try:
         SpeculationTable.create(rundir.table_path(run_dir), shape, owner)

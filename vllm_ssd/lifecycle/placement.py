@@ -1,8 +1,8 @@
-"""Which GPU the draft gets, and what its process must be told to see that one only.
+"""Chooses the draft's GPU, and makes the environment in which its process sees that GPU only.
 
-vLLM gives the visible GPUs out in order, those of ``--device-ids`` if it is given: worker r of this
-host's n-th engine has number n * world_size + r. The draft of E engines comes after all targets, on
-number E * world_size. Under the Ray executor Ray gives out the GPUs, so it is asked for one more.
+vLLM assigns the visible GPUs in order, those of ``--device-ids`` first. Worker r of this host's
+n-th engine gets number n * world_size + r. The draft of E engines gets number E * world_size, after
+all targets. Under the Ray executor, Ray assigns the GPUs and is asked for one more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 @dataclass(frozen=True)
 class Placement:
-    """device: index among the visible GPUs, or a name for CUDA_VISIBLE_DEVICES. with_target: a
-    target runs there too. with_drafts: other drafts run there too."""
+    """The draft's GPU. device: index among the visible GPUs, or a name for CUDA_VISIBLE_DEVICES.
+    with_target: a target runs on it, too. with_drafts: other drafts run on it, too."""
 
     device: int | str
     with_target: bool = False
@@ -32,33 +32,33 @@ class Placement:
 
 
 def local_engines(parallel: ParallelConfig) -> int:
-    """Engines on this host, as known while the config is made: the engine core of a dense model
-    is told that it is the only one."""
+    """Number of engines on this host. Call it while the config is made: vLLM later tells the
+    engine core of a dense model that it is the only engine."""
     if parallel.data_parallel_rank_local is not None:
-        # Offline, every engine has a process of its own, and none knows how many share the host.
+        # Offline, each engine has its own process and does not know how many share the host.
         return parallel.data_parallel_size
     return parallel.data_parallel_size_local
 
 
 def engine_index(parallel: ParallelConfig) -> int:
-    """Which of this host's engines this engine core is, as vLLM itself counts them."""
+    """Index of this engine core among this host's engines, counted by vLLM."""
     index = parallel.data_parallel_rank_local
     return parallel.data_parallel_index if index is None else index
 
 
 def device_names(draft_device: int | str | None, platform: Any) -> list[str]:
-    """The devices that the user named, none if it is None: GPUs as in "4,5", and on CPUs lists of
-    cores as in "2-3,6|7", which vLLM separates like this, too. platform: vLLM's."""
+    """The devices that the user named; empty for None. GPUs are written as "4,5", and lists of
+    cores as "2-3,6|7", with vLLM's own separator. platform: vLLM's current platform."""
     if draft_device is None:
         return []
     return str(draft_device).split("|" if platform.is_cpu() else ",")
 
 
 def own_draft_name(engines: int, parallel: ParallelConfig, options: Mapping[str, Any]) -> str:
-    """A name for the draft service that the ``engines`` engines of this host start, the same for
-    all that have these options of ssd's. No service that a user has named is called like this."""
+    """Name of the draft service that the ``engines`` engines of this host start. Engines with equal
+    ``options`` of ssd get one name. A user cannot give a service such a name."""
     if engines > 1 and parallel.data_parallel_rank_local is not None:
-        # Offline each makes a config. This is where all of them meet, and may do so again.
+        # Offline each engine makes a config. All use one master address, and later groups may, too.
         place = f"{parallel.data_parallel_master_ip}:{parallel.data_parallel_master_port}"
         common = f"{place} {sorted(options.items())}"
         return f"dp:{hashlib.sha256(common.encode()).hexdigest()[:12]}"
@@ -72,12 +72,12 @@ def place_draft(
     platform: Any,
     engine: int,
 ) -> Placement:
-    """The place of the draft of this host's engine number ``engine`` of ``engines``, which share
-    one unless ``draft_device`` names several devices; ``ValueError`` with a sentence if there is
-    none.
+    """Choose the GPU for the draft of engine number ``engine`` of this host's ``engines``. They
+    share one draft unless ``draft_device`` names several devices. Raises ``ValueError`` with a
+    sentence if no GPU is left.
 
-    draft_device: the user's option. platform: vLLM's. Not for the Ray executor, unless
-    ``draft_device`` says where.
+    draft_device: the user's option; required under the Ray executor. platform: vLLM's current
+    platform.
     """
     order = [] if parallel.use_ray else _order(parallel, platform)
     used, free = _divide(order, engines, parallel)
@@ -103,21 +103,21 @@ def place_draft(
 
 
 def target_gpus(engines: int, parallel: ParallelConfig, platform: Any) -> list[int]:
-    """Indices among the visible GPUs of those that the targets of this host's engines get, as far
-    as there are enough. Not for the Ray executor."""
+    """Indices, among the visible GPUs, of the GPUs for the targets of this host's engines; fewer
+    if too few are visible. Not for the Ray executor."""
     return _divide(_order(parallel, platform), engines, parallel)[0]
 
 
 def _divide(
     order: list[int], engines: int, parallel: ParallelConfig
 ) -> tuple[list[int], list[int]]:
-    """GPUs of the targets, and those that are left."""
+    """The targets' GPUs, and the remaining ones."""
     wanted = engines * parallel.world_size
     return order[:wanted], order[wanted:]
 
 
 def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:
-    """The GPUs in ``draft_device``: one, or one per engine of this host; ``ValueError`` if not."""
+    """The GPUs in ``draft_device``: one, or one per engine of this host; else ``ValueError``."""
     named = str(draft_device).split(",")
     if not all(_GPU_NAME.fullmatch(name) for name in named):
         raise ValueError(
@@ -134,7 +134,7 @@ def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:
 
 
 def _order(parallel: ParallelConfig, platform: Any) -> list[int]:
-    """Indices of all visible GPUs, in the order in which vLLM gives them out."""
+    """Indices of all visible GPUs, in the order in which vLLM assigns them."""
     visible = list(range(platform.device_count()))
     if parallel.assigned_physical_gpu_ids is None:
         return visible
@@ -144,7 +144,8 @@ def _order(parallel: ParallelConfig, platform: Any) -> list[int]:
 
 
 def _visible_index(device: str, platform: Any) -> int | None:
-    """The index of a GPU that the user named; None if vLLM cannot tell it."""
+    """Index of a GPU that the user named; None if vLLM cannot find it out. ``ValueError`` if the
+    GPU is not visible."""
     visible = platform.device_count()
     if device.isdecimal():
         if int(device) >= visible:
@@ -165,12 +166,12 @@ def _visible_index(device: str, platform: Any) -> int | None:
 
 
 def gpu_environment(device: int | str, rocm: bool) -> dict[str, str]:
-    """Environment of a process that is to see this GPU only, whatever Ray would choose for it."""
+    """Environment variables of a process that sees this GPU only, whichever GPU Ray assigns."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in listed.split(",") if name.strip()]
     name = names[device] if isinstance(device, int) and names else str(device)
     environment = {"CUDA_VISIBLE_DEVICES": name, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-    if rocm:  # vLLM refuses to start where the two differ; ROCR's, which counts first, stays
+    if rocm:  # vLLM requires both lists to agree; ROCR_VISIBLE_DEVICES applies first and stays
         environment["HIP_VISIBLE_DEVICES"] = name
         environment["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] = "1"
         environment["RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES"] = "1"

@@ -1,4 +1,4 @@
-"""What the draft server says: its own lines, and errors."""
+"""Limits the draft server's log to its own lines and to errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ _OURS, _VLLMS = "vllm.vllm_ssd", "vllm"
 
 
 def hush_vllm() -> None:
-    """Leave out vLLM's lines below an error, and libraries' warnings of their own future: they are
-    about an engine that no user has configured. With ``VLLM_LOGGING_LEVEL=DEBUG`` all are shown.
-    Imports vLLM."""
+    """Hide vLLM's log lines below ERROR and libraries' ``FutureWarning``: they are about an engine
+    that the user has not configured. ``VLLM_LOGGING_LEVEL=DEBUG`` shows all. Imports vLLM."""
     vllms = logging.getLogger(_VLLMS)
-    vllms.setLevel(logging.ERROR)  # it says something while it is imported
+    vllms.setLevel(logging.ERROR)  # vLLM logs lines while it is imported
     from vllm.config.logging import LoggingConfig
     from vllm.logger import configure_logging_if_needed, suppress_logging
 
-    # As the draft's engine config would later: it finds that nothing is left to configure.
+    # The draft's engine config would do this later; it now finds nothing left to configure.
     with suppress_logging(logging.WARNING):
         configure_logging_if_needed(LoggingConfig())
     if vllms.level > logging.DEBUG:

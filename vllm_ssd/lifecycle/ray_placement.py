@@ -1,4 +1,4 @@
-"""GPUs given out by vLLM's Ray executor, each once: the draft's is on the node of rank 0."""
+"""Reserves GPUs in the Ray of vLLM's Ray executor; the draft's GPU is on the node of rank 0."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
 
-RESERVE_S = 60.0  # for a reservation, for which Ray starts a process, which takes seconds
+RESERVE_S = 60.0  # timeout of a reservation: Ray starts a process for it, which takes seconds
 
 
 def place_target_by_ray(parallel: ParallelConfig) -> None:
-    """Have vLLM connect to its Ray and reserve the target's GPUs; ``ValueError`` if the first one
-    is not on this node: only rank 0 looks into the table, and tells the others. The executor would
-    do it first and does not repeat it. Done before the draft's Ray is started, it cannot connect to
-    that one by mistake, as it would on ROCm."""
+    """Let vLLM connect to its Ray and reserve the target's GPUs. Raises ``ValueError`` if rank 0 is
+    not on this node: only rank 0 reads the table, and tells the other ranks.
+
+    The executor would do this later and does not repeat it. Call this before the draft's Ray is
+    started: on ROCm, vLLM would otherwise connect to that Ray by mistake."""
     import ray
     from vllm import envs
     from vllm.v1.executor import ray_utils
@@ -35,18 +36,19 @@ def place_target_by_ray(parallel: ParallelConfig) -> None:
 
 
 class GpuHolder:
-    """An actor that only holds a GPU, so that Ray gives it to nobody else."""
+    """An actor that only holds a GPU, so that Ray does not assign it to another task."""
 
     def name(self, device_key: str) -> str:
-        """The GPU, as CUDA_VISIBLE_DEVICES knows it."""
+        """The GPU's name for CUDA_VISIBLE_DEVICES. device_key: Ray's name for this kind of GPU."""
         import ray
 
         return str(ray.get_runtime_context().get_accelerator_ids()[device_key][0])
 
 
 def reserve_gpu_by_ray(platform: Any) -> tuple[Any, str]:
-    """Reserve a GPU of this node in vLLM's Ray: its holder, who keeps it while referenced, and its
-    name for CUDA_VISIBLE_DEVICES. Raises ``ValueError`` if none is free."""
+    """Reserve a GPU of this node in vLLM's Ray. Returns an actor that holds the GPU while it is
+    referenced, and the GPU's name for CUDA_VISIBLE_DEVICES. Raises ``ValueError`` if no GPU is
+    free."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""What a draft server has of an engine that has joined it."""
+"""A draft server's connection to one engine that has joined it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vllm_ssd.protocol.messages import Add, ControlServer, Remove, endpoint
 
 
 class ServedEngine:
-    """Drafts for an engine, by its table and its control socket, until ``leave``. served: the table
-    as the draft has it."""
+    """Drafts for one engine through its table and its control socket, until ``leave``. served: the
+    engine's table, joined to the draft."""
 
     def __init__(self, run_dir: Path, draft: DraftEngine, control: ControlServer):
-        """Raises ``OSError`` and ``ValueError`` if there is no such engine, or if its table is not
-        one for this draft."""
+        """Join the engine's table to the draft. Raises ``OSError`` or ``ValueError`` if the engine
+        is gone or its table does not fit this draft."""
         if not rundir.is_run_dir(run_dir):
             raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
         self._requests = draft.requests
@@ -36,17 +36,18 @@ class ServedEngine:
         self.served.claim()
 
     def lives(self) -> bool:
-        """Whether the engine is still there."""
+        """Whether a process of the engine still runs."""
         return rundir.is_held(self._watched)
 
     def leave(self) -> None:
-        """Draft for it no longer, and have it wait for nothing; raises as ``DraftEngine.leave``."""
+        """Stop drafting for the engine and clear its heartbeat, so that its target stops waiting.
+        Raises the errors of ``DraftEngine.leave``."""
         self.served.tell("heartbeat", 0)
         self._begun.close()
 
     def _add(self, message: Add) -> None:
         if not self.served.is_ours:
-            return  # it was told to this draft as the engine did not know the other one yet
+            return  # the engine belongs to another draft and sent this before it knew that
         if message.slot >= self.served.table.shape.slots:
             raise msgspec.ValidationError(f"an engine has no slot {message.slot}")
         self._requests.add(

@@ -1,8 +1,8 @@
 """The draft server: one process, placed by Ray, that loads the draft and runs its engine.
 
-Ray only starts it, hears of its end and can kill it; its work comes through the control socket
-and the speculation tables of the engines that have joined it. A table of its own has no requests:
-there everybody sees how the draft is.
+Ray only starts the server, notices its end and can kill it. Work arrives through control sockets
+and the speculation tables of the engines that have joined. The server's own table has no requests:
+other processes read the draft's state from it.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ if TYPE_CHECKING:  # torch is imported once the process is pinned
 
 logger = get_logger(__name__)
 
-# Seconds between two looks of an idle server at the table: while requests run, on a CPU (0 on a
-# GPU); after a second without work (the target is busy with other requests, or stuck); without
-# requests, unless a control message arrives.
+# Seconds between two reads of the table by an idle server. LOOK_S: requests run, on a CPU (0 on a
+# GPU). LOOK_LATER_S: after 1 s without work, when the target is busy with other requests or stuck.
+# SLEEP_S: without requests; a control message ends this wait.
 LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
 
 
 class DraftServer:
-    """Made, loaded and served by Ray as an actor; each method is one actor task."""
+    """The draft server, which Ray runs as an actor. Each public method is one actor task."""
 
     def __init__(self, spec: ServerSpec):
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
         self._owner = rundir.watch(self._run_dir)
         self._stopped = self._asleep = False
-        self._joined: dict[str, ServedEngine] = {}  # by their run directories
+        self._joined: dict[str, ServedEngine] = {}  # by run directory
         if spec.cores:
-            pin_to(spec.cores)  # before torch is imported, so that its threads inherit it
+            pin_to(spec.cores)  # before torch is imported: torch's threads inherit the cores
 
     def pid(self) -> int:
-        """The process to kill if this hangs."""
+        """Id of the process to kill if this server hangs."""
         return os.getpid()
 
     def load(self) -> str:
-        """Load the draft; returns a line that describes it. Raises as ``LoadedDraft.load``."""
+        """Load the draft and return a line that describes it. Errors: see ``LoadedDraft.load``."""
         hush_vllm()
         from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
 
@@ -73,7 +73,8 @@ class DraftServer:
         return line
 
     def serve(self) -> str:
-        """Draft until stopped; ends the process once its keeper and who started that are gone."""
+        """Draft until stopped. Ends the process once no process holds the run directory: the keeper
+        and the process that started the keeper are gone."""
         import torch
 
         self._status["pid"] = os.getpid()
@@ -101,7 +102,7 @@ class DraftServer:
                 if not rundir.is_held(self._owner):
                     logger.warning("SSD: the draft's keeper is gone; the draft server exits")
                     rundir.remove(self._run_dir)
-                    os._exit(0)  # Ray ends as well: nobody waits for a result
+                    os._exit(0)  # Ray ends as well and needs no result
                 if self._draft.engine is not None:
                     self._look_after(self._draft.engine)
             if now >= next_touch:
@@ -126,8 +127,8 @@ class DraftServer:
         return "stopped"
 
     def _look_after(self, engine: DraftEngine) -> None:
-        """Once a second: requests that it was not told of, and engines that are gone, or have gone
-        to another draft."""
+        """Once a second, ask for requests that the draft does not know. Part with engines that are
+        gone or have moved to another draft."""
         for run_dir, joined in list(self._joined.items()):
             if not joined.lives():
                 logger.info("SSD: the engine in %s is gone", run_dir)
@@ -140,7 +141,7 @@ class DraftServer:
         self._status["live"] = len(engine.requests)
 
     def _come_back(self) -> None:
-        """Load the draft again; the engines that it has parted with join again."""
+        """Load the draft again. The engines that it parted with join again by themselves."""
         self._status["away"] = 0
         line = self._draft.load()
         self._draft.served.beat()
@@ -161,8 +162,9 @@ class DraftServer:
         return ""
 
     def _go_away(self, why: int) -> None:
-        """Draft for nobody, of the draft's own will. Without a heartbeat nobody waits for drafts;
-        the keeper misses it only in a draft that loads."""
+        """Stop drafting on purpose, for the reason ``why``. A heartbeat of 0 lets targets skip
+        waiting. The keeper accepts it without limit while the draft sleeps, and otherwise counts
+        the draft as lost after ``start_timeout_s`` seconds."""
         self._status["away"] = why
         self._status["heartbeat"] = 0
         self._part_with_all()
@@ -175,10 +177,10 @@ class DraftServer:
         except ValueError as error:
             problem = str(error)
         if problem or self._asleep:
-            self._draft.put_away()  # what was read; if it failed, the error has kept that till now
+            self._draft.put_away()  # frees the weights just read; a failure's traceback held them
         return problem
 
-    # Engines that have been parted with ask again by themselves, as they have no heartbeat then.
+    # An engine that the server has parted with sees no heartbeat and sends ``Join`` again.
 
     def _join(self, message: Join) -> str:
         from vllm_ssd.lifecycle.served_engine import ServedEngine

@@ -1,4 +1,4 @@
-"""What a draft server and its keeper are told before they start, made from the engine's config."""
+"""Start parameters of a draft server and its keeper, made from the engine's config."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SPEC_FILE = "draft.json"  # in the run directory
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Everything a draft server is told. cores: empty = no pinning. environment: of its process,
-    added to the keeper's. hang_s: without a heartbeat, after which it counts as lost."""
+    """Start parameters of a draft server. cores: empty = no pinning. environment: variables of its
+    process, added to the keeper's. hang_s: seconds without a heartbeat until it counts as lost."""
 
     run_dir: str
     model: DraftModelSpec
@@ -30,9 +30,9 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class KeeperSpec:
-    """Everything the keeper is told. start_timeout_s: seconds for every start after the first;
-    max_restarts: in a row, 0 = a draft that is lost is not restarted; name: the draft ends
-    with who has started it, but not before the last engine that has this name in its table."""
+    """Start parameters of a keeper. start_timeout_s: seconds for every start after the first.
+    max_restarts: consecutive restarts allowed; 0 = a lost draft is not restarted. name: the draft
+    outlives the process that started it while an engine has this name in its table."""
 
     server: ServerSpec
     start_timeout_s: float
@@ -40,15 +40,16 @@ class KeeperSpec:
     name: str = ""
 
 
-# Branches of all requests in a round, at most. On a GPU the draft measures what its rounds take and
-# chooses what fits; more than these are recorded for no size.
+# Most branches of all requests in a round. On a GPU the draft measures how long its rounds take and
+# chooses a number that fits. It records CUDA graphs for no more branches than these.
 _MAX_BRANCHES, _MAX_BRANCHES_ON_CPU = 2048, 512
 
 
 def make_keeper_spec(
     vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any, name: str = ""
 ) -> KeeperSpec:
-    """Of a draft whose files are in ``run_dir``. platform: vLLM's; name: as of ``KeeperSpec``."""
+    """Return the spec of a draft whose files are in ``run_dir``. platform: vLLM's current one.
+    name: the draft serves engines that have it in their tables."""
     config: Any = vllm_config.speculative_config
     policy = _policy(vllm_config, platform)
     model = _model_spec(vllm_config, policy, device, platform)
@@ -92,7 +93,7 @@ def _model_spec(
         "trust_remote_code": draft.trust_remote_code,
         "quantization": config.quantization,
         "load_format": load.load_format,
-        "use_tqdm_on_load": False,  # its bar would cut into the target's
+        "use_tqdm_on_load": False,  # the draft's progress bar would overwrite the target's
         "download_dir": load.download_dir and os.path.abspath(load.download_dir),
         "seed": draft.seed,
         "enforce_eager": True,
@@ -112,5 +113,5 @@ def _model_spec(
 
 
 def absolute(model: str) -> str:
-    """A model's name, or where it is for a process in another working directory."""
+    """A model's absolute path if it is a local path, else its name unchanged."""
     return os.path.abspath(model) if os.path.exists(model) else model

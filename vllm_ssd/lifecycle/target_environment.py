@@ -1,4 +1,4 @@
-"""What the target's workers are told by environment variables, which they inherit."""
+"""Environment variables for the target's workers, which inherit them from the engine core."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 
 class TargetEnvironment:
-    """This process's environment is the workers' from ``set`` on, and its own again after
-    ``restore``: what is started later is another engine's."""
+    """Changes this process's environment for its workers with ``set``, and undoes that with
+    ``restore``: processes started later belong to another engine."""
 
     def __init__(self) -> None:
         self._before: dict[str, str | None] = {}
 
     def set(self, values: Mapping[str, str]) -> None:
-        """To be called once before ``restore``."""
+        """Set the variables. Call it once before ``restore``."""
         for name, value in values.items():
             self._before[name] = os.environ.get(name)
             os.environ[name] = value
 
     def restore(self) -> None:
-        """A second call does nothing."""
+        """Restore the former values; a second call does nothing."""
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -1,8 +1,8 @@
-"""The draft's end of all relays of one draft of a service: a process on its node, which listens for
-the targets' ends and mirrors their engines' tables for the draft server.
+"""The draft's end of all relays to one draft: a process on the draft's node. It listens for the
+targets' ends and mirrors their engines' tables for the draft server.
 
-``vllm-ssd draft`` starts it and talks to it over one socket pair: it is told its ``DraftEndSpec``
-and says where it listens; it ends with the socket, or with the service.
+``vllm-ssd draft`` starts it and talks to it over one socket pair. It receives its ``DraftEndSpec``
+and answers with the port at which it listens. It ends when the socket closes or the service ends.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from vllm_ssd.relay.sockets import Sockets
 
 logger = get_logger(__name__)
 
-PEER_GONE_S = 5.0  # without a word from a target's end, after which its engines are left
+PEER_GONE_S = 5.0  # timeout after which the draft leaves the engines of a silent target's end
 AGAIN_S = 1.0  # between two starts of a relay that has ended
-# Requests of an engine that every draft allows, vLLM's largest default of max_num_seqs. Those that
-# the draft has no room for are served without drafts, so an engine may have more than the draft.
+# Most requests of an engine that every draft allows: vLLM's largest default of max_num_seqs. An
+# engine may have more requests than the draft; those without room in the draft get no drafts.
 _ALLOWED_SLOTS = 1024
-_LONGEST_NAME = 256  # of an engine
+_LONGEST_NAME = 256  # characters in the name of an engine
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
-    """run_dir: of the draft; named: what its service has published; key_file: with its keys, and
-    the address at which to listen in this place; max_num_seqs: requests that it drafts for at a
-    time."""
+    """Start parameters of a ``DraftEnd``. run_dir: run directory of the draft. named: the name and
+    options that its service publishes. key_file: path of the keys and addresses. place: index of
+    the address at which to listen. max_num_seqs: most requests that the draft serves at a time."""
 
     run_dir: str
     named: DraftName
@@ -66,12 +66,12 @@ class DraftEndSpec(msgspec.Struct, frozen=True):
 
 
 class ListeningEnd:
-    """``vllm-ssd draft --listen``: the draft's end beside one draft. ``look`` at it now and then,
-    until ``stop``, with which goes what it mirrors."""
+    """Runs the draft's end of one draft for ``vllm-ssd draft --listen``. Call ``look`` now and then
+    until ``stop``, which also removes the mirrored tables."""
 
     def __init__(self, spec: DraftEndSpec):
-        """A port of 0 becomes the right one in the key file. ``ValueError`` with a sentence if it
-        cannot listen."""
+        """Start the draft's end, and replace a port of 0 in the key file by the real one. Raises
+        ``ValueError`` with a sentence if it cannot listen."""
         self._spec = spec
         self._next_start = 0.0
         self._child = self._start()
@@ -83,7 +83,7 @@ class ListeningEnd:
             write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
 
     def look(self) -> None:
-        """Start it again if it has ended; the engines come by themselves."""
+        """Restart the draft's end if it has ended. The engines join again by themselves."""
         if not self._child.ended or time.monotonic() < self._next_start:
             return
         logger.error("SSD: the relay to engines on other nodes has ended and is started again")
@@ -102,10 +102,10 @@ class ListeningEnd:
 
 
 class DraftEnd(End[Peer]):
-    """Works until its parent or the service is gone."""
+    """Serves all targets' ends of one draft until the service ends."""
 
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
-        """Raises ``OSError`` and ``ValueError`` with a sentence if it cannot listen."""
+        """Listen; raises ``OSError`` or ``ValueError`` with a sentence if that fails."""
         super().__init__(sockets)
         self._named = spec.named
         self._most_slots = max(spec.max_num_seqs, _ALLOWED_SLOTS)
@@ -129,7 +129,7 @@ class DraftEnd(End[Peer]):
         os.close(self._watched)
 
     def _part(self, sender: bytes) -> None:
-        """Leave a target's end. What more it says is not heard before it greets."""
+        """Leave a target's end. Its later messages are ignored until it sends ``Hello`` again."""
         self._peers.pop(sender).leave()
 
     def _read(self, sender: bytes, message: bytes) -> None:
@@ -138,7 +138,7 @@ class DraftEnd(End[Peer]):
                 self._handle(sender, frame)
         except Malformed as error:
             self._refuse(sender, str(error))
-        except Exception as error:  # about one target's end: the engines of others go on
+        except Exception as error:  # affects one target's end; the others' engines go on
             logger.exception("SSD: the relay refuses a target's node after an error")
             name = type(error).__name__
             self._refuse(sender, f"the relay on the draft's node failed ({name}): see its log")
@@ -146,7 +146,7 @@ class DraftEnd(End[Peer]):
     def _refuse(self, sender: bytes, why: str) -> None:
         if sender in self._peers:
             self._part(sender)
-        with suppress(ConnectionError):  # gone already
+        with suppress(ConnectionError):  # the target's end is gone
             self._link.send(sender, encode([Refused(why)]))
 
     def _handle(self, sender: bytes, frame: ToDraft) -> None:
@@ -155,7 +155,7 @@ class DraftEnd(End[Peer]):
             return
         peer = self._peers.get(sender)
         if peer is None:
-            return  # it was parted with
+            return  # this end has left it
         peer.heard = time.monotonic()
         match frame:
             case Ping():
@@ -190,7 +190,7 @@ class DraftEnd(End[Peer]):
         self._peers[sender] = peer
 
     def _statuses(self, peer: Peer) -> list[Status]:
-        """Of the service and of the engine."""
+        """Status frames of the service and, in a session, of the engine."""
         lives = draft_lives(self._table)
         found = [read_status(self._table, 0, lives)]
         if peer.mirror is not None:
@@ -198,7 +198,7 @@ class DraftEnd(End[Peer]):
         return found
 
     def _join(self, peer: Peer, told: Told, engine: str) -> None:
-        """engine: by what it is known."""
+        """Start a session. engine: run directory on the target's node, identifies the engine."""
         session, shape, owner = told.session, told.shape, told.owner
         if not session or shape is None or owner is None or len(engine) > _LONGEST_NAME:
             raise Malformed("an engine without a table")
@@ -219,7 +219,8 @@ class DraftEnd(End[Peer]):
             peer.join(session, shape, owner, joined)
 
     def _misfit(self, theirs: TableShape) -> str:
-        """Why a table is none for this draft, before there is one; "" if it may be."""
+        """The reason why a table of this shape does not fit the draft, as a sentence; "" if it
+        fits. Called before the table is made."""
         ours = self._table.shape
         if theirs.slots > self._most_slots:
             return (

@@ -1,9 +1,9 @@
-"""One end of a relay: a process, what it does again and again, and what it has of the other end.
+"""One end of a relay: its process, its work loop, and its connection to the other end.
 
-A process that is an end has a socket pair with the one that started it. The parent tells a line of
-JSON, the child's spec; the child says one, ``["ready", text]`` or ``["failed", text]``, and ends
-with the socket, however the parent ends. ``vllm serve`` kills its engine core and all children of
-it without giving them time: so the child detaches itself, and puts everything away.
+An end and the process that started it share a socket pair. The parent sends the child's spec as a
+line of JSON. The child answers with one line, ``["ready", text]`` or ``["failed", text]``. It ends
+when the socket closes, however the parent ends. ``vllm serve`` kills its engine core and all the
+engine core's children at once, so the child detaches itself and cleans up.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.sockets import Sockets
 
-_AT_ONCE = LARGEST // 4  # bytes of a message, about, unless it is one frame
-LOOK_S = 0.1  # between two looks at who is gone, and two questions how the draft is
-REST_S = 0.05  # between two looks without any request, when news come by messages only
+_AT_ONCE = LARGEST // 4  # most bytes of a message, except one that is a single frame
+LOOK_S = 0.1  # between two checks for peers that are gone, and two pings
+REST_S = 0.05  # between two steps without requests, when only messages bring changes
 _FINEST_S, _COARSEST_S = 100e-6, 1e-3
-_LOOKS = 10  # in the time there and back
-START_S, STOP_S = 30.0, 3.0  # for a child to start, and to end by itself
+_LOOKS = 10  # steps in one round trip of the link
+START_S, STOP_S = 30.0, 3.0  # timeouts for a child's start and for its end
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 
 
 class Connection:
-    """mirror: of the engine's table in its session, None between two of them. heard: when something
-    last came from the other end, -infinity = it is gone. link_us: microseconds that a message takes
-    there and back, 0 = not known yet."""
+    """The connection to the other end. mirror: mirror of the engine's table, None between sessions.
+    heard: monotonic seconds at the other end's last message, -infinity = it is gone. link_us:
+    round trip of a message in microseconds, 0 = not known yet."""
 
     def __init__(self, send: Callable[[bytes], bool]):
-        """``send``: returns False if there is no room for the message now; ``ConnectionError`` if
-        the other end is gone."""
+        """send: sends a message; returns False if there is no room for it now, and raises
+        ``ConnectionError`` if the other end is gone."""
         self._send = send
         self._frames: list[Frame] = []
         self._messages: deque[bytes] = deque()
@@ -55,12 +55,12 @@ class Connection:
         self.link_us = 0.0
 
     def add(self, *frames: Frame) -> None:
-        """To be sent with the next ``flush``."""
+        """Queue frames for the next ``flush``."""
         self._frames += frames
 
     def flush(self) -> None:
-        """Send what was added, and what has changed. As long as there is no room nobody looks for
-        changes: they are told as they are later."""
+        """Send queued frames and changes of the mirror. While there is no room, the mirror is not
+        read: intermediate updates are skipped, and the current state is sent later."""
         if not self._messages:
             if self.mirror is not None:
                 self._frames += self.mirror.take()
@@ -74,14 +74,14 @@ class Connection:
             self.heard = -math.inf
 
     def mirror_of(self, session: int) -> Mirror | None:
-        """The mirror, unless the session is over."""
+        """The mirror of this session; None if the session is over."""
         mirror = self.mirror
         return mirror if mirror is not None and mirror.session == session else None
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next look at its tables. More looks would bring news little earlier,
-        and take time of a core, which on CPUs target or draft want."""
+        """Seconds until the next step. Shorter pauses would bring changes hardly earlier, and use
+        time of a core that target or draft need on CPUs."""
         if self.mirror is None or not self.mirror.has_requests:
             return REST_S
         return min(max(self.link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
@@ -91,7 +91,8 @@ C = TypeVar("C", bound=Connection)
 
 
 class End(Generic[C]):
-    """``step`` until ``ended``; then ``close``. word: what the process that started it is told."""
+    """The work loop of an end: call ``step`` until ``ended``, then ``close``. word: the text that
+    the parent gets once this end is ready."""
 
     word: str
     ended = False
@@ -99,10 +100,10 @@ class End(Generic[C]):
     def __init__(self, sockets: Sockets):
         self._sockets = sockets
         self._next_look = 0.0
-        self._peers: dict[bytes, C] = {}  # by their names to the link
+        self._peers: dict[bytes, C] = {}  # by the link's name for each
 
     def step(self) -> None:
-        """One look at everything, and a pause."""
+        """Read messages, check the peers, send changes, then wait for messages or the next step."""
         self._sockets.drain()
         now = time.monotonic()
         if now >= self._next_look:
@@ -113,11 +114,11 @@ class End(Generic[C]):
         self._sockets.wait(min((peer.pause_s for peer in self._peers.values()), default=REST_S))
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close all connections and remove all files of this end."""
         raise NotImplementedError
 
     def _look_after(self, now: float) -> None:
-        """Every ``LOOK_S`` seconds: see who is gone."""
+        """Check every ``LOOK_S`` seconds which processes are gone."""
         raise NotImplementedError
 
 
@@ -130,21 +131,21 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 
 class Child:
-    """``word``: what it said first."""
+    """A process that is an end, seen from its parent. word: the text of its first line."""
 
     def __init__(self, module: str, spec: msgspec.Struct, folder: Path):
-        """Start ``python -m module`` in a folder; ``ValueError`` with its sentence if it does not
-        come up within ``START_S`` seconds."""
+        """Start ``python -m module`` in ``folder``. Raises ``ValueError`` with the child's sentence
+        if it is not ready within ``START_S`` seconds."""
         self._channel, theirs = socket.socketpair()
         with theirs:
-            # In a folder of ours, as Python imports what is in the working directory first.
+            # Python imports from the working directory first, so that is a folder of ours.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
                 cwd=folder,
                 env=os.environ | absolute_paths(os.environ),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for who started it
+                start_new_session=True,  # Ctrl-C must reach the parent only
             )
         try:
             self._channel.settimeout(START_S)
@@ -157,28 +158,28 @@ class Child:
             self.stop()
             raise ValueError(self.word)
         self._channel.settimeout(None)
-        self._process.wait()  # it has detached itself from this one
+        self._process.wait()  # the end runs on in a process that it has forked
 
     @property
     def ended(self) -> bool:
-        """Whether it has closed its end of the channel, on which it says nothing more."""
+        """Whether the child has closed its side of the channel, on which it sends nothing more."""
         return self._channel.fileno() < 0 or _is_closed(self._channel)
 
     def stop(self) -> None:
-        """Have it end, and see that it does."""
-        with contextlib.suppress(OSError):  # it has ended by itself
+        """End the child; kill it if it has not ended after ``STOP_S`` seconds."""
+        with contextlib.suppress(OSError):  # the child has ended by itself
             self._channel.shutdown(socket.SHUT_WR)
             self._channel.settimeout(STOP_S)
             try:
                 self._channel.recv(1)
             except TimeoutError:
-                os.killpg(self._process.pid, signal.SIGKILL)  # in which it has stayed
+                os.killpg(self._process.pid, signal.SIGKILL)  # the fork is still in this group
         self._channel.close()
         self._process.wait()
 
 
 def _is_closed(channel: socket.socket) -> bool:
-    """Whether the other side has closed it, who says nothing more."""
+    """Whether the other side, which sends nothing more, has closed the channel."""
     try:
         return not channel.recv(1, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -192,12 +193,13 @@ def run(
     make: Callable[[Spec, Sockets], End[Any]],
     afterwards: Callable[[Spec], None] = lambda _: None,
 ) -> None:
-    """What a process does that ``Child`` has started: detach itself, and work until the parent has
-    closed its end of the channel."""
+    """Run an end in a process that ``Child`` has started: detach it, then work until the parent
+    closes its side of the channel. kind: type of the spec. make: makes the end, ``OSError``,
+    ``RuntimeError`` or ``ValueError`` if that fails. afterwards: called after the end is closed."""
     if os.fork():
         os._exit(0)
     channel, sockets = socket.socket(fileno=int(sys.argv[1])), Sockets()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # an order to put things away, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below
     spec = msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
 
     def say(*words: str) -> None:

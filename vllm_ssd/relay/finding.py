@@ -1,4 +1,4 @@
-"""Where a draft service on another node is, and what its engines have in common with it."""
+"""Finds a draft service on another node and asks which options it fixes for its engines."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from vllm_ssd.relay.keys import KeyFile, read_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.sockets import Sockets
 
-REACH_S = 5.0  # for its answer
+REACH_S = 5.0  # timeout of its answer
 
 
 class Where(msgspec.Struct, frozen=True):
-    """name: of the service; key_file: the path of its keys."""
+    """A draft service on another node. name: its name. key_file: path of its key file."""
 
     name: str
     key_file: str
 
     def keys(self) -> KeyFile:
-        """With which its drafts are reached; ``ValueError`` with a sentence if there are none."""
+        """Keys and addresses of the drafts; ``ValueError`` with a sentence if they are unreadable
+        or belong to another service."""
         keys = read_keys(Path(self.key_file))
         if keys.name != self.name:
             raise ValueError(
@@ -37,9 +38,9 @@ class Where(msgspec.Struct, frozen=True):
 
 
 def described(options: Mapping[str, Any]) -> DraftName | None:
-    """What the service of these options of ``--speculative-config`` has published; None if it is on
-    this node. ``ValueError`` with a sentence if it cannot be reached. vLLM makes a config several
-    times: an answer is kept."""
+    """Name and options of the service that these options of ``--speculative-config`` name; None if
+    it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached. Caches the
+    answer, because vLLM makes a config several times."""
     key_file, name = (
         value if isinstance(value := options.get(option), str) else None
         for option in ("draft_server_key", "draft_server")
@@ -59,7 +60,8 @@ def _described(where: Where) -> DraftName:
 
 
 def describe(keys: KeyFile, place: int) -> DraftName:
-    """Ask the draft with this place; ``ValueError`` with a sentence if it does not answer."""
+    """Ask the draft at address number ``place`` for the service's name and options. Raises
+    ``ValueError`` with a sentence if it does not answer or refuses."""
     sockets = Sockets()
     messages: list[bytes] = []
     address = keys.addresses[place]

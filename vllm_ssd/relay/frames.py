@@ -1,9 +1,9 @@
-"""What the two ends of a relay tell each other: typed frames, msgpack, several in a message.
+"""The protocol between the two ends of a relay: typed frames in msgpack, several in a message.
 
-A message begins with two bytes, the versions of these frames and of the speculation table; then
-comes a list of frames, each an array that begins with the name of its type. A *session* is the time
-for which the draft drafts for one engine, between two losses of the link at most; whatever carries
-the number of another session is ignored.
+A message begins with two bytes: the version of these frames and the version of the speculation
+table. A list of frames follows, each an array that begins with the name of its type. A *session* is
+the time in which the draft serves one engine; it ends with the link at the latest. Both ends ignore
+frames with the number of another session.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of three million tokens fits
 
 Session = Annotated[int, msgspec.Meta(ge=0)]  # 0 = the service itself
-Stamp = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits, as msgpack has no more
+Stamp = Annotated[int, msgspec.Meta(ge=0)]  # msgpack limits it to 64 bits
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class Malformed(ValueError):
-    """A message, or a frame of it, that is not one of these. The message is a sentence."""
+    """A message or frame that breaks this protocol. The error's text is a sentence."""
 
 
 class Frame(msgspec.Struct, tag=True, array_like=True):
-    """Base of all."""
+    """Base class of all frames."""
 
 
 class Changed(Frame):
-    """Something new of a record of the table, from the end whose side writes it. record: its kind,
-    as a place in ``KINDS``; ``relay/records.py`` says what is in the arrays: int32, little-endian.
-    known: tokens that were told before."""
+    """A change of one record of the table, from the end whose side writes it. record: index of its
+    kind in ``KINDS``. known: number of tokens sent before. head, tokens, probs: bytes of arrays
+    that ``relay/records.py`` describes; numbers are int32, little-endian."""
 
     session: Session
     record: Annotated[int, msgspec.Meta(ge=0)]
@@ -52,7 +52,7 @@ class Changed(Frame):
 
 
 class Plan(Frame):
-    """Whether the target does without drafts now."""
+    """Says whether the target works without drafts now."""
 
     session: Session
     undrafted: bool
@@ -62,24 +62,24 @@ class Plan(Frame):
 
 
 class Hello(Frame):
-    """The first frame of a connection. name: of the draft service that is looked for."""
+    """The first frame of a connection. name: the draft service that the target's end looks for."""
 
     name: Name
 
 
 class Ping(Frame):
-    """Answered with a ``Pong`` and a ``Status`` of everything. sent_ns: the sender's clock.
-    link_us: microseconds that messages took there and back lately, 0 = not known yet."""
+    """Asks for a ``Pong`` and a ``Status`` of service and engine. sent_ns: sender's clock in
+    nanoseconds. link_us: recent round trip in microseconds, 0 = not known yet."""
 
     sent_ns: Annotated[int, msgspec.Meta(ge=0)]
     link_us: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Told(Frame):
-    """A control message of an engine's, or to the service itself. ``Join`` begins a session, in
-    place of an earlier one of the same engine, and ``Leave`` ends one; these are about run
-    directories on the target's node. ``Join`` is answered with ``Joined``, what comes of the others
-    a ``Status`` shows. shape, owner: of the table of the engine that joins."""
+    """A control message from an engine to the draft or to the service itself. ``Join`` begins a
+    session and ends an earlier one of that engine; ``Leave`` ends it. Both name run directories on
+    the target's node. ``Joined`` answers ``Join``; for other messages, a ``Status`` shows the
+    result. shape, owner: shape and owner of the table of an engine that joins."""
 
     session: Session
     message: Union[Join, Leave, Add, Remove, Wake]
@@ -97,35 +97,35 @@ class Told(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. options: what all engines have in common with the service; service:
-    which one it is."""
+    """The answer to ``Hello``. options: options that the service fixes for all its engines.
+    service: identity of the service."""
 
     options: dict[str, Any]
     service: Name
 
 
 class Refused(Frame):
-    """The connection is over: why, as a sentence."""
+    """Ends the connection. why: the reason, as a sentence."""
 
     why: str
 
 
 class Pong(Frame):
-    """sent_ns: of the ``Ping``."""
+    """The answer to ``Ping``. sent_ns: copied from the ``Ping``."""
 
     sent_ns: Number
 
 
 class Joined(Frame):
-    """refusal: "", or why the draft does not draft for this engine, as a sentence."""
+    """The answer to ``Join``. refusal: the reason as a sentence, "" = the draft has joined."""
 
     session: Session
     refusal: str
 
 
 class Status(Frame):
-    """The draft's part of a table. age_ns: nanoseconds since the heartbeat, -1 = there is none;
-    counters: all fields in their order, the heartbeat too."""
+    """The draft's part of a table. age_ns: nanoseconds since the heartbeat, -1 = none. counters:
+    all its fields in the table's order, the heartbeat included."""
 
     session: Session
     age_ns: Annotated[int, msgspec.Meta(ge=-1)]
@@ -141,7 +141,7 @@ _to_target = msgspec.msgpack.Decoder(list[ToTarget])
 
 
 def encode(frames: Sequence[Frame]) -> bytes:
-    """A message."""
+    """The bytes of a message with these frames."""
     return _VERSIONS + _encoder.encode(frames)
 
 

@@ -1,7 +1,7 @@
-"""The keys of a relay, and the file in which both nodes have them.
+"""The keys of a relay, and the key file that both nodes have.
 
-A draft service has a pair of keys (CURVE, as ZeroMQ has it), and its engines share another one. A
-user copies the file to the targets' nodes: whoever can read it may be an engine, or the draft.
+A draft service has one key pair (ZeroMQ's CURVE), and its engines share another. The user copies
+the file to the targets' nodes. A process that can read it can act as an engine or as the draft.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-
 
 
 class KeyFile(msgspec.Struct, frozen=True):
-    """name: of the service; addresses: HOST:PORT where each of its drafts listens; clients: public
-    keys that it accepts; client_secret: that of the first of these, the engines'. Keys are Z85."""
+    """Content of a key file; keys are in Z85. name: the service. addresses: HOST:PORT of each
+    draft. clients: accepted public keys, first the engines'. client_secret: their secret key."""
 
     name: str
     addresses: list[str]
@@ -31,21 +31,21 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 def new_pair() -> tuple[str, str]:
-    """A public and a secret key."""
+    """A new key pair: public key, secret key, both in Z85."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def make_keys(name: str, addresses: list[str]) -> KeyFile:
-    """New ones."""
+    """New keys for a service with this name and these addresses."""
     server_public, server_secret = new_pair()
     public, secret = new_pair()
     return KeyFile(name, addresses, server_public, server_secret, [public], secret)
 
 
 def read_keys(path: Path) -> KeyFile:
-    """``ValueError`` with a sentence if there are none, or if they are another user's or others can
-    read them. The path may be a link, as those of Kubernetes' secrets are."""
+    """Read a key file. Raises ``ValueError`` with a sentence if it is unreadable, belongs to
+    another user or others can read it. Follows links: Kubernetes mounts secrets as links."""
     try:
         with open(open_own(path, follow_links=True), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -67,7 +67,7 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def write_keys(path: Path, keys: KeyFile) -> None:
-    """In place of what is there, readable by the owner only; raises ``OSError``."""
+    """Write or replace a key file that only its owner can read; raises ``OSError``."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(new, flags, 0o600), "wb") as file:
@@ -76,8 +76,8 @@ def write_keys(path: Path, keys: KeyFile) -> None:
 
 
 def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
-    """Make the key file unless it is there, with this address and the ports after it;
-    ``ValueError`` with a sentence if that fails or if it is another service's."""
+    """Make the key file, with ``address`` and the ports after it, unless it exists. Raises
+    ``ValueError`` with a sentence if that fails, or if it has another name or other addresses."""
     addresses = addresses_of(address, drafts)
     try:
         if not path.exists():
@@ -97,8 +97,8 @@ def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
 
 
 def addresses_of(address: str, count: int) -> list[str]:
-    """HOST:PORT for each of ``count`` drafts: this one, and the ports after it, or any free ones if
-    its port is 0; ``ValueError`` with a sentence if it is none."""
+    """HOST:PORT for each of ``count`` drafts: ``address`` and the ports after it. Port 0 gives port
+    0, any free port, to each draft. Raises ``ValueError`` with a sentence if one is invalid."""
     endpoint_of(address)
     host, _, port = address.rpartition(":")
     each = [int(port) + place if int(port) else 0 for place in range(count)]
@@ -108,7 +108,7 @@ def addresses_of(address: str, count: int) -> list[str]:
 
 
 def endpoint_of(address: str) -> str:
-    """ZeroMQ's address of HOST:PORT; ``ValueError`` with a sentence if that is none."""
+    """ZeroMQ's address for HOST:PORT; ``ValueError`` with a sentence if that is invalid."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{address!r} is not HOST:PORT, as in 10.0.0.5:7400")

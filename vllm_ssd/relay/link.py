@@ -1,7 +1,7 @@
-"""The connection between the ends of a relay: ZeroMQ over TCP, encrypted, between known keys.
+"""The connection between the ends of a relay: ZeroMQ over TCP, encrypted, for known keys only.
 
-Nobody but the draft's end listens. A connection is never mended: what was on its way would be lost
-in the middle of a session. Whoever hears nothing for too long makes a new one, with new sessions.
+Only the draft's end listens. A lost connection is never resumed, because messages in flight would
+be missing from the session. After a timeout the target's end connects anew, with new sessions.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from vllm_ssd.relay.frames import LARGEST
 from vllm_ssd.relay.keys import KeyFile, endpoint_of
 from vllm_ssd.relay.sockets import Sockets
 
-# What is under way in one direction, at most: messages in our queues on each side, and bytes in
-# those of the kernel. Who has filled them waits with what is newer, and sends only what is still
-# true then: a slow network does not make the draft's news old.
+# Limits of what is in flight in one direction: messages in our queue on each side, and bytes in the
+# kernel's buffer on each side. A full sender skips intermediate updates and sends only the current
+# state later, so a slow network does not deliver old draft tokens.
 _QUEUE, _BUFFER = 16, 2**19
-_GREET_MS = 2000  # for the exchange of keys
-# Without a sign of life the kernel closes a connection: seconds until it asks for one and between
-# two of its questions, the most of these, and milliseconds in which what is sent has to arrive.
-# ZeroMQ's own heartbeats abort the process if a connection ends while its queue here is full.
+_GREET_MS = 2000  # timeout of the key exchange
+# TCP keepalive of the kernel: seconds of silence before the first probe, seconds between probes,
+# number of probes, and milliseconds until sent data must be acknowledged. ZeroMQ's own heartbeats
+# would abort the process if a connection ends while its queue here is full.
 _IDLE_S, _ASK_S, _QUESTIONS, _ARRIVAL_MS = 2, 1, 3, 5000
-_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom to let in
+_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks which clients to accept
 
 
 class Link:
-    """A socket of one end. ``send`` and ``close`` are the same at both."""
+    """The socket of one end, with the options that both ends need."""
 
     def __init__(self, sockets: Sockets, kind: int):
         self._sockets = sockets
@@ -43,8 +43,8 @@ class Link:
         socket.setsockopt(zmq.IPV6, 1)
 
     def send(self, *parts: bytes) -> bool:
-        """Of the draft's end, to whom and a message; else a message. False if there is no room for
-        it now; ``ConnectionError`` if the other end is gone."""
+        """Send a message. The draft's end passes the receiver's name, then the message. Returns
+        False if there is no room for it now; ``ConnectionError`` if the other end is gone."""
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
@@ -54,15 +54,15 @@ class Link:
         return True
 
     def close(self, linger_ms: int = 0) -> None:
-        """linger_ms: milliseconds in which what was sent may still go."""
+        """Close the socket. linger_ms: milliseconds in which queued messages may still leave."""
         self._sockets.remove(self._socket, linger_ms)
 
 
 class TargetLink(Link):
-    """The target's end of one connection. ``read`` is called with each message."""
+    """The target's end of one connection. Calls ``read`` with each message."""
 
     def __init__(self, sockets: Sockets, keys: KeyFile, place: int, read: Callable[[bytes], None]):
-        """place: of the draft's address in them."""
+        """place: index of the draft's address in the keys."""
         super().__init__(sockets, zmq.DEALER)
         socket = self._socket
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -74,13 +74,13 @@ class TargetLink(Link):
 
 
 class DraftLink(Link):
-    """The draft's end of all connections. ``read`` is called with the sender and each message.
-    port: at which it listens."""
+    """The draft's end of all connections. Calls ``read`` with the sender and each message. port:
+    the port at which it listens."""
 
     def __init__(
         self, sockets: Sockets, keys: KeyFile, place: int, read: Callable[[bytes, bytes], None]
     ):
-        """place: of its address in them. Raises ``OSError`` if it cannot listen."""
+        """place: index of its address in the keys. Raises ``OSError`` if it cannot listen."""
         super().__init__(sockets, zmq.ROUTER)
         socket, address = self._socket, keys.addresses[place]
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -112,8 +112,8 @@ def _parts(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes]:
 
 
 def _let_in(door: zmq.Socket[bytes], clients: Collection[str]) -> None:
-    """Answer whether somebody with a key is let in, in ZeroMQ's words (RFC 27). Who has none never
-    comes as far as this: without CURVE there is no connection."""
+    """Answer ZeroMQ's question whether a client may connect: its public key must be in ``clients``
+    (ZeroMQ RFC 27). Clients without a key fail earlier: without CURVE there is no connection."""
     version, number, _, _, _, mechanism, *credentials = door.recv_multipart()
     known = mechanism == b"CURVE" and z85.encode(credentials[0]).decode() in clients
     status, said = (b"200", b"OK") if known else (b"400", b"unknown key")

@@ -1,9 +1,8 @@
-"""One end of a mirror: a speculation table, of which each record has its one writer on this node or
-on the other.
+"""One end of a mirror: a copy of a speculation table on each node, kept equal by two relay ends.
 
-``take`` finds what this side has changed, as frames for the other end, and ``apply`` writes what
-came from there. A look at a table in which nothing has changed is one gather of a few words a slot,
-and a comparison. What came and went between two looks is not told.
+One side, on one of the two nodes, writes each record. ``take`` returns this side's changes as
+frames for the other end. ``apply`` writes changes from the other end. ``take`` gathers and compares
+a few words a slot. It skips values that were overwritten between two calls.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from vllm_ssd.relay.records import (
     TooFarBehind,
 )
 
-# By their places here frames name them, and in this order those of a slot are told.
+# A frame names a kind by its index here. The changes of a slot are sent in this order.
 KINDS: tuple[type[Record], ...] = (Outcome, State, Fallback, Prediction)
 LONGEST_TEXT = 3 * 2**20  # tokens, which fit a message
 _INT32 = 2**31
-_OURS = ("heartbeat", "restarts", "link_us")  # counters that are written at the target's end
+_OURS = ("heartbeat", "restarts", "link_us")  # counters that the target's end writes itself
 
 
 class Mirror:
-    """Of an engine's ``table``, for one ``session``. side: the one that is on this node. Only what
-    is about requests that were added is told and written."""
+    """Mirror of an engine's ``table`` for one ``session``. side: the side on this node. Sends and
+    writes only records of requests that were added."""
 
     def __init__(self, table: SpeculationTable, session: int, side: Side):
         self.session = session
@@ -48,16 +47,16 @@ class Mirror:
         self._theirs = {n: record for n, record in enumerate(kinds) if record.writer is not side}
         self._states = DraftStates(table)
         self._undrafted = table.plan["undrafted"]
-        self._plan = 0  # as it was told
+        self._plan = 0  # the plan last sent
         self._requests: dict[int, int] = {}  # generations, by slot
-        # All 8-byte words, those of a slot that are looked at, and how they were at the last look.
+        # All 8-byte words of the slots, the watched columns, and their values at the last call.
         self._words = table.slots.view(np.uint64).reshape(table.shape.slots, -1)
         self._columns = _columns(table.slots, self._ours.values())
         self._seen = np.zeros((table.shape.slots, len(self._columns)), np.uint64)
         self._now = np.empty_like(self._seen)
 
     def note(self, message: Add | Remove) -> None:
-        """What both ends are told of requests; raises ``Malformed``."""
+        """Record that a request is added or removed; both ends call this. Raises ``Malformed``."""
         slot, generation = message.slot, message.generation
         if slot >= self.table.shape.slots:
             raise Malformed(f"there is no slot {slot}")
@@ -72,10 +71,10 @@ class Mirror:
         self._requests[slot] = generation
         for record in self._ours.values():
             record.begin(slot, len(tokens))
-        self._look_again(slot)  # an outcome may have come first
+        self._look_again(slot)  # an outcome may have been written before this message
 
     def is_known(self, slot: int, generation: int) -> bool:
-        """Whether this is a request that was added."""
+        """Whether the request with this generation was added and still has the slot."""
         return self._requests.get(slot) == generation
 
     @property
@@ -83,7 +82,7 @@ class Mirror:
         return bool(self._requests)
 
     def take(self) -> list[Changed | Plan]:
-        """What has changed on this side since the last call."""
+        """Changes of this side since the last call, as frames."""
         frames: list[Changed | Plan] = []
         for slot in self._changed():
             if slot in self._requests:
@@ -95,7 +94,7 @@ class Mirror:
         return frames
 
     def apply(self, frame: Changed | Plan) -> None:
-        """Write what the other side has changed; raises ``Malformed``."""
+        """Write a change of the other side; raises ``Malformed``."""
         if isinstance(frame, Plan):
             self._undrafted[0] = frame.undrafted
             return
@@ -106,8 +105,8 @@ class Mirror:
             record.write(frame)
 
     def _changed(self) -> list[int]:
-        """Slots of which some word is not as it was at the last look."""
-        # "clip" writes to ``out`` directly; all columns exist.
+        """Slots in which a watched word has changed since the last call."""
+        # mode="clip" makes numpy write to ``out`` directly. No column is out of range.
         self._words.take(self._columns, axis=1, out=self._now, mode="clip")
         differ = self._now != self._seen
         if not differ.any():
@@ -117,7 +116,7 @@ class Mirror:
         return found
 
     def _look_again(self, slot: int) -> None:
-        """Count the slot among those that have changed, at the next look."""
+        """Make the next call of ``_changed`` report the slot."""
         self._seen[slot] ^= np.uint64(2**64 - 1)
 
     def _news(self, slot: int, generation: int) -> list[Changed]:
@@ -136,7 +135,7 @@ class Mirror:
 
 
 def _columns(slots: NDArray, records: Iterable[Record]) -> list[int]:
-    """The 8-byte words of a slot that are watched, in both records where there are two."""
+    """Columns of a slot's watched 8-byte words; of both records if a slot has two of a kind."""
     found = []
     for array in itertools.chain.from_iterable(record.watched for record in records):
         begin = array.ctypes.data - slots.ctypes.data
@@ -146,7 +145,7 @@ def _columns(slots: NDArray, records: Iterable[Record]) -> list[int]:
 
 
 def read_status(table: SpeculationTable, session: int, lives: bool) -> Status:
-    """The draft's part of a table. lives: False hides the heartbeat."""
+    """The draft's part of a table, as a frame. lives: False hides the heartbeat."""
     values = table.draft[0].item()
     heartbeat = int(values[0]) if lives else 0
     age_ns = max(time.monotonic_ns() - heartbeat, 0) if heartbeat else -1
@@ -154,8 +153,9 @@ def read_status(table: SpeculationTable, session: int, lives: bool) -> Status:
 
 
 def show_status(table: SpeculationTable, status: Status, link_us: float) -> None:
-    """Write it, and how long the link takes. In the service's own table, that of session 0, the
-    starts that its keeper counts are shown, too. Raises ``Malformed``."""
+    """Write the status of the draft to the table, and the link's round trip in microseconds. The
+    service's own table, in session 0, also gets its keeper's count of restarts. Raises
+    ``Malformed``."""
     draft = table.draft[0]
     names = draft.dtype.names or ()
     if len(status.counters) != len(names):

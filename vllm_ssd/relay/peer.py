@@ -1,5 +1,5 @@
-"""What the draft's end has of a target's end: the connection, and a run directory and a table like
-those of an engine on this node, so that the draft server sees no difference."""
+"""A target's end, seen from the draft's end: the connection, a run directory and a table. They look
+like those of an engine on this node, so the draft server sees no difference."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.records import Side
 from vllm_ssd.relay.sockets import Sockets
 
-ANSWER_S = 2.5  # for the draft server to take an engine, or to leave it
+ANSWER_S = 2.5  # timeout for the draft server to join or leave an engine
 
 
 class Peer(Connection):
-    """engine: what tells the engine that has joined last from all others; run_dir: its mirror's."""
+    """The connection to one target's end, and the mirror of its engine. engine: identity of the
+    engine that joined last. run_dir: run directory of the mirror."""
 
     engine = ""
 
     def __init__(self, send: Callable[[bytes], bool], service: Path, sockets: Sockets):
-        """service: run directory of the draft service."""
+        """service: run directory of the draft."""
         super().__init__(send)
         self._service, self._sockets = service, sockets
 
     def join(
         self, session: int, shape: TableShape, owner: TableOwner, then: Callable[[str], None]
     ) -> None:
-        """Have the draft draft for an engine with such a table; ``then`` gets "" or why it does
-        not, as a sentence, unless the session ends before."""
+        """Make a mirror of the engine's table and let the draft join it. Calls ``then`` with "" or
+        with the reason for a refusal, as a sentence, unless the session ends earlier."""
         try:
             files = OwnFiles(shape, TableOwner(owner.model, owner.engine, os.getpid()))
         except (OSError, RuntimeError) as error:
@@ -54,11 +55,11 @@ class Peer(Connection):
         try:
             table = SpeculationTable.open(rundir.table_path(self.run_dir))
             self._control = ControlClient(endpoint(self.run_dir))
-        except (OSError, zmq.ZMQError) as error:  # no descriptor is free
+        except (OSError, zmq.ZMQError) as error:  # no file descriptor is free
             files.remove()
             then(str(error))
             return
-        table.target["started_s"] = int(time.time())  # as a target's worker does
+        table.target["started_s"] = int(time.time())  # on one node, a target's worker sets it
         self.mirror = mirror = Mirror(table, session, Side.DRAFT)
 
         def answered(answer: str | None) -> None:
@@ -68,12 +69,13 @@ class Peer(Connection):
         self._sockets.ask(self._service, Join(str(self.run_dir)), ANSWER_S, answered)
 
     def tell(self, mirror: Mirror, message: Add | Remove) -> None:
-        """Pass it on to the draft; raises ``Malformed``."""
+        """Pass a request's start or end on to the draft; raises ``Malformed``."""
         mirror.note(message)
-        self._control.send(message)  # what a full queue loses the draft asks for by itself
+        self._control.send(message)  # if a full queue drops it, the draft asks for the request
 
     def leave(self, asleep: bool = False) -> None:
-        """Have the draft leave the engine, and remove its files. asleep: as in ``Leave``."""
+        """Let the draft leave the engine, then remove the mirror's files. asleep: the engine
+        sleeps, so the draft may free its memory."""
         if self.mirror is None:
             return
         self.mirror, files = None, self._files
@@ -83,7 +85,7 @@ class Peer(Connection):
         self._sockets.ask(self._service, leave, limit_s, lambda _: files.remove())
 
     def remove(self) -> None:
-        """Remove the files at once: the draft server notices within a second or two."""
+        """Remove the mirror's files at once. The draft server notices that within 1 to 2 s."""
         if self.mirror is not None:
             self._control.close()
             self._files.remove()

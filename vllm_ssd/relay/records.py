@@ -1,8 +1,9 @@
-"""The kinds of records of a slot that cross to the table on the other node, and their bytes.
+"""The kinds of records of a slot that a relay copies to the table on the other node, as bytes.
 
-``news`` reads a record as everybody reads it, stamp, body, stamp again. ``write`` writes it body
-first and stamp last; what does not fit the table is refused as ``Malformed`` before anything is
-written. Tokens and distributions are not looked at: whoever reads a table checks them.
+``news`` reads the stamp, the body and the stamp again, like all readers of the table. ``write``
+writes the body first and the stamp last. It refuses a record that does not fit the table with
+``Malformed`` before it writes anything. The relay does not check tokens and distributions: readers
+of the table do.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from vllm_ssd.relay.frames import Changed, Malformed
 
 
 class Side(Enum):
-    """Of a table."""
+    """The two sides that write a table."""
 
     TARGET, DRAFT = range(2)
 
 
 class TooFarBehind(Exception):
-    """What is new of a text can no longer be read: the target has to send it again."""
+    """The table no longer has all new tokens of a text: the target must add the request again."""
 
 
 class News(NamedTuple):
-    """As in ``Changed``."""
+    """Changes of one record; the fields go into the ``Changed`` frame."""
 
     stamp: int
     known: int = 0
@@ -40,8 +41,8 @@ class News(NamedTuple):
 
 
 class Record:
-    """A kind, in one table. writer: the only side that writes it; watched: arrays of 8-byte words
-    with a row for each slot, whose change is news."""
+    """One kind of record in one table. writer: the only side that writes it. watched: arrays of
+    8-byte words, a row for each slot; a changed word means that the record has changed."""
 
     writer: ClassVar[Side]
     watched: Sequence[NDArray]
@@ -50,22 +51,23 @@ class Record:
         raise NotImplementedError
 
     def begin(self, slot: int, length: int) -> None:
-        """The other end has a text of ``length`` tokens of the request that has this slot now."""
+        """Record that the other end has ``length`` tokens of the request now in this slot."""
 
     def news(self, slot: int, generation: int) -> Iterator[News | None]:
-        """What has changed since the last call, if it is this request's. None: the record is being
-        written, and is to be looked at again."""
+        """Yield this request's changes since the last call. None: the record is being written, so
+        read it again later. Raises ``TooFarBehind``."""
         raise NotImplementedError
 
     def write(self, changed: Changed) -> None:
-        """News of the other end, whose slot and request there are; raises ``Malformed``."""
+        """Write a change from the other end; raises ``Malformed``. The caller has checked that its
+        slot and its request exist."""
         raise NotImplementedError
 
 
 class Outcome(Record):
-    """The newest outcome of a text. head: accepted drafts, -1 if the tokens are of several rounds;
-    tokens: those of the text after the known ones. Without a head, the tokens are the drafts that
-    are verified in the round after it."""
+    """The newest outcome of a text. head: accepted length, -1 if the tokens belong to several
+    rounds. tokens: the tokens of the text after the known ones. In a change without a head, they
+    are the draft tokens that the target verifies in the next round."""
 
     writer = Side.TARGET
 
@@ -75,7 +77,7 @@ class Outcome(Record):
         records = table.slots["outcome"]
         self._stamps = records["stamp"]
         self.watched = self._stamps, records["drafts_stamp"]
-        self._told = [(0, 0)] * table.shape.slots  # stamps: of outcome and drafts
+        self._told = [(0, 0)] * table.shape.slots  # sent stamps of outcome and draft tokens
         self._lengths = [0] * table.shape.slots
 
     def begin(self, slot: int, length: int) -> None:
@@ -115,7 +117,7 @@ class Outcome(Record):
 
 
 class State(Record):
-    """The draft's state for the request, as it is stored."""
+    """The draft's state for a request, sent as the table's word."""
 
     writer = Side.DRAFT
 
@@ -135,10 +137,10 @@ class State(Record):
 
 
 class Fallback(Record):
-    """Of each parity, tokens for an outcome that was not predicted, which come little by little.
-    tokens: those after the known ones, step by step of all branches, of which there is one; probs:
-    as of ``pack_probs``, for each of the tokens. What else there is comes as ``head`` unless some
-    are known."""
+    """Draft tokens for an outcome that was not predicted, a record for each parity. They arrive a
+    few steps at a time. tokens: those after the known ones, ordered by step, then branch; a
+    fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the rest of
+    the record, sent only while no tokens are known."""
 
     writer = Side.DRAFT
     name = "fallback"
@@ -153,7 +155,7 @@ class Fallback(Record):
         self._probs: NDArray[np.int64] | None = None
         if shape.top_m:
             self._probs = self._records["draft_probs"].reshape(*sizes, shape.top_m)
-        self._told = [[(0, 0, 1)] * 2 for _ in range(shape.slots)]  # stamp, depth, branches
+        self._told = [[(0, 0, 1)] * 2 for _ in range(shape.slots)]  # sent stamp, depth, branches
 
     def news(self, slot: int, generation: int) -> Iterator[News | None]:
         for parity in (0, 1):
@@ -162,7 +164,7 @@ class Fallback(Record):
             told_stamp, known, branches = self._told[slot][parity]
             if stamp >> 32 != generation or (stamp, depth) == (told_stamp, known):
                 continue
-            known = known if stamp == told_stamp and depth > known else 0  # else begun anew
+            known = known if stamp == told_stamp and depth > known else 0  # 0: a new record
             head = tokens = probs = b""
             if not known:
                 head, branches = self._head(at)
@@ -182,7 +184,7 @@ class Fallback(Record):
         at = changed.slot, stamp & 1
         there = self._stamps.item(at)
         if there > stamp or (known and (there != stamp or self._depths.item(at) != known)):
-            return  # withdrawn at this end
+            return  # this end has a newer record, or has withdrawn this one
         head = changed.head if not known else self._head(at)[0]
         branches = self._branches_of(head)
         tokens = int32s(changed.tokens, self._k * branches)
@@ -201,20 +203,20 @@ class Fallback(Record):
         self._stamps[at] = stamp
 
     def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
-        """And the number of branches."""
+        """The head of the record at (slot, parity), and its number of branches."""
         return b"", 1
 
     def _branches_of(self, head: bytes) -> int:
-        """Their number; raises ``Malformed``."""
+        """The number of branches that a head announces; raises ``Malformed``."""
         return 1
 
     def _begin(self, at: tuple[int, int], head: bytes) -> None:
-        """Write what is in the head."""
+        """Write the head's content to the record at (slot, parity)."""
 
 
 class Prediction(Fallback):
-    """Predicted outcomes of a round, with a branch each. head: the tokens that branches will have,
-    accepted lengths, bonus tokens."""
+    """Predicted outcomes of a round, with a branch each. head: number of tokens that each branch
+    will have, then all accepted lengths, then all bonus tokens."""
 
     name = "prediction"
 
@@ -239,28 +241,29 @@ class Prediction(Fallback):
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    """int32, little-endian."""
+    """The numbers as int32, little-endian."""
     return np.array(numbers, "<i4").tobytes()
 
 
 def int32s(data: bytes, most: int) -> NDArray[np.int32]:
-    """The numbers in these bytes, ``most`` at most; raises ``Malformed``."""
+    """The int32 numbers in ``data``; raises ``Malformed`` for more than ``most`` numbers."""
     if len(data) % 4 or len(data) > 4 * most:
         raise Malformed(f"{len(data)} bytes where {most} numbers of 4 bytes are the most")
     return np.frombuffer(data, "<i4")
 
 
 def pack_probs(draft_probs: NDArray[np.int64]) -> bytes:
-    """Entries int64 [rows, top_m], without those that have no mass: for each row their number in a
-    byte, then all of them."""
+    """Bytes of entries int64 [rows, top_m], without entries of no mass: first the number of entries
+    of each row, a byte each, then all entries."""
     massive = (draft_probs >> 32) != 0
     counts = massive.sum(-1).astype("u1")
     return counts.tobytes() + draft_probs[massive].tobytes()
 
 
 def unpack_probs(data: bytes, rows: int, top_m: int) -> NDArray[np.int64]:
-    """Entries int64 [rows, top_m] from those with mass, which come first in each row; the others
-    have tokens that are not in the row, as those of a distribution differ. Raises ``Malformed``."""
+    """Entries int64 [rows, top_m] from the bytes of ``pack_probs``; raises ``Malformed``. Entries
+    with mass come first in each row. The others get tokens that are not yet in the row, because
+    the tokens of a distribution must differ."""
     counts = np.frombuffer(data[:rows], "u1")
     entries = data[rows:]
     if len(counts) != rows or (counts > top_m).any() or len(entries) != 8 * int(counts.sum()):
@@ -268,7 +271,7 @@ def unpack_probs(data: bytes, rows: int, top_m: int) -> NDArray[np.int64]:
     listed = np.arange(top_m) < counts[:, None]
     found = np.zeros((rows, top_m), np.int64)
     found[listed] = np.frombuffer(entries, "<i8")
-    # Of 2 * top_m tokens at least half are not listed in the row.
+    # A row lists at most half of the tokens below 2 * top_m, so enough others remain.
     tokens = found & 0xFFFFFFFF
     row, rank = np.nonzero(listed & (tokens < 2 * top_m))
     present = np.zeros((rows, 2 * top_m), bool)

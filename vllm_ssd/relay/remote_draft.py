@@ -1,5 +1,5 @@
-"""The engine core's side of drafts on another node: a draft service that it joins, with a relay in
-front of each draft that this engine starts and ends."""
+"""The engine core's side of drafts on another node. The engine joins a draft service through
+relays, one for each draft, which it starts and ends."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 
 
 class RemoteDraft(JoinedDraft):
-    """One per engine core. The relays are started at the first try to join, and each again whenever
-    it has ended."""
+    """Joins drafts on another node; one object per engine core. Starts the relays at the first try
+    to join, and restarts each relay that has ended."""
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
         key_file = os.path.abspath(self._config.draft_server_key)
         self._where = Where(self._config.draft_server, key_file)
         self._shape = replace(table_shape(vllm_config), slots=1)
-        self._relays: dict[int, Child] = {}  # by the drafts' places in the key file
+        self._relays: dict[int, Child] = {}  # by the index of the draft in the key file
 
     def _services(self) -> list[Service]:
-        """Of the relays that run. Raises ``ValueError`` with a sentence if none can be started."""
+        """Drafts behind the relays that run. Raises ``ValueError`` with a sentence if no relay can
+        be started."""
         services, errors = [], []
         for place in range(len(self._where.keys().addresses)):
             try:
                 services.append(Service(self._relay(place)))
             except FileNotFoundError:
-                pass  # it ends right now
+                pass  # the relay is ending
             except OSError as error:
                 errors.append(f"its relay could not be started ({error})")
             except ValueError as error:
@@ -47,7 +48,8 @@ class RemoteDraft(JoinedDraft):
         return services
 
     def _relay(self, place: int) -> Path:
-        """The run directory of a relay that runs; raises as ``Child``."""
+        """Run directory of the relay to draft number ``place``. Starts the relay if it does not
+        run; raises the errors of ``Child``."""
         relay = self._relays.get(place)
         if relay is None or relay.ended:
             self._stop_relay(place)
@@ -57,8 +59,8 @@ class RemoteDraft(JoinedDraft):
         return Path(relay.word)
 
     def _abandon(self) -> None:
-        """The relay may live and have heard of its draft again by the time that another drafts for
-        this engine, and is to write nothing then."""
+        """Part with a lost service. A relay that still runs gets ``Leave``: its draft may return
+        while another one drafts for this engine, and the relay must not write to the table then."""
         assert self._service is not None
         if self._service.has_ended:
             self._part()

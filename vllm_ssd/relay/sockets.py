@@ -1,5 +1,5 @@
-"""All that one end of a relay reads, in one place: sockets, answers to what it has asked, and the
-channel to its parent."""
+"""Event loop of one relay end: reads its sockets, the answers to its requests, and file descriptors
+such as the channel to its parent."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ import zmq
 
 from vllm_ssd.protocol.messages import Join, Leave, Request, Wake, endpoint
 
-_ROUNDS = 64  # messages of each socket that are read before the ends do their other work
+_ROUNDS = 64  # messages of each socket that one ``drain`` reads, so that other work gets a turn
 
 Answer = Callable[[str], None]
 _requests = msgspec.msgpack.Decoder(Request)
 
 
 class Sockets:
-    """``context``: of the sockets that are to be read here."""
+    """All sources that one end reads. context: the ZeroMQ context for their sockets."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()
         self._poller = zmq.Poller()
         self._read: dict[int | zmq.Socket[bytes], Callable[[], None]] = {}
-        # When nobody waits for an answer any longer, and who does until then.
+        # Open requests: the monotonic time of the timeout in seconds, and what gets the answer.
         self._asked: dict[zmq.Socket[bytes], tuple[float, Callable[[str | None], None]]] = {}
-        self._fds = select.epoll()  # whose own descriptor is a low number, as ``select`` wants it
+        self._fds = select.epoll()  # its own descriptor is a low number, which ``select`` needs
 
     def add(self, source: int | zmq.Socket[bytes], read: Callable[[], None]) -> None:
-        """Call ``read`` whenever there is something to read: one message of a socket, or from a
-        file descriptor."""
+        """Call ``read`` whenever ``source`` is readable; it reads one message of a socket."""
         self._read[source] = read
         self._fds.register(source, select.EPOLLIN)
         self._poller.register(source, zmq.POLLIN)
 
     def remove(self, source: int | zmq.Socket[bytes], linger_ms: int = 0) -> None:
-        """Read it no longer; a socket is closed, and what it has yet to send is dropped after
+        """Stop reading ``source``. Closes a socket and drops its unsent messages after
         ``linger_ms`` milliseconds."""
         del self._read[source]
         self._fds.unregister(source)
@@ -47,8 +46,8 @@ class Sockets:
             source.close(linger=linger_ms)
 
     def serve(self, run_dir: Path, handle: Callable[[Request, Answer], None]) -> zmq.Socket[bytes]:
-        """Handle the control messages for a run directory, as a draft server does, until the socket
-        that is returned is removed; ``OSError`` if that fails. A malformed message is dropped."""
+        """Handle control messages for a run directory. Returns the socket; ``remove`` ends the
+        service. Drops malformed messages. Raises ``OSError`` if the address cannot be bound."""
         socket = self.context.socket(zmq.ROUTER)
         try:
             socket.bind(endpoint(run_dir))
@@ -74,11 +73,11 @@ class Sockets:
         limit_s: float,
         then: Callable[[str | None], None],
     ) -> None:
-        """Ask the draft of a run directory; ``then`` gets its answer, or None if there is none
-        within ``limit_s`` seconds."""
+        """Send a control message to the draft of a run directory. Calls ``then`` with the answer,
+        or with None after ``limit_s`` seconds without one."""
         try:
             socket = self.context.socket(zmq.DEALER)
-        except zmq.ZMQError:  # no descriptor is free
+        except zmq.ZMQError:  # no file descriptor is free
             then(None)
             return
         socket.connect(endpoint(run_dir))
@@ -92,7 +91,7 @@ class Sockets:
         then(answer)
 
     def drain(self) -> None:
-        """Read what has come, up to ``_ROUNDS`` messages of each socket."""
+        """Read all that has arrived, up to ``_ROUNDS`` messages of each socket."""
         now = time.monotonic()
         for asked, (deadline, _) in list(self._asked.items()):
             if now >= deadline:
@@ -103,16 +102,16 @@ class Sockets:
                 break
             for source, _ in ready:
                 read = self._read.get(source)
-                if read is not None:  # another one may have removed it
+                if read is not None:  # a previous ``read`` may have removed this source
                     read()
 
     def wait(self, seconds: float) -> None:
-        """Until there may be something to read, ``seconds`` at most."""
-        # ZeroMQ's own poll and that of epoll know milliseconds only.
+        """Wait until a source may be readable, at most ``seconds``."""
+        # Timeouts of ZeroMQ's poll and of epoll have a resolution of milliseconds only.
         select.select([self._fds], [], [], seconds)
 
     def close(self) -> None:
-        """What was asked has no answer."""
+        """Close all sockets. Open requests get None for an answer."""
         while self._asked:
             self._answered(next(iter(self._asked)), None)
         for source in list(self._read):

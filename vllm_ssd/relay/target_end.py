@@ -1,14 +1,13 @@
-"""The target's end of a relay: a process on the target's node that is, to an engine there, a draft
-of a service like any other, while the draft is on another node.
+"""The target's end of a relay: a process on the target's node that acts as the draft service for an
+engine there, while the draft runs on another node.
 
-It has a run directory and a table as a service has them, in which everybody sees how the draft is,
-and takes the engines that ask to join. The engine core starts it (``relay/remote_draft.py``) and
-talks to it over one socket pair: it is told its ``TargetEndSpec`` and says where its run directory
-is; it ends with the socket.
+It has a run directory and a table like a draft on this node. Other processes read the draft's state
+from the table, and engines join through it. The engine core starts it (``relay/remote_draft.py``)
+and talks to it over one socket pair. It receives its ``TargetEndSpec``, answers with the path of
+its run directory, and ends when the socket closes.
 
-When it hears nothing for ``SILENT_S`` it clears all heartbeats, so that nobody waits for drafts,
-and makes a new connection; the engines take the draft for lost then, and join again once it is
-back.
+After ``SILENT_S`` without a message it clears all heartbeats, so that targets skip waiting for
+drafts, and connects anew. The engine treats the draft as lost and joins again once it is back.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ from vllm_ssd.relay.sockets import Answer, Sockets
 
 logger = get_logger(__name__)
 
-SILENT_S = 1.0  # without a message, after which the link counts as dead
-REFUSED_S = 2.0  # until another connection after one that was refused
-_GOOD_S = 10.0  # of a connection, after which a cause for a refusal is a new one
-_UNKNOWN_S = 1.0  # between two looks for requests that the draft was not told of
-_LINGER_MS = 200  # for the last words to the other end
-_KILLED_S = 10.0  # for the processes of an engine that is being killed
-_SMOOTHING = 8  # round trips over which their mean is taken, about
+SILENT_S = 1.0  # timeout without a message, after which the link counts as dead
+REFUSED_S = 2.0  # pause before the next connection after a refusal
+_GOOD_S = 10.0  # age of a working connection after which a repeated refusal is logged again
+_UNKNOWN_S = 1.0  # between two checks for requests that the draft does not know
+_LINGER_MS = 200  # timeout for sending the last messages to the other end
+_KILLED_S = 10.0  # timeout for the processes of an engine that is being killed
+_SMOOTHING = 8  # the mean round trip covers about this many round trips
 
 
 class TargetEndSpec(msgspec.Struct, frozen=True):
-    """engine: the run directory of the one that starts it; where: the draft service is; place: of
-    the draft among its drafts; shape: of its own table."""
+    """Start parameters of a ``TargetEnd``. engine: run directory of the engine that starts it.
+    where: the draft service. place: index of the draft in it. shape: of this end's own table."""
 
     engine: str
     where: Where
@@ -76,24 +75,24 @@ class TargetEndSpec(msgspec.Struct, frozen=True):
 
 
 class TargetEnd(End[Connection]):
-    """Works until its parent is gone."""
+    """Connects one engine with a draft on another node until its parent is gone."""
 
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
-        """Raises ``ValueError`` if the service cannot be found, and as ``OwnFiles``."""
+        """Raises ``ValueError`` if the service cannot be found, and the errors of ``OwnFiles``."""
         super().__init__(sockets)
         self._where, self._place = spec.where, spec.place
         self._keys = spec.where.keys()
-        describe(self._keys, spec.place)  # which says what is wrong
+        describe(self._keys, spec.place)  # raises an error that says what is wrong
         owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
         self._files = OwnFiles(spec.shape, owner)
         self.run_dir = self._files.run_dir
         self.word = str(self.run_dir)
         self._table = SpeculationTable.open(rundir.table_path(self.run_dir))
-        self._table.target["started_s"] = int(time.time())  # as a target's worker does
+        self._table.target["started_s"] = int(time.time())  # in engines a target's worker sets it
         sockets.serve(self.run_dir, self._handle)
         self._session = 0
-        self._engine = ExitStack()  # what is held of the engine, in a session
-        self._awaiting: Answer | None = None  # who is told whether the draft drafts for it
+        self._engine = ExitStack()  # resources of the engine's session
+        self._awaiting: Answer | None = None  # sends the engine the answer to its ``Join``
         self._refusal = ""  # why the last connection was refused
         self._next_unknown = 0.0
         self._next_touch = time.monotonic() + rundir.TOUCH_S
@@ -103,7 +102,7 @@ class TargetEnd(End[Connection]):
         if now >= self._renew_at:
             self._end_session()
             self._link.close()
-            with suppress(ValueError):  # the former keys may become right again
+            with suppress(ValueError):  # keep the former keys: they may become right again
                 keys = self._where.keys()
                 self._keys = keys if self._place < len(keys.addresses) else self._keys
             self._connect()
@@ -128,17 +127,18 @@ class TargetEnd(End[Connection]):
         self._link = TargetLink(self._sockets, self._keys, self._place, self._read)
         self._peer = self._peers[b""] = Connection(self._link.send)
         self._peer.add(Hello(self._where.name))
-        self._over = False  # nothing more is heard or asked on this connection
+        self._over = False  # True: this end ignores and asks nothing more on this connection
         self._connected = time.monotonic()
         self._renew_at = self._connected + SILENT_S
 
     def _end_session(self) -> None:
-        """The link is dead."""
+        """Handle a dead link: clear the heartbeats and part with the engine."""
         self._table.draft["heartbeat"] = self._table.draft["away"] = 0
         self._part()
 
     def _refused(self, why: str) -> None:
-        """The ends do not understand each other: try it again. Each cause is logged once."""
+        """End the session after a refusal or a malformed message, and connect again after
+        ``REFUSED_S`` seconds. Logs each cause once."""
         self._end_session()
         self._over = True
         self._renew_at = time.monotonic() + REFUSED_S
@@ -147,7 +147,8 @@ class TargetEnd(End[Connection]):
             logger.warning("SSD: the relay of %r: %s", self._where.name, why)
 
     def _part(self, asleep: bool = False) -> None:
-        """Draft for the engine no longer; it is to wait for nothing. asleep: as in ``Leave``."""
+        """End the engine's session and clear its heartbeat, so that its target skips waiting.
+        asleep: the engine sleeps, so the draft may free its memory."""
         mirror = self._peer.mirror
         if mirror is None:
             return
@@ -158,12 +159,12 @@ class TargetEnd(End[Connection]):
         self._answer(LINK_LOST)
 
     def _answer(self, text: str) -> None:
-        """To the engine, if it waits for the answer to its ``Join``."""
+        """Answer the engine's ``Join`` if it waits for that."""
         answer, self._awaiting = self._awaiting, None
         if answer is not None:
             answer(text)
 
-    # What the engine asks
+    # Requests of the engine
 
     def _handle(self, message: Request, answer: Answer) -> None:
         match message:
@@ -172,7 +173,7 @@ class TargetEnd(End[Connection]):
                 self._join(message, answer)
             case Leave():
                 self._part(message.asleep)
-                # A draft on another node has no memory that who sleeps here waits for.
+                # The draft's memory is on another node, so a sleeping engine need not wait for it.
                 answer("")
             case Wake():
                 self._peer.add(Told(0, message))
@@ -193,8 +194,8 @@ class TargetEnd(End[Connection]):
         self._peer.add(Told(self._session, message, table.shape, table.owner))
 
     def _begin(self, peer: Connection, mirror: Mirror) -> None:
-        """Pass the engine's control messages on, and have it send all its requests; ``OSError`` if
-        that fails."""
+        """Pass the engine's control messages on, and ask the engine for all its requests. Raises
+        ``OSError`` if the engine's control address cannot be bound."""
 
         def handle(message: Request, answer: Answer) -> None:
             if not isinstance(message, (Add, Remove)):
@@ -208,7 +209,7 @@ class TargetEnd(End[Connection]):
         self._engine.callback(self._sockets.remove, control)
         self._served.take_over()
 
-    # What the other end says
+    # Messages of the other end
 
     def _read(self, message: bytes) -> None:
         if self._over:
@@ -238,7 +239,7 @@ class TargetEnd(End[Connection]):
             case Status() | Joined() | Changed():
                 mirror = peer.mirror_of(frame.session)
                 if mirror is None:
-                    pass  # of a session that is over
+                    pass  # its session is over
                 elif isinstance(frame, Status):
                     show_status(mirror.table, frame, peer.link_us)
                 elif isinstance(frame, Joined):
@@ -260,7 +261,8 @@ class TargetEnd(End[Connection]):
 
 
 def _put_away(engine: Path) -> None:
-    """What an engine that was killed has left, once all its processes have ended."""
+    """Remove the files of a killed engine once all its processes have ended. Gives up after
+    ``_KILLED_S`` seconds."""
     deadline = time.monotonic() + _KILLED_S
     while rundir.is_alive(engine):
         if time.monotonic() >= deadline:

@@ -1,1 +1,1 @@
-"""What stands behind the commands of ``vllm-ssd``."""
+"""The commands of ``vllm-ssd``: stats, check, tune and draft."""

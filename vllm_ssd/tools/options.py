@@ -1,4 +1,4 @@
-"""How the commands declare their options."""
+"""Adds options to the commands' argument parsers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def add_option(
     default: Any = None,
     **further: Any,
 ) -> None:
-    """Add an option to a group of argparse. flag: its names and the word for its value, as in
-    "--limit SECONDS". about: its help, to which the default is added unless that is None."""
+    """Add an option to a group of argparse. flag: its names and the word for its value, such as
+    "--limit SECONDS". about: its help text; a default that is not None is added to it."""
     *names, metavar = flag.split(" ")
     if default is not None:
         shown = ",".join(map(str, default)) if isinstance(default, list) else default

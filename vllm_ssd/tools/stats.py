@@ -1,4 +1,4 @@
-"""``vllm-ssd stats``: what this user's running engines count."""
+"""``vllm-ssd stats``: shows the counters of this user's running engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOBODY = "no engine with method ssd is running under this user"
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of ``vllm-ssd``."""
+    """Add the command ``stats`` to the subparsers of ``vllm-ssd``."""
     about = "Show what this user's running engines have counted since their start."
     parser = commands.add_parser(
         "stats",
@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, _: Sequence[str]) -> int:
-    """Print the table; returns the process's exit status."""
+    """Print the table and return the process's exit status."""
     if args.live is not None:
         return _show_live(args.live)
     look = Look.now()
@@ -66,7 +66,7 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Look:
-    """At all engines. problems: of those whose tables cannot be read, a sentence each."""
+    """Counters of all engines at one time. problems: a sentence for each unreadable table."""
 
     reports: list[EngineReport]
     problems: list[str]
@@ -78,16 +78,16 @@ class Look:
             try:
                 table = SpeculationTable.open(path, writable=False)
                 if not table.owner.model and not table.owner.named_by_user:
-                    continue  # of an engine's own draft, of which the engine's table tells the same
+                    continue  # an engine's own draft: the engine's table has its counters, too
                 look.reports.append(EngineReport.read(path, table))
             except (FileNotFoundError, PermissionError):
-                continue  # stopping right now, and another user has taken the name
-            except ValueError as error:  # of another version of this package
+                continue  # the engine is stopping, or another user has taken the name
+            except ValueError as error:  # a table of another version of this package
                 look.problems.append(str(error))
         return look
 
     def since(self, earlier: Look) -> Look:
-        """What came since an earlier look; of engines that are new, since their start."""
+        """Counts since an earlier look; for new engines, counts since their start."""
         before = {report.path: report for report in earlier.reports}
         reports = [
             report.since(before[report.path]) if report.path in before else report
@@ -101,13 +101,13 @@ class Look:
 
     @property
     def status(self) -> int:
-        """Of the process: 0 if there are engines and every draft serves."""
+        """Exit status of the process: 0 if there are engines and every draft serves, else 1."""
         serve = [report.serves for report in self.reports]
         return 0 if serve and all(serve) and not self.problems else 1
 
 
 def _show_live(seconds: float) -> int:
-    """Look every ``seconds`` until Ctrl-C; returns the exit status after the last look."""
+    """Update the table every ``seconds`` until Ctrl-C; return the last exit status."""
     look = Look.now()
     with Live(look.shown(), auto_refresh=False) as live:
         try:

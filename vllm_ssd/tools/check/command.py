@@ -1,4 +1,4 @@
-"""``vllm-ssd check``: whether ssd can start here, and what to do where it cannot."""
+"""``vllm-ssd check``: tells whether ssd can start here, and what to do if it cannot."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of ``vllm-ssd``."""
+    """Add the command ``check`` to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "check",
         help="Check whether ssd can start here, and what to do where it cannot.",
         usage="vllm-ssd check [TARGET] [options] [arguments of vllm serve]",
-        allow_abbrev=False,  # what is not known here is vLLM's
+        allow_abbrev=False,  # unknown arguments belong to vLLM
         description="Checks whether ssd can start on this machine, with these models. No model is "
         "loaded. It takes about a minute; on a GPU, kernels may compile for minutes. A line that "
         "is bad has the remedy below it, and the exit status is then 1.",
@@ -47,12 +47,11 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
-    """Print the screen; returns the process's exit status. further: arguments for vLLM."""
+    """Print all findings and return the process's exit status. further: arguments for vLLM."""
     if args.target is None and (further or args.draft is not None):
         print("vllm-ssd check: TARGET is missing: write it before --draft and vLLM's arguments")
         return 2
-    # What vLLM says of configs at each start is not what was asked for here; the rest goes beside
-    # the screen.
+    # Hide vLLM's usual log lines about configs; its errors go to stderr.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     findings = []
@@ -90,7 +89,7 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
 
 
 def _usual_subject() -> Subject:
-    """Of one engine on one device; ``ValueError`` if there is none for its draft."""
+    """Subject for one engine on one device; ``ValueError`` if no device is left for its draft."""
     from vllm.config import ParallelConfig
     from vllm.platforms import current_platform
 
@@ -109,7 +108,7 @@ def _usual_subject() -> Subject:
 
 
 def _try(subject: Subject, all_backends: bool) -> Iterator[Finding]:
-    """What is made and started for a moment: the table, the draft's Ray, its attention."""
+    """Make or start these for a moment: the table, the draft's Ray, the draft's attention."""
     from vllm_ssd.protocol import rundir
     from vllm_ssd.tools.check.host import look_at_shared_memory
     from vllm_ssd.tools.check.ray_trial import RayTrial
@@ -120,7 +119,7 @@ def _try(subject: Subject, all_backends: bool) -> Iterator[Finding]:
     try:
         memory = list(look_at_shared_memory(run_dir, subject.table, subject.has_workers))
         yield from memory
-        if could_start(memory):  # a GPU is tried with the table
+        if could_start(memory):  # the trial of a GPU needs the table
             yield from _try_device(subject, str(rundir.table_path(run_dir)), all_backends)
         yield ray.finding()
     finally:
@@ -182,7 +181,7 @@ def _try_gpus(
         sdpa = 'write "tree_backend": "sdpa", whose draft publishes from the CPU'
         graphs = used is not None and used.graphs
         yield look_at_reach("draft", name, report, sdpa if graphs else "")
-    # Of the target's GPUs the first one looks drafts up.
+    # Only the first GPU of the target looks drafts up.
     first, *_ = target_gpus(subject.engines, subject.parallel, current_platform)
     if first != device.gpu:
         name = f"GPU {first}"

@@ -1,7 +1,7 @@
-"""What a device can do for ssd: python -m vllm_ssd.tools.check.device_trial < trial.json, for a GPU
+"""Tries what a device can do for ssd: python -m vllm_ssd.tools.check.device_trial < trial.json
 
-A GPU is tried in a process of its own, which sees it alone, as the draft's does; and a process that
-has looked at a GPU keeps some of its memory.
+A separate process tries a GPU: like the draft's process it sees one GPU only, and a process that
+has used a GPU keeps some of its memory. ``try_cpu`` works in the caller's process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.lifecycle.launch import absolute_paths
 from vllm_ssd.protocol import SpeculationTable
 
-LIMIT_S = 900.0  # to compile FlashInfer's kernels takes minutes
-_TRIES = "trying "  # begins the line that the process prints before each part of the trial
+LIMIT_S = 900.0  # timeout of a trial: compiling FlashInfer's kernels takes minutes
+_TRIES = "trying "  # prefix of the line that the process prints before each part of the trial
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention of a draft. dtype: as torch names it."""
+    """Sizes of a draft's attention. dtype: torch's name for it, such as "bfloat16"."""
 
     layers: int
     heads: int
@@ -40,7 +40,7 @@ class Heads:
     dtype: str
 
     def shape(self, device: torch.device) -> AttentionShape:
-        """The same for the draft's attention, with the usual scale."""
+        """These sizes as an ``AttentionShape`` with the usual scale, head_dim**-0.5."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         sizes = (self.layers, self.heads, self.kv_heads, self.head_dim)
         return AttentionShape(*sizes, self.head_dim**-0.5, dtype, device)
@@ -48,9 +48,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Trial:
-    """backends: of the draft's attention, the preferred one first. all_backends: whether to try
-    those after the first sound one, too. table: the path of one that the device is to reach; None
-    if it need not."""
+    """What to try on a device. backends: the draft's attention backends, the preferred one first.
+    all_backends: whether to try those after the first sound one, too. table: path of the table that
+    the device must reach, None = no table."""
 
     heads: Heads
     backends: tuple[Backend, ...] = ()
@@ -60,9 +60,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class TriedBackend:
-    """fault: what is wrong with it, as the end of a sentence. first_s: seconds of the first test,
-    in which kernels are compiled; again_s: of the second one. graphs: whether it has the draft
-    publish from the GPU, which must then reach the table."""
+    """Result of one backend. fault: its fault as the end of a sentence, None if it is sound.
+    first_s: seconds of the first test, in which kernels are compiled. again_s: seconds of the
+    second test. graphs: the draft publishes from the GPU, which must then reach the table."""
 
     backend: Backend
     fault: str | None
@@ -73,8 +73,8 @@ class TriedBackend:
 
 @dataclass(frozen=True)
 class Report:
-    """device: its name. free, total: bytes of its memory. look_ns: nanoseconds of a look at the
-    table. out_of_reach: why it cannot reach the table. Both None if it was not asked to."""
+    """Result of a trial. device: its name. free, total: bytes of its memory. look_ns: nanoseconds
+    of one table read. out_of_reach: why it cannot reach the table. Both None: no table to reach."""
 
     device: str
     free: int
@@ -85,14 +85,14 @@ class Report:
 
 
 def try_cpu(trial: Trial) -> Report:
-    """In this process, on its cores."""
+    """Try the CPU, in this process and on its cores."""
     memory = psutil.virtual_memory()
     tried = _try_backends(trial, torch.device("cpu"))
     return Report("CPU", memory.available, memory.total, tried)
 
 
 def _try_first_gpu(trial: Trial) -> Report:
-    """torch's own error if there is none."""
+    """Try the first visible GPU; raises torch's error if there is none."""
     device = torch.device("cuda")
     free, total = torch.cuda.mem_get_info(0)
     look_ns, out_of_reach = None, None
@@ -136,8 +136,8 @@ def _try_table(path: Path, device: torch.device) -> tuple[int | None, str | None
 
 
 def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Report | str:
-    """On the GPU that a process with this environment sees; the last words of that process if it
-    fails."""
+    """Try the GPU that a process with this environment sees. Returns the last words of that process
+    if it fails."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "vllm_ssd.tools.check.device_trial"],
@@ -154,8 +154,8 @@ def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Report | str:
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Why the process of a trial failed, and in which part, as the end of a sentence. A kernel that
-    uses an address which the GPU does not have ends the process on ROCm; its stack comes last."""
+    """Why a trial's process failed and in which part, as the end of a sentence. On ROCm, a kernel
+    that uses an invalid address ends the process; the stack follows the line with the cause."""
     errors, said = (
         stream.decode(errors="replace").strip().splitlines()
         for stream in (done.stderr, done.stdout)
@@ -167,11 +167,11 @@ def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def main() -> None:
-    """Entry point of that process: what libraries print comes before its one line."""
+    """Entry point of a trial's process. Prints the report as its last line, after other output."""
     trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
     report = msgspec.json.encode(_try_first_gpu(trial)).decode()
     print(f"\n{report}", flush=True)
-    # What libraries do at an orderly end can take minutes on GPU machines.
+    # Skip the libraries' exit handlers, which can take minutes on GPU machines.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What is said of devices that were tried: their memory, the draft's attention, the table."""
+"""Findings about devices that were tried: their memory, the draft's attention, the table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vllm_ssd.tools.check.findings import Finding, gib
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """Bytes that a draft needs. weights: None if they are not known. kv_cache: at most; least: of
-    it, a block, without which the draft does not start. of_free: the share of the memory left by
-    the weights that the KV cache may have."""
+    """Bytes that a draft needs. weights: None if unknown. kv_cache: most for the KV cache. least:
+    one KV block, which the draft needs to start. of_free: share of the memory left by the weights
+    that the KV cache may use."""
 
     weights: int | None
     kv_cache: int
@@ -23,7 +23,7 @@ class DraftMemory:
 
 
 def failed_trial(device: str, words: str) -> Finding:
-    """A device on which nothing can be tried, and the last words of the process that did."""
+    """Finding about a device whose trial failed. words: the last words of the trial's process."""
     return Finding(
         "bad",
         "device",
@@ -33,7 +33,7 @@ def failed_trial(device: str, words: str) -> Finding:
 
 
 def look_at_memory(device: str, report: Report, need: DraftMemory | None) -> Iterator[Finding]:
-    """The memory of the draft's device. need: None while no draft is known."""
+    """Findings about the memory of the draft's device. need: None if no draft is known."""
     fact = f"{gib(report.free)} of {gib(report.total)} are free on {device} ({report.device})"
     yield Finding("ok", "draft's device", fact)
     if need is None:
@@ -67,8 +67,8 @@ def look_at_backends(
     tried: Sequence[TriedBackend],
     left_out: Sequence[tuple[str, str]],
 ) -> Iterator[Finding]:
-    """The draft's attention: the first sound one is used. tried: the first of ``backends``, or all
-    of them. left_out: backends that are none of these, and why, as the end of a sentence."""
+    """Findings about the draft's attention; ssd uses the first sound backend. tried: the first of
+    ``backends``, or all. left_out: other backends, with the reason as the end of a sentence."""
     used = next((each.backend for each in tried if each.fault is None), None)
     for each in tried:
         times = f"{each.first_s:.2f} s at first, {each.again_s * 1000:.0f} ms again"
@@ -93,8 +93,8 @@ def look_at_backends(
 
 
 def look_at_reach(whose: str, device: str, report: Report, remedy: str) -> Finding:
-    """Whether a GPU reaches the speculation table. whose: "target" or "draft". remedy: "" if it
-    does not need to, as a draft whose programs are no CUDA graphs."""
+    """Finding whether a GPU reaches the speculation table. whose: "target" or "draft". remedy: ""
+    if the GPU need not reach it, because the draft does not use CUDA graphs."""
     name = f"{whose}'s table"
     if report.out_of_reach is None:
         return Finding("ok", name, f"{device} reads it in {report.look_ns} ns and can write to it")

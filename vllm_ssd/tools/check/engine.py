@@ -1,4 +1,4 @@
-"""The engine that would be started: whether its config is accepted, and what its draft needs."""
+"""Checks the config of the engine that would be started, and computes what its draft needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
-# What stands for a draft that is not named: Llama-3.2-1B's attention and the options' defaults.
+# Used if no draft is named: the attention of Llama-3.2-1B and the options' defaults.
 _USUAL_HEADS = Heads(layers=16, heads=32, kv_heads=8, head_dim=64, dtype="bfloat16")
 _USUAL_TABLE = TableShape(slots=256, k=7, branches=24, top_m=32)
 _PACKAGE_LOGGER = "vllm.vllm_ssd"
@@ -32,9 +32,9 @@ _PACKAGE_LOGGER = "vllm.vllm_ssd"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be tried. backends: of the draft's attention, the preferred one first; left_out:
-    the others, and why. device: None where vLLM's Ray will choose it. need: None while no draft is
-    known. has_workers: whether vLLM has processes beside the engine core."""
+    """What is to be tried. backends: the draft's attention backends, the preferred one first.
+    left_out: other backends, each with the reason. device: None if vLLM's Ray will choose it. need:
+    None if no draft is known. has_workers: vLLM has worker processes besides the engine core."""
 
     parallel: ParallelConfig
     engines: int
@@ -48,8 +48,8 @@ class Subject:
 
 
 def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> EngineArgs:
-    """The arguments of ``vllm serve TARGET`` with method ssd; ends the process with vLLM's usage
-    line if they are none. draft: goes before the model in --speculative-config."""
+    """The arguments of ``vllm serve TARGET`` with method ssd. Invalid arguments end the process
+    with vLLM's usage line. draft: overrides the model in --speculative-config."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -65,8 +65,8 @@ def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> Engi
 
 
 def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
-    """In the order of a start, up to the first refusal; returns no subject after one, nor where a
-    draft server drafts."""
+    """Yield findings in the order of a start, up to the first refusal. Returns the subject to try;
+    None after a refusal or if a draft server drafts for the engine."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.options import make_ssd_config
@@ -75,7 +75,7 @@ def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     say_wait("reading configs and tokenizers: seconds, or as long as the Hugging Face Hub takes")
     try:
         plain = _config(replace(args, speculative_config=None))
-    except Exception as error:  # vLLM's, and those of the libraries that it reads models with
+    except Exception as error:  # from vLLM, or from libraries with which it reads models
         yield _vllms_own("target", args.model, error)
         return None
     target, parallel = plain.model_config, plain.parallel_config
@@ -97,7 +97,7 @@ def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         return None
     try:
         complete = _config(args)
-    except Exception as error:  # as above
+    except Exception as error:  # from vLLM or its libraries
         yield _vllms_own("engine", "target and draft together", error)
         return None
     runner = "V2" if complete.use_v2_model_runner else "V1"
@@ -107,7 +107,7 @@ def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         yield Finding("ok", "draft server", fact)
         return None
     with _warnings() as said:
-        # Ray is asked for a GPU by the engine that is to keep it.
+        # Only the engine itself asks Ray for a GPU, because it keeps the reservation.
         device = None if parallel.use_ray else choose_device(complete, current_platform)
     for text in said:
         yield Finding("note", "draft's device", text)
@@ -115,7 +115,7 @@ def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
 
 
 def usual_subject(device: DraftDevice, parallel: ParallelConfig) -> Subject:
-    """Of an engine whose models are not known."""
+    """Subject for an engine whose models are not known."""
     tried, left_out = _backends(None)
     return Subject(
         parallel, 1, _USUAL_HEADS, tried, left_out, _USUAL_TABLE, device, None, has_workers=False
@@ -129,7 +129,7 @@ def _config(args: EngineArgs) -> VllmConfig:
 
 
 def _vllms_own(name: str, what: str, error: Exception) -> Finding:
-    """A refusal that is not ssd's; its remedy is in what it says, if anywhere."""
+    """Finding about a refusal by vLLM. Only vLLM's own message may name a remedy."""
     fact = f"vLLM does not take {what} ({first_sentence(error)})"
     return Finding("bad", name, fact, "change what vLLM names, until vllm serve starts without ssd")
 
@@ -183,7 +183,7 @@ def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
 def _backends(
     draft: ModelConfig | None,
 ) -> tuple[tuple[Backend, ...], tuple[tuple[str, str], ...]]:
-    """Backends that a draft can have here, the preferred one first, and those that it cannot."""
+    """Backends that a draft can use here, the preferred one first; the others with the reasons."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.draft.attention.registry import resolve_tree_backends
@@ -200,21 +200,21 @@ def _bytes_per_token(heads: Heads) -> int:
 
 
 def weight_bytes(model: ModelConfig) -> int | None:
-    """Bytes of a model's weights once they are loaded, by the headers of its safetensors files;
-    None if it has none, or they cannot be read."""
+    """Bytes of a model's loaded weights, from the headers of its safetensors files; None if it has
+    no such files or they cannot be read."""
     from vllm.transformers_utils.config import get_safetensors_params_metadata
 
     tensors = get_safetensors_params_metadata(model.model, revision=model.revision)
     sizes = [
         _loaded_bytes(about, model)
         for about in tensors.values()
-        if "shape" in about  # a file's own words have none
+        if "shape" in about  # a file's metadata entry has no shape
     ]
     return sum(sizes) or None
 
 
 def _loaded_bytes(about: dict[str, Any], model: ModelConfig) -> int:
-    """Of one tensor: quantized ones stay as they are in the file, others get the model's type."""
+    """Bytes of one tensor. Quantized models keep the file's types, others use the model's type."""
     if model.quantization is None:
         return int(prod(about["shape"]) * model.dtype.itemsize)
     first, last = about["data_offsets"]
@@ -223,7 +223,7 @@ def _loaded_bytes(about: dict[str, Any], model: ModelConfig) -> int:
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """What the package warns of meanwhile, without "SSD: "; it is not logged."""
+    """Collect the package's warnings in the block, without "SSD: ", instead of logging them."""
     said: list[str] = []
 
     class Collector(logging.Handler):

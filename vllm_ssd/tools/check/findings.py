@@ -1,4 +1,4 @@
-"""What a check finds, and how it is shown: a line each, with the remedy below it."""
+"""Findings of a check. Each is shown as one line, with its remedy on the next line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """name: what was looked at. fact: what is there. state: "bad" if ssd could not start with it,
-    "note" if it can, but not as fast or as safely as it could. remedy: what to do then."""
+    """One result of a check. name: the thing that was checked. fact: what was found. state: "bad"
+    if ssd cannot start, "note" if it starts but is slower or less safe. remedy: what to do then."""
 
     state: State
     name: str
@@ -23,24 +23,24 @@ class Finding:
     remedy: str = ""
 
     def shown(self) -> str:
-        """Its line, and below it the remedy if there is one."""
+        """The finding's line, and the remedy on a second line if there is one."""
         line = f"{self.state:<5} {self.name:<{_NAME_WIDTH}} {self.fact}"
         return f"{line}\n{'':<5} {'':<{_NAME_WIDTH}} -> {self.remedy}" if self.remedy else line
 
 
 def refusal(name: str, error: Exception) -> Finding:
-    """From a sentence of ssd's own, which ends with ": " and the remedy."""
+    """A bad finding from an error of ssd, whose sentence ends with ": " and the remedy."""
     fact, colon, remedy = str(error).removeprefix("SSD: ").rpartition(": ")
     return Finding("bad", name, fact, remedy) if colon else Finding("bad", name, remedy)
 
 
 def could_start(findings: Sequence[Finding]) -> bool:
-    """Whether ssd could start as far as these findings go."""
+    """Whether none of these findings keeps ssd from starting."""
     return all(finding.state != "bad" for finding in findings)
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The last line of the screen."""
+    """The last line of the output: whether ssd can start, and the number of bad lines and notes."""
     bad = sum(finding.state == "bad" for finding in findings)
     notes = sum(finding.state == "note" for finding in findings)
     end = f"ssd could not start: {bad} of {len(findings)} lines are bad" if bad else "ssd can start"
@@ -48,15 +48,15 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell the user what happens, on stderr."""
+    """Print a text for the user on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def say_wait(text: str) -> None:
-    """Tell the user of a step that may take long, before it begins."""
+    """Announce a step that may take long, on stderr."""
     say(f"{'...':<5} {text}")
 
 
 def gib(count: float) -> str:
-    """Bytes in words."""
+    """A number of bytes as text in GiB."""
     return f"{count / GIB:.2f} GiB" if count < 10 * GIB else f"{count / GIB:.0f} GiB"

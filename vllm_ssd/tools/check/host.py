@@ -1,4 +1,4 @@
-"""The host's memory: what is free of it, in shared memory too, and what may be locked."""
+"""Checks the host's memory: free memory, free shared memory, and the limit of locked memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.rundir import table_path
 from vllm_ssd.tools.check.findings import Finding, gib, refusal
 
-# Chunks of a queue between vLLM's engine core and its worker processes. It asks for all of them.
+# Chunks of the queue between vLLM's engine core and its workers. vLLM allocates all of them.
 _QUEUE_CHUNKS = 10
 
 
 def look_at_memory() -> Finding:
-    """The host's memory, for weights on their way to a GPU, or for all of both models on CPUs."""
+    """Finding about host memory: it holds weights on their way to a GPU, both models on CPUs."""
     memory = psutil.virtual_memory()
     return Finding("ok", "host memory", f"{gib(memory.available)} of {gib(memory.total)} are free")
 
 
 def look_at_shared_memory(run_dir: Path, shape: TableShape, has_queue: bool) -> Iterator[Finding]:
-    """Makes the speculation table of a run directory, and leaves it there. has_queue: whether vLLM
-    has worker processes."""
+    """Findings about shared memory. Makes the speculation table of a run directory and leaves it
+    there. has_queue: whether vLLM has worker processes."""
     folder = table_path(run_dir).parent
     try:
         make_table(run_dir, shape)
@@ -55,8 +55,8 @@ def _queue_bytes() -> int:
 
 
 def look_at_locked_memory(shape: TableShape) -> Finding:
-    """The limit of memory that may be locked, for GPUs, which have the table's pages registered.
-    Some drivers count these."""
+    """Finding about the limit of locked memory. GPUs register the table's pages, and some drivers
+    count these as locked."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return Finding("ok", "locked memory", "no limit")

@@ -1,6 +1,6 @@
-"""Whether the draft's own Ray starts here: python -m vllm_ssd.tools.check.ray_trial RUN_DIR
+"""Tries whether the draft's own Ray starts here: python -m vllm_ssd.tools.check.ray_trial RUN_DIR
 
-In a process of its own, as in an engine: Ray brings threads and changes the environment.
+Runs in a separate process, because Ray brings threads and changes the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT_S = 120.0
 
 
 class RayTrial:
-    """Begins when it is made; ``finding`` waits for its end."""
+    """A trial of Ray. The constructor starts it; ``finding`` waits for its end."""
 
     def __init__(self, run_dir: Path):
         self._process = subprocess.Popen(
@@ -33,7 +33,7 @@ class RayTrial:
         )
 
     def finding(self) -> Finding:
-        """What has become of it, ``LIMIT_S`` seconds from now at the latest."""
+        """The result of the trial; waits at most ``LIMIT_S`` seconds for it."""
         say_wait(f"starting the draft's Ray: at most {LIMIT_S:g} s")
         try:
             said, errors = self._process.communicate(timeout=LIMIT_S)
@@ -51,14 +51,14 @@ class RayTrial:
         )
 
     def end(self) -> None:
-        """End it if it still runs."""
+        """Kill the trial's process if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 
 
 def main(run_dir: str) -> None:
-    """Entry point of that process: one line on stdout, or an error's on stderr."""
+    """Entry point of the trial's process; prints one line on stdout, or an error on stderr."""
     own_ray.set_environment(Path(run_dir))
     began = time.monotonic()
     ray = own_ray.OwnRay(Path(run_dir))

@@ -1,4 +1,4 @@
-"""Whether vLLM is there, is one that ssd works with, and would find the plugin."""
+"""Checks that vLLM is installed, that ssd supports its version, and that it finds the plugin."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _GROUP, _PLUGIN = "vllm.general_plugins", "ssd"
 
 
 def look_at_software() -> Iterator[Finding]:
-    """vLLM, its device, its functions that ssd replaces, and the plugin's entry point. The first
-    bad one is the last: the others need what it lacks."""
+    """Findings about vLLM, its device, its functions that ssd replaces, and the plugin's entry
+    point. Stops after the first bad one, because the later checks depend on it."""
     for look in (_look_at_vllm, _look_at_platform, _look_at_functions, _look_at_plugin):
         finding = look()
         yield finding

@@ -1,1 +1,1 @@
-"""``vllm-ssd draft``: a draft that several engines share, here or on a node that Ray chooses."""
+"""``vllm-ssd draft``: runs a draft for several engines, here or on a node that Ray chooses."""

@@ -1,4 +1,4 @@
-"""``vllm-ssd draft``, as a command: flags, what is said, and how it ends."""
+"""The command ``vllm-ssd draft``: its flags, its output, its signals and its exit status."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from vllm_ssd.protocol.draft_names import NAME
 from vllm_ssd.tools.draft_server.configs import make_configs
 from vllm_ssd.tools.options import add_option
 
-LOOK_S = 0.5  # between two looks at whether the draft is lost for good
+LOOK_S = 0.5  # between two checks whether the draft is lost for good
 
 
 class Drafts(Protocol):
-    """Those of one command, wherever they run."""
+    """The drafts of one command, on this node or another."""
 
     def look(self) -> bool:
-        """Whether any draft is there, or will be there again."""
+        """Check the drafts; False if all are lost for good."""
 
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """End the drafts and remove their files."""
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of ``vllm-ssd``."""
+    """Add the command ``draft`` to the subparsers of ``vllm-ssd``."""
     about = "Run a draft that several engines share."
     parser = commands.add_parser(
         "draft",
@@ -127,7 +127,7 @@ def _add_other_nodes(group: Any) -> None:
 
 
 def _json(text: str) -> Any:
-    """A number, a list or an object. Other text stays, for the option's own sentence."""
+    """The JSON value in a text. Other text is returned as is: the option's check refuses it."""
     try:
         return json.loads(text)
     except ValueError:
@@ -135,7 +135,7 @@ def _json(text: str) -> Any:
 
 
 def run(args: argparse.Namespace, _: Sequence[str]) -> int:
-    """Serve until Ctrl-C or SIGTERM; returns the process's exit status."""
+    """Serve until Ctrl-C or SIGTERM, and return the process's exit status."""
     if not re.match(NAME, args.name):
         return _refuse(
             f"--name {args.name!r} must consist of letters, digits, . _ and -: change it"
@@ -190,7 +190,8 @@ def _serve_placed(args: argparse.Namespace) -> int:
 
 
 def _serve(drafts: Drafts, args: argparse.Namespace, here: bool) -> int:
-    """Until they are lost for good. here: engines on this node find them by name."""
+    """Print how engines join, then serve until all drafts are lost for good. Returns the exit
+    status. here: the drafts run on this node, where engines find them by name."""
     options = {"method": "ssd", "draft_server": args.name}
     if here:
         print(f"engines join it with --speculative-config '{json.dumps(options)}'", flush=True)
@@ -205,5 +206,5 @@ def _serve(drafts: Drafts, args: argparse.Namespace, here: bool) -> int:
 
 def _end(drafts: Drafts) -> None:
     for ending in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ending, signal.SIG_IGN)  # the end has begun
+        signal.signal(ending, signal.SIG_IGN)  # a second signal must not interrupt the end
     drafts.stop()

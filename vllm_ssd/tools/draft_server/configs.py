@@ -1,4 +1,4 @@
-"""From the flags of ``vllm-ssd draft`` to the config of each draft."""
+"""Makes the config of each draft from the flags of ``vllm-ssd draft``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-# Options of --speculative-config that the command has, under the same names.
+# Options of --speculative-config that are also flags of the command.
 OPTIONS = (
     "k",
     "f",
@@ -30,13 +30,13 @@ OPTIONS = (
 
 
 def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:
-    """One for each draft; they differ in ``draft_device``. ``ValueError`` with a sentence about a
-    flag that will not do."""
+    """A config for each draft; they differ in ``draft_device``. Raises ``ValueError`` with a
+    sentence if a flag is invalid."""
     return [_make_config(args, device) for device in devices(args.device)]
 
 
 def devices(given: str | None) -> list[str]:
-    """One for each draft; ``ValueError`` with a sentence if drafts would share one."""
+    """A device for each draft; ``ValueError`` with a sentence if two drafts would share one."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.lifecycle.cores import available_cores, parse_cores
@@ -57,7 +57,7 @@ def devices(given: str | None) -> list[str]:
 
 
 def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
-    """Of an engine whose target is the draft itself, so that all checks of a start are made."""
+    """Config of an engine whose target is the draft itself, so that vLLM makes all start checks."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 

@@ -1,9 +1,9 @@
-"""A draft on a node of the user's Ray cluster, which Ray chooses.
+"""Runs a draft on a node of the user's Ray cluster; Ray chooses the node.
 
-The command that has it placed makes the keys, hands them over through Ray and writes the key file
-where it runs itself: nothing has to be copied. The draft's processes belong to an actor, whose end,
-however it ends, is theirs, and Ray ends the actor with the command. If the actor's node is lost,
-the draft is placed again, and the key file has its new address.
+The command makes the keys, passes them to the node through Ray and writes the key file where the
+command runs, so the user copies no file. A Ray actor owns the draft's processes, which end with it
+however it ends. Ray ends the actor when the command ends. If the actor's node is lost, the command
+places the draft again and writes its new address to the key file.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
 logger = get_logger(__name__)
 
-STOP_S = 25.0  # for the draft's end on its node
-SAY_S = 30.0  # between two lines that no node has room, or that the draft still loads
-RESTARTS = 3  # in a row of an actor that is lost; --max-restarts is about the draft's process
-_KEYS = "relay.key"  # in the run directory on the draft's node
+STOP_S = 25.0  # timeout for the draft's end on its node
+SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
+RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
+_KEYS = "relay.key"  # file in the run directory on the draft's node
 
 
 class DraftOnNode:
-    """The actor: ``address``, ``serve``, ``look`` now and then, ``stop``."""
+    """The actor on the chosen node: ``address``, ``serve``, ``look`` now and then, ``stop``."""
 
     def __init__(self) -> None:
         self._drafts: LocalDrafts | None = None
 
     def address(self) -> str:
-        """This node's, as Ray has it, for HOST:PORT."""
+        """This node's address in Ray, written for HOST:PORT."""
         import ray
 
         address = str(ray.util.get_node_ip_address())
         return f"[{address}]" if ":" in address else address
 
     def serve(self, args: argparse.Namespace, keys: KeyFile) -> list[str]:
-        """Returns once the drafts are loaded: where they listen. ``ValueError`` or ``RuntimeError``
-        with a sentence if that fails."""
+        """Load the drafts and return the addresses at which they listen. Raises ``ValueError`` or
+        ``RuntimeError`` with a sentence if that fails."""
         _take_niceness_of_others()
         self._drafts = LocalDrafts(make_configs(args), args.name)
         try:
@@ -63,20 +63,20 @@ class DraftOnNode:
             raise
 
     def look(self) -> bool:
-        """As ``LocalDrafts.look``."""
+        """Check the drafts and their relays; False if all drafts are lost for good."""
         return self._drafts is not None and self._drafts.look()
 
     def stop(self) -> None:
-        """Leave nothing behind on this node."""
+        """End the drafts and remove their files on this node."""
         if self._drafts is not None:
             self._drafts.stop()
 
 
 class PlacedDraft:
-    """``start``; then ``look`` now and then, until ``stop``, which may be called at any time."""
+    """Drafts on another node. Call ``start``, ``look`` now and then, and ``stop`` at any time."""
 
     def __init__(self, args: argparse.Namespace):
-        """``ValueError`` with a sentence if the key file is another service's."""
+        """Raises ``ValueError`` with a sentence if the key file belongs to another service."""
         self._args = args
         self._labels = labels(args.ray_labels)
         self._keys = self._old_keys() or make_keys(args.name, [])
@@ -89,7 +89,7 @@ class PlacedDraft:
         self._again_at = 0.0
 
     def start(self) -> None:
-        """Returns once the draft is loaded; ``ValueError`` with a sentence if that fails."""
+        """Place the draft and wait until it is loaded; ``ValueError`` with a sentence if not."""
         import ray
 
         self._ray: Any = ray
@@ -101,12 +101,12 @@ class PlacedDraft:
                 f"no Ray cluster is reached at --ray-address {self._args.ray_address} "
                 f"({sentence(error)}): start one with 'ray start', or name its address"
             ) from error
-        signal.signal(signal.SIGTERM, ending)  # Ray's own aborts the process
+        signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort the process
         self._place()
         self._restarts.served()
 
     def look(self) -> bool:
-        """Place it again if its node is lost; whether it is there, or will be again."""
+        """Place the draft again if its node is lost. Returns False if it is lost for good."""
         try:
             if self._serving:
                 return bool(self._ray.get(self._actor.look.remote()))
@@ -120,7 +120,7 @@ class PlacedDraft:
         return True
 
     def stop(self) -> None:
-        """Have it leave nothing behind, and leave the cluster. The key file stays."""
+        """End the draft, remove its files on its node and leave the cluster. The key file stays."""
         if self._actor is None:
             return
         if self._serving:
@@ -132,7 +132,7 @@ class PlacedDraft:
         self._ray.shutdown()
 
     def _lost(self, error: Exception) -> bool:
-        """Whether it is placed again, after a pause."""
+        """Log a loss and return whether the draft will be placed again after a pause."""
         what = "the draft's node is lost" if self._serving else "the draft was not placed again"
         logger.error("SSD: %s (%s)", what, sentence(error))
         self._drop()
@@ -141,7 +141,7 @@ class PlacedDraft:
         return pause is not None
 
     def _old_keys(self) -> KeyFile | None:
-        """Those of the key file, which engines may have copies of."""
+        """Keys of an existing key file, of which engines may have copies; None without a file."""
         path = self._args.key_file
         if not path.exists():
             return None
@@ -153,7 +153,7 @@ class PlacedDraft:
         return keys
 
     def _place(self) -> None:
-        """``ValueError`` with a sentence if the draft cannot be loaded."""
+        """Place and load the draft; ``ValueError`` with a sentence if it cannot be loaded."""
         from vllm.platforms import current_platform
 
         options = {
@@ -173,14 +173,14 @@ class PlacedDraft:
             addresses = self._wait_for(serving, "the draft on %s, which is loaded there", node)
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
-        except self._ray.exceptions.RayError as error:  # its node is lost, for example
+        except self._ray.exceptions.RayError as error:  # for example, the node is lost
             raise ValueError(sentence(error)) from error
         self._keys = msgspec.structs.replace(keys, addresses=addresses)
         write_keys(self._args.key_file, self._keys)
         self._serving = True
 
     def _node(self) -> str:
-        """The actor's, once a node has room for it."""
+        """Wait until a node has room for the actor, and return that node's address."""
         labels = "" if not self._labels else f" with the labels {self._args.ray_labels}"
         what = (
             "a node of the Ray cluster%s that has a GPU free for the draft, or on CPUs a CPU ('ray "
@@ -189,13 +189,13 @@ class PlacedDraft:
         return str(self._wait_for(self._actor.address.remote(), what, labels))
 
     def _wait_for(self, task: Any, what: str, *words: str) -> Any:
-        """The result of a task; what is waited for is said now and then."""
+        """Wait for a task's result; log every ``SAY_S`` seconds what the command waits for."""
         while not self._ray.wait([task], timeout=SAY_S)[0]:
             logger.warning(f"SSD: waiting for {what}", *words)
         return self._ray.get(task)
 
     def _drop(self) -> None:
-        """Ray ends the actor, if it has not ended."""
+        """Let Ray end the actor if it has not ended."""
         if self._actor is not None:
             self._ray.kill(self._actor)
         self._actor = None
@@ -203,8 +203,8 @@ class PlacedDraft:
 
 
 def _take_niceness_of_others() -> None:
-    """Give what this thread starts the niceness 0, where this user may. Beside busy processes a
-    draft with the niceness of Ray's workers would hardly be loaded."""
+    """Set niceness 0 for this thread and all that it starts, if this user may. With the niceness of
+    Ray's workers, a draft would hardly load next to busy processes."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness <= 0:
         return
@@ -220,7 +220,7 @@ def _take_niceness_of_others() -> None:
 
 
 def labels(text: str | None) -> dict[str, str]:
-    """Of nodes, out of "KEY=VALUE,..."; ``ValueError`` with a sentence if it is none."""
+    """Node labels from "KEY=VALUE,..."; ``ValueError`` with a sentence if the text is malformed."""
     found = {}
     for part in filter(None, (text or "").split(",")):
         key, equals, value = part.partition("=")

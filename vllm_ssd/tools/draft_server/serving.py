@@ -1,4 +1,4 @@
-"""The drafts of one ``vllm-ssd draft`` on this node, and their relay to engines on others."""
+"""Runs the drafts of one ``vllm-ssd draft`` on this node, and relays to engines on other nodes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from vllm_ssd.lifecycle.launch import DraftLauncher
 
-END_S = 15.0  # for the drafts' end; their keepers' own steps take less
+END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take less
 
 
 class LocalDrafts:
-    """``launch``, ``listen`` if engines on other nodes are to have drafts, ``wait_ready``; then
-    ``look`` now and then, until ``stop``, which may be called at any time."""
+    """Several drafts on this node. Call ``launch``, ``listen`` to accept engines on other nodes,
+    ``wait_ready``, ``look`` now and then; ``stop`` may be called at any time."""
 
     def __init__(self, configs: Sequence[VllmConfig], name: str):
-        """A draft for each config, all behind one name."""
+        """Make a draft for each config. All have one service name."""
         from vllm.platforms import current_platform
 
         from vllm_ssd.config.draft_server import name_draft
@@ -40,17 +40,17 @@ class LocalDrafts:
 
     @property
     def run_dirs(self) -> list[Path]:
-        """Of the drafts, once they are launched."""
+        """Run directories of the drafts. Call it after ``launch``."""
         return [launcher.run_dir for launcher in self._launchers]
 
     def launch(self) -> None:
-        """Have all drafts loaded; returns before they are."""
+        """Start to load all drafts; returns before they are loaded."""
         for launcher in self._launchers:
             launcher.start()
 
     def listen(self, key_file: Path) -> None:
-        """At the addresses in it, whose ports are filled in where they are 0. ``ValueError`` with a
-        sentence if that fails."""
+        """Listen at the addresses in the key file, and replace ports of 0 in it by the real ones.
+        Raises ``ValueError`` with a sentence if that fails."""
         max_num_seqs = self._configs[0].scheduler_config.max_num_seqs
         for place, run_dir in enumerate(self.run_dirs):
             path = str(key_file.absolute())
@@ -58,18 +58,18 @@ class LocalDrafts:
             self._relays.append(ListeningEnd(spec))
 
     def wait_ready(self) -> None:
-        """Until all are loaded; ``RuntimeError`` with a sentence if one fails."""
+        """Wait until all drafts are loaded; ``RuntimeError`` with a sentence if one fails."""
         for launcher in self._launchers:
             launcher.wait_ready()
 
     def look(self) -> bool:
-        """See that the relays run; whether any draft is there, or will be there again."""
+        """Restart relays that have ended. Returns False if all drafts are lost for good."""
         for relay in self._relays:
             relay.look()
         return not all(launcher.given_up for launcher in self._launchers)
 
     def stop(self) -> None:
-        """End them together, and leave nothing behind."""
+        """End all drafts at the same time and remove their files."""
         for relay in self._relays:
             relay.stop()
         for launcher in self._launchers:

@@ -1,4 +1,4 @@
-"""What is compared: plain vLLM, and ssd with a draft, k and f."""
+"""The candidates that a tuning compares, plain vLLM and ssd with a draft, k and f; their search."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-_DEFAULTS = {"k": 7, "f": 3}  # of the options: the search begins as near to them as it can
+_DEFAULTS = {"k": 7, "f": 3}  # the options' defaults; the search begins with the nearest values
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to serve. draft: None for plain vLLM."""
+    """One way to serve the target. draft: name of the draft model, None for plain vLLM."""
 
     draft: str | None = None
     k: int = 0
@@ -25,7 +25,7 @@ class Candidate:
         return "plain vLLM" if self.draft is None else f"{self.draft} k={self.k} f={self.f}"
 
     def speculative_config(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """For --speculative-config, with the options that the user has ``given``."""
+        """Value for --speculative-config: this candidate, and the options that the user gave."""
         return {**given, "method": "ssd", "model": self.draft, "k": self.k, "f": self.f}
 
 
@@ -33,8 +33,8 @@ PLAIN = Candidate()
 
 
 class Figures(msgspec.Struct):
-    """What we read in the JSON of ``vllm bench serve``, by vLLM's names. ssd_hit_rate: our addition
-    to it, the share of rounds whose drafts were ready at once."""
+    """Fields of the JSON of ``vllm bench serve``, under vLLM's names. ssd_hit_rate: a field that we
+    add, the share of rounds whose drafts were ready at once."""
 
     completed: int
     output_throughput: float
@@ -43,12 +43,12 @@ class Figures(msgspec.Struct):
     ssd_hit_rate: float | None = None
 
 
-Outcome = Mapping[int, Figures]  # by number of clients; empty for a candidate that failed
+Outcome = Mapping[int, Figures]  # by number of clients; empty if the candidate failed
 
 
 def speedup(outcome: Outcome, plain: Outcome) -> float:
-    """Tokens per second as a multiple of plain vLLM's: the geometric mean over all numbers of
-    clients, or 0 for a candidate that failed."""
+    """Ratio of a candidate's tokens per second to plain vLLM's: the geometric mean over all numbers
+    of clients; 0 if the candidate failed."""
     ratios = [outcome[n].output_throughput / plain[n].output_throughput for n in outcome]
     return float(prod(ratios) ** (1 / len(ratios))) if ratios else 0.0
 
@@ -60,9 +60,9 @@ def search(
     most: int,
     score: Callable[[Candidate], float],
 ) -> None:
-    """Measure every draft at one k and f, then every k, then every f, each with the best values so
-    far. A full grid would cost a server start for each cell. most: the limit of calls of ``score``,
-    which measures a candidate; higher is better."""
+    """Measure every draft with one k and f, then every k, then every f, each with the best values
+    so far. A full grid would need a server start for each cell. most: limit of calls of ``score``.
+    score: measures a candidate; a higher result is better."""
     by_name: dict[str, Sequence[Any]] = {
         "draft": drafts,
         "k": sorted(ks, key=lambda k: abs(k - _DEFAULTS["k"])),

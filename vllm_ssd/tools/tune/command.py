@@ -1,4 +1,4 @@
-"""``vllm-ssd tune``: which draft, k and f serve the user's own prompts best, if any does."""
+"""``vllm-ssd tune``: finds the draft, k and f that serve the user's own prompts best, or none."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vllm_ssd.tools.tune.report import report
 
 
 def add_command(commands: Any) -> None:
-    """Add it to the subparsers of ``vllm-ssd``."""
+    """Add the command ``tune`` to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "tune",
         help="Find the draft, k and f that serve your prompts best, or that plain vLLM does.",
         usage="vllm-ssd tune TARGET [options] [arguments of vllm serve]",
-        allow_abbrev=False,  # what is not known here is vLLM's
+        allow_abbrev=False,  # unknown arguments belong to vLLM
         description="Measures plain vLLM, then ssd with each draft, k and f in turn, on this "
         "machine and with your prompts. It ends with a table and the --speculative-config to use. "
         "Each candidate takes minutes: the server starts, then answers. A command that was ended "
@@ -61,8 +61,8 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
-    """Measure and print; returns the process's exit status. further: arguments for vLLM."""
-    environment = dict(os.environ)  # of servers: to make a config changes ours
+    """Measure, print a report and return the process's exit status. further: vLLM's arguments."""
+    environment = dict(os.environ)  # for the servers: making a config changes os.environ
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     try:
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
 
 
 def _count(args: argparse.Namespace, drafts: Sequence[str]) -> int:
-    """Candidates at most, plain vLLM among them."""
+    """Most candidates that are measured, plain vLLM included."""
     return 1 + min(args.at_most, len(drafts) + len(args.k) + len(args.f) - 2)
 
 
 def _plan(args: argparse.Namespace, drafts: Sequence[str], prompts: int, as_text: bool) -> str:
-    """What will be measured, and how long that may take."""
+    """Text that says what will be measured and how long that may take."""
     most = _count(args, drafts)
     clients, ks, fs = (", ".join(map(str, given)) for given in (args.clients, args.k, args.f))
     named = args.draft or "model" in args.speculative_config
@@ -119,7 +119,7 @@ def _tune(args: argparse.Namespace, drafts: Sequence[str], measurer: Measurer) -
         say(f"[{len(outcomes) + 1} of at most {most}] {candidate.name}")
         try:
             outcomes[candidate] = measurer.measure(candidate)
-        except (Failed, OSError) as error:  # OSError: the server is gone
+        except (Failed, OSError) as error:  # OSError: the server has ended
             outcomes[candidate] = {}
             say(f"  failed: {error}")
         return speedup(outcomes[candidate], outcomes[PLAIN])
@@ -135,7 +135,7 @@ def _tune(args: argparse.Namespace, drafts: Sequence[str], measurer: Measurer) -
 def _folder(
     args: argparse.Namespace, further: Sequence[str], prompts: Sequence[str], machine: str
 ) -> Path:
-    """A folder for this setting, with its prompts: others cannot be compared with it."""
+    """Make a folder with the prompts of this setting; results of other settings do not compare."""
     import vllm
 
     versions = [vllm.__version__, __version__]
@@ -153,9 +153,9 @@ def _folder(
 def _check_candidates(
     args: argparse.Namespace, further: Sequence[str]
 ) -> tuple[list[str], str, list[str]]:
-    """``ValueError`` with a sentence if a start would refuse a draft, or the largest k and f. The
-    drafts, the machine in words, and arguments of ``vllm serve`` with a chat template for a target
-    that has none."""
+    """Return the drafts, the machine in words, and arguments of ``vllm serve`` with a chat template
+    if the target has none. Raises ``ValueError`` with a sentence if a start would refuse a draft or
+    the largest k and f."""
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.default_drafts import default_draft

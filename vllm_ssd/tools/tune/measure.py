@@ -22,21 +22,21 @@ import psutil
 from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.tune.candidates import Candidate, Figures, Outcome
 
-PROMPTS = "prompts.jsonl"  # in the folder of results
+PROMPTS = "prompts.jsonl"  # file in the folder of results
 _VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
-_WARM_UPS = 2  # requests of each client
-END_S = 60.0  # for a server and its draft to end
+_WARM_UPS = 2  # warm-up requests of each client
+END_S = 60.0  # timeout for the end of a server and its draft
 _ROUNDS = re.compile(r'^vllm:ssd_rounds_total\{.*result="(\w+)".*\} (\S+)$', re.MULTILINE)
 
 
 class Failed(Exception):
-    """A candidate that cannot be measured; says why, and where to read more."""
+    """A candidate could not be measured. The message says why and names the log."""
 
 
 @dataclass(frozen=True)
 class Measurer:
-    """args: of the command. further: arguments of ``vllm serve``. folder: of results and logs.
-    environment: of servers and clients."""
+    """Measures candidates. args: the command's options. further: arguments of ``vllm serve``.
+    folder: for results and logs. environment: variables of servers and clients."""
 
     args: Namespace
     further: Sequence[str]
@@ -44,8 +44,8 @@ class Measurer:
     environment: Mapping[str, str]
 
     def measure(self, candidate: Candidate) -> Outcome:
-        """Its figures: those that an earlier call has saved, and others from a server. Raises
-        ``Failed``."""
+        """Figures of a candidate by number of clients. Reads figures that an earlier call saved,
+        and measures the others with a server. Raises ``Failed``."""
         path = self.folder / re.sub(r"[^\w.=-]+", "-", candidate.name)
         saved = {clients: Path(f"{path}-{clients}.json") for clients in self.args.clients}
         outcome = {clients: _read(file) for clients, file in saved.items() if file.exists()}
@@ -72,7 +72,7 @@ class Measurer:
             "base-url": url,
             "backend": "openai-chat",
             "endpoint": "/v1/chat/completions",
-            "dataset-name": "custom_image",  # its items may be text alone; "custom" needs pandas
+            "dataset-name": "custom_image",  # also takes text alone; "custom" needs pandas
             "dataset-path": self.folder / PROMPTS,
             "custom-output-len": self.args.tokens,
             "num-prompts": requests,
@@ -108,14 +108,14 @@ class Measurer:
 def _server(
     words: Sequence[str], log: Path, environment: Mapping[str, str], deadline: float
 ) -> Iterator[str]:
-    """The URL of ``vllm serve WORDS``, as soon as it answers. At the end the server and its draft
-    are gone. Raises ``Failed`` if it does not answer by ``deadline`` of the monotonic clock."""
+    """Run ``vllm serve WORDS`` and yield its URL once it answers; afterwards end it and its draft.
+    Raises ``Failed`` without an answer by ``deadline``, in seconds of the monotonic clock."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [*_VLLM, "serve", *words, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
-        # In a session of its own: Ctrl-C is for us, and we end the server.
+        # A session of its own keeps Ctrl-C from the server, which this process ends.
         process = psutil.Popen(
             command, stdout=output, stderr=output, env=environment, start_new_session=True
         )
@@ -130,7 +130,7 @@ def _server(
         yield url
     finally:
         with suppress(psutil.NoSuchProcess):
-            processes = [process, *process.children(recursive=True)]  # the draft's keeper, too
+            processes = [process, *process.children(recursive=True)]  # includes the draft's keeper
             process.terminate()
             for left in psutil.wait_procs(processes, END_S)[1]:
                 left.kill()
@@ -143,7 +143,7 @@ def _answers(url: str) -> bool:
 
 
 def _rounds(url: str) -> Counter[str]:
-    """Rounds by what the first look for drafts found; none for plain vLLM."""
+    """Number of rounds by result of the first lookup, such as "hit"; empty for plain vLLM."""
     with urlopen(f"{url}/metrics", timeout=60) as metrics:
         text = metrics.read().decode()
     counted: Counter[str] = Counter()

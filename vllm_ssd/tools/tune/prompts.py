@@ -1,4 +1,4 @@
-"""The prompts of a tuning: the user's own, or one of each of several kinds."""
+"""The prompts of a tuning: the user's own, or built-in ones of several kinds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-# A chat template that hands a prompt on as it is, like vLLM's completions.
+# A chat template that passes a prompt on unchanged, like vLLM's completions.
 AS_TEXT = "{{ bos_token }}{{ messages[0].content }}"
 
-# Drafts differ in what they are good at.
+# Prompts of several kinds, because each draft is good at some kinds only.
 BUILT_IN = (
     "Write a Python function that merges two sorted lists, with a docstring and three tests.",
     "Explain to a ten-year-old why the moon has phases.",
@@ -32,14 +32,14 @@ BUILT_IN = (
 
 
 def has_chat_template(model: ModelConfig) -> bool:
-    """Whether vLLM knows a chat template for a model, its own or another."""
+    """Whether vLLM has a chat template for a model: the model's own or a fallback."""
     from transformers import PreTrainedTokenizerBase
     from vllm.renderers.hf import resolve_chat_template
     from vllm.tokenizers import cached_tokenizer_from_config
 
     tokenizer = cached_tokenizer_from_config(model)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return True  # such tokenizers have the template in their code
+        return True  # these tokenizers have the template in their code
     return resolve_chat_template(tokenizer, None, None, model_config=model) is not None
 
 
@@ -48,8 +48,8 @@ class _Line(msgspec.Struct):
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: one per line, or the "prompt" of a JSON object per line if its name
-    ends with .jsonl. ``ValueError`` with a sentence if there are none."""
+    """The prompts in a file: one per line, or in a .jsonl file the "prompt" of one JSON object per
+    line. Raises ``ValueError`` with a sentence if there are none."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if path.suffix == ".jsonl":

@@ -1,4 +1,4 @@
-"""What a tuning ends with: a table of all candidates, and the one to use."""
+"""The report of a tuning: a table of all candidates, and the candidate to use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, speedup
 
-_WORTH_IT = 1.03  # times plain vLLM: below, a draft's device has better uses
+_WORTH_IT = 1.03  # least ratio to plain vLLM: below it, a draft's device has better uses
 _HEAD = ("", "clients", "tokens/s", "x plain", "tokens/round", "ms/token", "hits")
 
 
 def report(outcomes: Mapping[Candidate, Outcome], given: Mapping[str, Any]) -> str:
-    """A markdown table, the best candidate first, and a sentence. given: further options of
-    --speculative-config."""
+    """A markdown table with the best candidate first, then a sentence with the advice. given:
+    further options of --speculative-config."""
     plain = outcomes[PLAIN]
     ranked = sorted(outcomes, key=lambda each: -speedup(outcomes[each], plain))
     rows = [_HEAD]
