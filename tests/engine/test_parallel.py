@@ -20,9 +20,7 @@ from vllm_ssd.lifecycle.own_table import run_dir_of
 from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
 
 
-def test_two_engines_of_one_server(spoken_pair, tmp_path, monkeypatch):
-    target, draft = spoken_pair
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+def test_two_engines_of_one_server(target, draft, tmp_path):
     speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
     log = tmp_path / "log"

@@ -22,8 +22,6 @@ from vllm_ssd.protocol.rundir import table_path
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 # Drafts of tests are as slow as their targets, or slower: they would never be worth a wait.
 SSD = {"method": "ssd", "on_miss": "wait"}
-# A target that is the draft itself, and yet slower.
-SLOW = {"worker_cls": "tests.support.slow_target.SlowWorker"}
 # Beside other tests on two cores a start may take minutes; only a hang takes longer than this.
 START_S, END_S = 600.0, 60.0
 
