@@ -15,7 +15,7 @@ from benchmarks.common.running import counters
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, texts, wait_for
-from vllm_ssd.lifecycle.actor import HANG_S
+from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.metrics import rates, subtract
 
 PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + n)]} for n in range(4)]
@@ -79,7 +79,7 @@ def test_sleep_and_wake(watched, plain):
     at_work(watched, plain)
     watched.llm.sleep(level=1)
     assert not watched.serves(), "asleep before sleep() returns"
-    time.sleep(HANG_S + 1)
+    time.sleep(ServerSpec.hang_s + 1)
     watched.llm.wake_up()
     found, counted = watched.news()
     assert found == plain
