@@ -15,7 +15,7 @@ from benchmarks.soak.requests import Choice, Question, Request, difference, gree
 from tests.support.harness import wait_for
 
 STALL_S = 15.0  # without a token, after which a request has failed; a hang lasts longer
-STUCK_S = 180.0
+STUCK_S = 600.0
 
 
 class Load:
