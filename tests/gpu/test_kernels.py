@@ -23,7 +23,7 @@ from vllm_ssd.protocol.pages import memory_of, register
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
 from vllm_ssd.worker.lookup_kernel import look_up_kernel
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 GPU = torch.device("cuda:0")
 

@@ -15,8 +15,7 @@ from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
-from vllm_ssd.worker.wait_tuner import WaitPlan
+from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 
 
 class Chaos:

@@ -24,7 +24,7 @@ from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import UNSEEN
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 90, 1000
 SHAPE = TableShape(slots=3, k=K, branches=6, tail=32)

@@ -14,8 +14,7 @@ from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.confidence import MANY_ROWS
 from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_SIBLING, GUESSED, LEFT_OVER
-from vllm_ssd.worker.wait_policy import WaitPlanner
-from vllm_ssd.worker.wait_tuner import WaitPlan
+from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
 DRAFTS = [11, 12, 13, 14]
 BONUS = 3

@@ -22,7 +22,6 @@ _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
 _INTERNAL = {
     "draft_model",
     "asked_for_adaptive_verification",
-    "hang_s",
     "schedule",
     "run_dir",
     "run_dirs",
@@ -51,7 +50,6 @@ _VLLMS_K = "num_speculative_tokens"  # vLLM's name for ``k``
 _TOLERATED = {
     "method",
     _VLLMS_K,
-    "hang_s",
     "draft_tensor_parallel_size",
     "rejection_sample_method",
     "synthetic_acceptance_rates",

@@ -99,7 +99,7 @@ class SSDConfig(SpeculativeConfig):
     )
     """Action of the target when its outcome was not predicted or too few tokens of the branch are
     ready. "wait": wait for the draft. "skip": verify the tokens that are ready. "auto": do what
-    yields the most tokens a second (``worker/wait_tuner.py``)."""
+    yields the most tokens a second (``worker/waiting.py``)."""
     enable_adaptive_verification: bool | None = Field(
         default=None, strict=True, description="true or false"
     )
@@ -132,9 +132,6 @@ class SSDConfig(SpeculativeConfig):
     max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
     """Consecutive restarts allowed for a draft that dies or hangs. The count resets after 60 s of
     healthy service. 0: serving goes on without drafts."""
-    hang_s: float = Field(default=20.0, strict=True, gt=0, description="a number above 0")
-    """Seconds without a heartbeat after which the draft counts as lost: several times the longest
-    forward. Tests, whose forwards are short, set it lower."""
     schedule: list[tuple[int, int, int]] | None = None
     """The user's ``num_speculative_tokens_per_batch_size``. vLLM removes that option from a config
     for the V1 runner, where ssd follows this copy."""

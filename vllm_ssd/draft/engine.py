@@ -58,7 +58,7 @@ class DraftEngine:
         self._states = HiddenStates(model, policy, seats)
         self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
-        self._executor = Executor(self._programs, self._in_flight, policy)
+        self._executor = Executor(self._programs, self._in_flight, self._budget, policy)
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
@@ -172,8 +172,10 @@ class DraftEngine:
         glues = []
         for request, count in zip(fitting, unfed):
             has_room = request.table.reserve(len(request.fed) + count + tree_size)
-            verified = self._states.verified(request.seat, 1 + len(request.drafts))
-            glues.append(request.glue(shape.fan_out, shape.steps, verified, steps, has_room))
+            drafts = len(request.drafts)
+            verified = self._states.verified(request.seat, 1 + drafts)
+            fan_out = self._budget.fan_out(shape, size, drafts)
+            glues.append(request.glue(fan_out, shape.steps, verified, steps, has_room))
             self.requests.await_outcome(request)
         planned = Counter(glue.request.served for glue in glues if glue.prediction is not None)
         for served, count in planned.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from vllm_ssd.draft.budget import RoundShape
+from vllm_ssd.draft.budget import BranchBudget, RoundShape
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
@@ -20,8 +21,15 @@ class Executor:
     """Each method starts a piece of work and leaves the requests in their state after it, although
     a GPU may still run it."""
 
-    def __init__(self, programs: ProgramCache, in_flight: InFlight, policy: DraftPolicy):
+    def __init__(
+        self,
+        programs: ProgramCache,
+        in_flight: InFlight,
+        budget: BranchBudget,
+        policy: DraftPolicy,
+    ):
         self._programs = programs
+        self._budget = budget
         self._in_flight = in_flight
         self._policy = policy
 
@@ -91,5 +99,6 @@ class Executor:
 
     def grow(self, batch: TreeBatch, kind: str) -> None:
         """Start one more step of a batch. kind: what to count it as."""
-        with self._in_flight.timed(kind):
+        took = partial(self._budget.took, batch.size, batch.branches)
+        with self._in_flight.timed(kind, took=took):
             batch.grow()

@@ -44,12 +44,13 @@ def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
 
 
 def allocate(budget: int, probs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """The fan-out of ``budget`` branches that misses least, one at least for each accepted length.
+    """The fan-out of ``budget`` branches that misses least.
 
-    probs: [k + 1][ranks], the probability of each accepted length with a bonus of each rank.
+    probs: [k + 1][ranks], the probability of each accepted length with a bonus of each rank; more
+    ranks than branches.
     """
-    counts = [1] * len(probs)
-    for _ in range(budget - len(counts)):
+    counts = [0] * len(probs)
+    for _ in range(budget):
         gains = [row[count] for row, count in zip(probs, counts)]
         counts[gains.index(max(gains))] += 1
     return tuple(counts)

@@ -80,7 +80,7 @@ class Intake:
             row, predicted = request.ahead, request.predicted
             if request.came_true and row and predicted and not request.left_over:
                 complete = len(drafts) >= predicted.steps
-                self._budget.taken(request.served.window, row.batch.size, complete)
+                request.served.window.taken(row.batch.size, complete)
             move = request.decide(drafts, request.seen(self._states))
             if move is not None:
                 moves.append(move)

@@ -155,7 +155,7 @@ class ProgramCache:
             self.feed_us[batch, queries] = feed.run.measure_us(partial(feed.try_out, context))
         for branches in self._budget.sizes(batch):
             predict = self.predict(batch, branches)
-            grow = self.branches(batch, branches, self._sampled[-1])  # sampling takes longer
+            grow = self.branches(batch, branches, sampled=False)
             predict_us = predict.run.measure_us(partial(predict.try_out, context))
             step_us = grow.run.measure_us(partial(grow.try_out, context))
             self._budget.cost_us[batch, branches] = RoundCost(predict_us, step_us)

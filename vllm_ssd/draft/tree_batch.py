@@ -25,6 +25,7 @@ class TreeBatch:
         steps: int,
     ):
         self.step, self.steps = 0, steps
+        self.branches = program.branches
         self._program = program
         self._trees = trees
         self.growing = sum(tree is not None for tree in trees)

@@ -11,8 +11,9 @@ from collections import defaultdict
 # Weight of the newest duration of a verification.
 _NEWEST = 0.1
 # The share of a verification's duration that a draft round may take: its bounds, and its change
-# after a round with complete branches, and after one with incomplete ones.
-_LEAST_SHARE, _MOST_SHARE, _COMPLETE, _INCOMPLETE = 0.25, 2.0, 0.005, -0.045
+# after a round with complete branches, and after one with incomplete ones. With more than 1, each
+# wait of the target would make rounds longer, and longer rounds make more waits.
+_LEAST_SHARE, _MOST_SHARE, _COMPLETE, _INCOMPLETE = 0.25, 1.0, 0.005, -0.045
 
 
 class Window:

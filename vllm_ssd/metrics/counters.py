@@ -73,7 +73,7 @@ class TargetCounters:
             return
         self._next_log = now + LOG_INTERVAL_S
         current = snapshot(self._table)
-        self._acceptance.look(current["verified"][0], current["taken"][0])
+        self._acceptance.check(current["verified"][0], current["taken"][0])
         news = subtract(current, self._logged)
         if news["rounds"]:
             logger.info("SSD metrics: %s", describe(news))
@@ -90,7 +90,7 @@ class _Acceptance:
         self._usual: float | None = None
         self._said = False
 
-    def look(self, verified: int, taken: int) -> None:
+    def check(self, verified: int, taken: int) -> None:
         """Check the acceptance. verified, taken: first draft tokens verified and accepted since the
         start."""
         if self._said or verified - self._verified < _SAMPLE:

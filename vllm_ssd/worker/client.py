@@ -24,10 +24,10 @@ from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.predictions import LookupResult, PredictionReader
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.draft_limit import MOST_DRAFTS, Limits
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.slots import SlotMap, SlotState
-from vllm_ssd.worker.wait_policy import WaitPlanner
-from vllm_ssd.worker.wait_tuner import MOST_DRAFTS, Limits, WaitPlan
+from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
 POLL_S = 50e-6  # seconds between two looks at the table
 UNSEEN = -1  # published as accepted length if the text also grew in rounds without this client
@@ -209,7 +209,7 @@ class SpeculationClient:
     def _worth_waiting(self, state: RowState, plan: WaitPlan) -> bool:
         slot, found = state.slot, state.found
         missed = found.published and not found.predicted
-        enough = plan.fallback if missed else min(plan.branch, found.steps)
+        enough = min(plan.fallback if missed else plan.branch, found.steps)
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
         if state.left_over < len(slot.drafts):

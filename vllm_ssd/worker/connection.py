@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.messages import ControlClient, endpoint
 from vllm_ssd.protocol.rundir import table_path
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -24,12 +24,12 @@ from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
-from vllm_ssd.worker.wait_policy import WaitPlanner
-from vllm_ssd.worker.wait_tuner import Limits, WaitPlan
+from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
 _MAX_LOOKS = 2**31 - 1

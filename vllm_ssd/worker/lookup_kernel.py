@@ -247,7 +247,7 @@ def look_up_kernel(
 def wanted_depth(published, predicted, steps, branch_depth, fallback_depth):
     """Return how many draft tokens are worth waiting for."""
     missed = published & (predicted == 0)
-    return tl.where(missed, fallback_depth, tl.minimum(branch_depth, steps))
+    return tl.minimum(tl.where(missed, fallback_depth, branch_depth), steps)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
 
-    from vllm_ssd.worker.wait_tuner import Limits
+    from vllm_ssd.worker.draft_limit import Limits
 
 # Prefixes of requests that vLLM makes up to warm its kernels; the draft need not hear of them.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup")

@@ -19,7 +19,7 @@ from vllm_ssd.protocol.predictions import PredictionReader
 from vllm_ssd.protocol.publisher import HostPublisher
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 VOCAB, MAX_LEN, SLOTS = 300, 256, 4
 PROMPT = [7, 150, 33, 2, 91, 18]

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.draft.loop import MAX_LEN, PROMPT, SLOTS, VOCAB, Loop, Target
-from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.draft.window import Window
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.protocol import make_stamp
 from vllm_ssd.protocol.predictions import PredictionWriter
@@ -56,11 +56,11 @@ def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, refer
         assert target.round(loop.client) == k
 
 
-def test_the_budget_hears_which_branches_were_complete(
+def test_the_window_hears_which_branches_were_complete(
     tmp_path, monkeypatch, draft_model, reference
 ):
     heard = []
-    monkeypatch.setattr(BranchBudget, "taken", lambda _, *said: heard.append(said))
+    monkeypatch.setattr(Window, "taken", lambda _, *said: heard.append(said))
     k = 4
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (1,) * (k + 1), False, chunk=16))
     target = Target("a", PROMPT, reference)
@@ -69,7 +69,7 @@ def test_the_budget_hears_which_branches_were_complete(
         loop.work(time_for)
         target.round(loop.client)
         loop.work(1)
-        assert heard.pop()[1:] == (1, told) and not heard
+        assert heard.pop() == (1, told) and not heard
     loop.work()
     unlikely = (reference.continuation(target.text, 1)[0] + 1) % VOCAB
     target.drafts, target.truth = [], [*target.text, unlikely]

@@ -24,7 +24,7 @@ else:
     from tests.unit.draft.test_architectures import ARCHITECTURES
     from vllm_ssd.draft.fused.layers import FusedLayers
     from vllm_ssd.draft.fused.self_test import TOLERANCE, largest_difference
-    from vllm_ssd.draft.fused.weights import Unsuited, read_weights
+    from vllm_ssd.draft.fused.weights import read_weights
     from vllm_ssd.draft.model import DraftModel
 
     VOCAB = 300
@@ -83,9 +83,3 @@ else:
             for known in (VOCAB, 70):  # by all tiles of the vocabulary, and by a part of one
                 likeliest = model.logits(hidden)[:, :known].argmax(dim=1)
                 assert fused.likeliest(hidden, known).equal(likeliest)
-
-    @pytest.mark.parametrize("name", ["olmo2", "gpt_neox"])
-    def test_others_are_left_to_vllm(tmp_path, name):
-        model = draft(tmp_path, name)
-        with pytest.raises(Unsuited):
-            read_weights(model._model)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot, subtract
+from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot
 from vllm_ssd.metrics import counters as target_counters
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.predictions import LookupResult
@@ -44,20 +44,6 @@ def test_waits_are_counted_by_their_length(table, microseconds, counter):
     TargetCounters(table).waited(microseconds / 1e6, 0)
     counted = snapshot(table)["waits"]
     assert [place for place, count in enumerate(counted) if count] == [counter]
-
-
-def test_differences_of_snapshots(table):
-    counters = TargetCounters(table)
-    counters.verified(1, 3)
-    table.draft["live"] = 3
-    first = snapshot(table)
-    counters.verified(1, 3)
-    counters.verified(2, 3)
-    counters.verified(0, 3)
-    table.draft["live"] = 5
-    difference = subtract(snapshot(table), first)
-    assert difference["accepted"] == [1, 1, 1]
-    assert difference["live"] == 5
 
 
 def test_one_log_line_per_interval_of_activity(table, monkeypatch):

@@ -12,17 +12,16 @@ from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import (
     Add,
     ControlClient,
-    ControlServer,
     Remove,
     endpoint,
 )
 from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.protocol.sockets import Sockets, by_type
 from vllm_ssd.worker import client as client_module
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
-from vllm_ssd.worker.wait_tuner import WaitPlan
+from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 100, 1000
 
@@ -299,16 +298,18 @@ def test_a_draft_that_takes_over_hears_of_the_next_request(table, tmp_path, cloc
     """The one before hangs, and its connection lives on."""
     address = endpoint(tmp_path)
     heard = {7: [], 8: []}
-    drafts = {pid: ControlServer() for pid in heard}
+    drafts = {pid: Sockets() for pid in heard}
     control = ControlClient(address)
     policy = WaitPolicy("wait", 0.5)
     client = SpeculationClient(Connection(table, control, policy, VOCAB, MAX_LEN))
     for number, (pid, draft) in enumerate(drafts.items()):
-        draft.listen(address, dict.fromkeys((Add, Remove), heard[pid].append))
+        draft.serve(tmp_path, by_type(dict.fromkeys((Add, Remove), heard[pid].append)))
         table.draft["pid"] = pid
         beat(table, clock)
         client.add(str(number), [number])
-        draft.drain(wait_s=5)
+        while not heard[pid]:
+            draft.wait(5)
+            draft.drain()
     assert [[add.tokens for add in each] for each in heard.values()] == [[[0]], [[1]]]
     control.close()
     for draft in drafts.values():

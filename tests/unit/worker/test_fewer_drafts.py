@@ -14,8 +14,7 @@ from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.switch import drafts_wanted
-from vllm_ssd.worker.wait_policy import WaitPlanner, WaitPolicy
-from vllm_ssd.worker.wait_tuner import WaitPlan
+from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 100, 1000
 BONUS, DRAFTS = 3, [11, 12, 13, 14]

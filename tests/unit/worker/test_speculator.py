@@ -17,7 +17,7 @@ from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker import speculator
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 K, VOCAB, TOP_M, SLOTS = 3, 20, 2, 4
 CPU = torch.device("cpu")

@@ -1,0 +1,119 @@
+"""How many draft tokens a row may have, by what is measured."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits
+
+K = 7
+HALF = (K + 1) // 2
+
+
+class Target:
+    """Steps of batches. rates: by limit, tokens a second, where steps without draft tokens have 1
+    for each request. After these, the draft has to read first, and for so long its tokens do not
+    help. noise: standard deviation of a step's tokens. prompts: share of steps that read some and
+    take ten times as long."""
+
+    def __init__(self, limits, rates, noise=0.1, prompts=0.0, prompt_steps=9.0):
+        self.limits, self.rates = DraftLimits(K, limits), rates
+        self.noise, self.prompts, self.prompt_steps = noise, prompts, prompt_steps
+        self.rng = random.Random(0)
+        self.now, self.tokens, self.missed = 1.0, 0, 0
+
+    def run(self, steps, batch=64):
+        """Steps by limit, and the tokens a second for each request."""
+        began, before, followed = self.now, self.tokens, Counter()
+        for _ in range(steps):
+            has_prompts = self.rng.random() < self.prompts
+            limit = self.limits.limit(batch, has_prompts, self.tokens, self.now)
+            followed[limit] += 1
+            self.missed = max(self.missed - 40, 0) if limit else self.missed + 1
+            rate = min(self.rates[limit], 0.93) if limit and self.missed else self.rates[limit]
+            usual = 4 if limit else 1
+            self.tokens += round(batch * max(self.rng.gauss(usual, usual * self.noise), 0))
+            self.now += usual / rate * (1 + self.prompt_steps * has_prompts)
+        return followed, (self.tokens - before) / (self.now - began) / batch
+
+
+def gpu(drafted, **changes):
+    return Target("vLLM", {MOST_DRAFTS: drafted, 0: 1.0}, **changes)
+
+
+@pytest.mark.parametrize("drafted", [0.5, 0.74, 0.93, 0.99, 1.3, 3.0])
+def test_hardly_slower_than_the_better_way(drafted):
+    target = gpu(drafted)
+    assert target.run(800)[1] > 0.9 * max(drafted, 1.0)
+    assert target.run(10_000)[1] > 0.955 * max(drafted, 1.0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.93, 1.3), (1.3, 0.7), (0.8, 2.0)])
+def test_texts_that_become_easier_or_harder(before, after):
+    target = gpu(before)
+    target.run(5000)
+    target.rates[MOST_DRAFTS] = after
+    target.run(4000)
+    assert target.run(4000)[1] > 0.9 * max(after, 1.0)
+
+
+@pytest.mark.parametrize("drafted", [0.8, 1.25])
+def test_prompts_count_alike(drafted):
+    """A step with prompts takes as long as ten without, and comes by chance."""
+    target = gpu(drafted, prompts=0.3)
+    target.run(3000)
+    followed, _ = target.run(3000)
+    assert followed[MOST_DRAFTS if drafted > 1 else 0] > 0.8 * 3000
+
+
+@pytest.mark.parametrize(
+    ("limits", "batch", "tried"),
+    [
+        ("nobody", 64, {MOST_DRAFTS}),
+        ("vLLM", 8, {MOST_DRAFTS}),
+        ("vLLM", 16, {MOST_DRAFTS, 0}),
+        ("vLLM", 256, {MOST_DRAFTS, 0}),
+        ("plans", 1, {MOST_DRAFTS, HALF, 0}),
+    ],
+)
+def test_what_is_tried(limits, batch, tried):
+    target = Target(limits, {MOST_DRAFTS: 2.0, HALF: 1.9, 0: 1.0})
+    assert target.run(2000, batch)[0].keys() == tried
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize(
+    "rates",
+    [{MOST_DRAFTS: 1.4, HALF: 1.1, 0: 1.0}, {MOST_DRAFTS: 0.5, HALF: 1.3, 0: 1.0},
+     {MOST_DRAFTS: 0.5, HALF: 0.7, 0: 1.0}],
+)  # fmt: skip
+def test_where_a_row_costs_as_much_as_a_step(rates, batch):
+    """On CPUs, by chance of few rows."""
+    target = Target("plans", rates, noise=0.4)
+    target.run(1000, batch)
+    assert target.run(2000, batch)[1] > 0.88 * max(rates.values())
+
+
+def test_every_size_of_batch_by_itself():
+    target = gpu(0.6)
+    target.run(1000, 64)
+    target.rates[MOST_DRAFTS] = 2.0
+    target.run(3000, 16)
+    assert target.run(1000, 16)[0][MOST_DRAFTS] > 900
+    target.rates[MOST_DRAFTS] = 0.6
+    assert target.run(300, 64)[0][0] > 250, "known from before"
+
+
+def test_a_new_size_begins_with_what_is_best_for_a_like_one():
+    target = gpu(0.6)
+    target.run(1000, 64)
+    assert target.run(12, 200)[0] == {0: 12}
+    assert target.run(12, 3)[0] == {MOST_DRAFTS: 12}, "which always has draft tokens"
+
+
+def test_a_batch_that_is_one_smaller_now_and_then_is_of_the_same_size():
+    target = gpu(0.6)
+    for step in range(1500):
+        target.run(1, batch=16 - step % 2)
+    assert target.run(500, batch=15)[0][0] > 400

@@ -1,0 +1,97 @@
+"""How likely each outcome of a round is, learned from the outcomes of all requests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from vllm_ssd.draft.fan_out import allocate, spread
+
+_NEWEST = 0.005  # weight of the newest outcome among all
+_LARGE = 1e100  # weights of outcomes stay below this
+# Before anything is known: the share of drafts that are accepted, of those whose predecessors were.
+# A position of which little is known is taken for the one before it, with the weight of this number
+# of drafts.
+_ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
+
+
+class OutcomeProbs:
+    """The probability of each outcome, by accepted length and rank of the bonus. The latest count
+    most. branches: the most there can be; ranks beyond them do not matter.
+
+    The accepted length follows from the acceptance at each position. The rank depends only on
+    whether a draft was rejected. So what rounds with few drafts teach holds for longer ones. A
+    target with many requests trims: it verifies a part of the drafts. Outcomes after which a row
+    goes on with drafts that it has need no branch.
+    """
+
+    def __init__(self, k: int, branches: int):
+        # By position: drafts whose predecessors were accepted, and of these the accepted ones.
+        self._reached, self._accepted = [0.0] * k, [0.0] * k
+        # By requests of a batch and position: the share of these drafts that came true and were not
+        # verified.
+        self._left_over: defaultdict[int, list[float]] = defaultdict(lambda: [0.0] * k)
+        # At first, the bonus is not among the F likeliest tokens with probability 1 / (F + 1): the
+        # power law of arXiv 2603.03251 with r = 1.
+        self._by_rank = [1 / ((rank + 1) * (rank + 2)) for rank in range(branches + 1)]
+        # Weights of the bonus's ranks after a rejected draft, and after none. Each new outcome gets
+        # more weight than the one before, so that older ones stay as they are.
+        self._rejected, self._whole = self._by_rank.copy(), self._by_rank.copy()
+        self._weight = _NEWEST
+
+    @property
+    def acceptance(self) -> np.ndarray:
+        """float64 [k]: by position, the recent share of accepted drafts, of those whose
+        predecessors were accepted."""
+        chances, chance = [], _ACCEPTED
+        for reached, accepted in zip(self._reached, self._accepted):
+            chance = (accepted + _PRIOR_WEIGHT * chance) / (reached + _PRIOR_WEIGHT)
+            chances.append(chance)
+        return np.array(chances)
+
+    def fan_out(self, branches: int, drafts: int, requests: int) -> tuple[int, ...]:
+        """The fan-out of ``branches`` branches that misses least when rows have ``drafts`` drafts,
+        in batches of ``requests`` requests."""
+        counts = allocate(branches, self._of_drafts(drafts, requests).tolist())
+        return counts + (0,) * (len(self._reached) - drafts)
+
+    def hit(self, fan_out: Sequence[int], drafts: int, requests: int) -> float:
+        """The probability that a round with ``drafts`` drafts does not miss."""
+        rows = zip(self._of_drafts(drafts, requests), spread(fan_out, drafts))
+        return 1 - float(sum(row[count:].sum() for row, count in rows))
+
+    def _of_drafts(self, drafts: int, requests: int) -> np.ndarray:
+        """float64 [drafts + 1, ranks]: the probabilities of outcomes that need a branch."""
+        acceptance = self.acceptance[:drafts]
+        goes_on = np.maximum(acceptance - self._left_over[requests][:drafts], 0.0)
+        reached = np.cumprod([1.0, *goes_on])
+        rejected, whole = (np.array(row) / sum(row) for row in (self._rejected, self._whole))
+        return np.vstack([np.outer(reached[:-1] * (1 - acceptance), rejected), reached[-1] * whole])
+
+    def count_drafts(self, drafts: int, accepted: int, left_over: bool, requests: int) -> None:
+        """Take in that the target accepted the first ``accepted`` of ``drafts`` drafts. left_over:
+        the next one came true, too, and was not verified."""
+        trimmed = self._left_over[requests]
+        for position in range(min(accepted + 1, drafts)):
+            verified = position < accepted
+            self._reached[position] += 1 - _NEWEST * self._reached[position]
+            self._accepted[position] += (verified or left_over) - _NEWEST * self._accepted[position]
+            trimmed[position] += _NEWEST * ((not verified and left_over) - trimmed[position])
+
+    def count_bonus(self, rejected: bool, rank: int | None, predicted: int) -> None:
+        """Take in the rank of a bonus. rejected: whether a draft was. rank: None if the bonus is
+        not among the ``predicted`` likeliest tokens."""
+        self._weight /= 1 - _NEWEST
+        if self._weight > _LARGE:
+            for row in (self._rejected, self._whole):
+                row[:] = [weight / self._weight for weight in row]
+            self._weight = 1.0
+        row = self._rejected if rejected else self._whole
+        if rank is not None:
+            row[rank] += self._weight
+        else:
+            tail = self._by_rank[predicted:]
+            each = self._weight / sum(tail)
+            row[predicted:] = [w + each * chance for w, chance in zip(row[predicted:], tail)]

@@ -1,0 +1,95 @@
+"""Decides before each step which draft tokens the target waits for, and how many a row may have:
+``on_miss`` and ``max_wait_ms``.
+
+A missing draft token comes a step of the draft later, and all requests of the batch wait for it. It
+is worth the wait if it brings more tokens in that time than the batch does on average. As long as
+tokens are worth more than the average, each wait raises the average, until both are equal: there
+the goodput is highest. Whether drafts pay at all is measured apart (``draft_limit.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits, Limits
+
+_ACCEPTANCE = 0.8  # of each draft token, assumed
+# A fallback begins only after its outcome, so its first token takes as long as two. It is worth a
+# wait only where this number of tokens would be without that.
+_FALLBACK = 3
+_NEWEST = 0.1  # weight of the newest step in the average
+
+
+@dataclass(frozen=True)
+class WaitPolicy:
+    """The options for waiting. on_miss: ``wait`` for all k draft tokens of every row, ``skip``
+    waiting, or ``auto``: wait for what pays. max_wait_s: the longest wait of a step, in seconds."""
+
+    on_miss: Literal["auto", "wait", "skip"]
+    max_wait_s: float
+
+
+class WaitPlan(NamedTuple):
+    """Numbers of draft tokens. branch: to wait for if the outcome was predicted, or nothing is
+    predicted yet. fallback: to wait for if the outcome was not predicted. drafts: the most that a
+    row may have; 0: the target decodes without the draft. A row never waits for more tokens than
+    the branches of its round will have."""
+
+    branch: int
+    fallback: int
+    drafts: int = MOST_DRAFTS
+
+
+class WaitPlanner:
+    """Call ``plan`` once a step. limits: who limits a row's draft tokens."""
+
+    def __init__(self, policy: WaitPolicy, table: SpeculationTable, limits: Limits = "nobody"):
+        self._k = k = table.shape.k
+        # Whether requests wait until the draft has read their text, and whether their first tokens
+        # wait: only with ``wait``, which treats all rounds alike.
+        self.waits_for_texts = policy.on_miss == "wait"
+        self._fixed = {"wait": WaitPlan(k, k), "skip": WaitPlan(0, 0)}.get(policy.on_miss)
+        self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
+        self._gained = np.arange(1, k + 2)  # tokens of such a round
+        self._draft = table.draft[0]
+        self._limits = DraftLimits(k, limits)
+        self._now, self._tokens = 0.0, 0
+        self._mean_s = self._mean_tokens = 0.0  # of a step, of all requests
+
+    def plan(self, batch: int, has_prompts: bool, undrafted: int = 0) -> WaitPlan:
+        """Return the plan for a step of ``batch`` requests. has_prompts: whether it reads prompts.
+        undrafted: tokens so far that the draft was not told of."""
+        if self._fixed is not None:
+            return self._fixed
+        tokens = int(self._accepted @ self._gained) + undrafted
+        now = time.monotonic()
+        drafts = self._limits.limit(batch, has_prompts, tokens, now)
+        self._average(now, tokens)
+        if not drafts:
+            return WaitPlan(0, 0, 0)
+        fallback = self._worth("fallback")
+        return WaitPlan(self._worth("branch"), fallback if fallback >= _FALLBACK else 0, drafts)
+
+    def _average(self, now: float, tokens: int) -> None:
+        """Take in a step that has ended."""
+        took_s, gained = now - (self._now or now), tokens - self._tokens
+        self._now, self._tokens = now, tokens
+        if self._mean_s:  # a pause or a prompt says little about the next step
+            took_s = min(took_s, 2 * self._mean_s)
+        weight = _NEWEST if self._mean_s else 1.0
+        self._mean_s += weight * (took_s - self._mean_s)
+        self._mean_tokens += weight * (gained - self._mean_tokens)
+
+    def _worth(self, kind: str) -> int:
+        """Return how many tokens the batch waits for. kind: "branch" or "fallback"."""
+        steps, took_us = int(self._draft[kind]), int(self._draft[f"{kind}_us"])
+        if not took_us or not self._mean_s or self._mean_tokens <= 0:
+            return self._k
+        lost = took_us / steps / 1e6 * self._mean_tokens / self._mean_s  # in a step of the draft
+        return min(max(ceil(log(lost) / log(_ACCEPTANCE)), 0), self._k)
