@@ -82,28 +82,6 @@ def test_its_page_has_a_line_for_each_row(table):
     assert named == [label.strip().partition(":")[0] for label, _ in rows]
 
 
-def test_a_draft_server_and_its_engine(tmp_path, monkeypatch, capsys):
-    """What the one drafts for, and whose draft the other has."""
-    shape, paths = TableShape(slots=1, k=2, branches=2), [tmp_path / "service", tmp_path / "engine"]
-    for path, model in zip(paths, ("", "the model")):
-        owner = TableOwner(model, pid=4321, draft_server="drafts")
-        table = SpeculationTable.create(path, shape, owner)
-        beat(table)
-        table.draft["joined"] = 3
-    monkeypatch.setattr(rundir, "tables", lambda: paths)
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(["stats"]) == 0
-    text = shown(capsys)
-    assert "draft server drafts" in text and "engine 0" in text
-    assert "of each engine, process 4321" in text and text.count("process 7 of drafts") == 2
-    assert "engines that share it │ 3 │ 3" in text
-    assert cli.main(["stats", "--json"]) == 0
-    assert [found["draft_server"] for found in json.loads(capsys.readouterr().out)] == [
-        "drafts",
-        "drafts",
-    ]
-
-
 def test_an_engines_own_draft_has_no_column(tmp_path, monkeypatch, capsys):
     """The engine's says the same of it."""
     shape, paths = TableShape(slots=1, k=2, branches=2), [tmp_path / "draft", tmp_path / "engine"]

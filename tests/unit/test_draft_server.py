@@ -10,8 +10,6 @@ from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd import cli
 from vllm_ssd.config import target_checks
-from vllm_ssd.config.draft_server import COMMON
-from vllm_ssd.lifecycle import launch
 from vllm_ssd.lifecycle.cores import available_cores
 from vllm_ssd.lifecycle.draft_device import choose_lone_device
 from vllm_ssd.relay.keys import read_keys
@@ -39,7 +37,7 @@ def start(tmp_path, monkeypatch, capsys):
         def launch(self):
             pass
 
-        look = wait_ready = stop = launch
+        tend = wait_ready = stop = launch
 
     def start(*flags: str, name: str = "drafts"):
         monkeypatch.setattr(serving, "LocalDrafts", Drafts)
@@ -67,39 +65,6 @@ def test_a_draft_for_each_device(start, monkeypatch):
     ((configs, name),), _ = start("--device", "0|1-2")
     assert name == "drafts"
     assert [config.speculative_config.draft_device for config in configs] == ["0", "1-2"]
-
-
-def test_drafts_end_together(monkeypatch, tmp_path):
-    """A name that they share; one that is lost for good is no reason to end."""
-    events = []
-
-    class Launcher:
-        def __init__(self, config, named, device):
-            self.id = config.speculative_config.draft_device
-            self.given_up = False
-            launchers.append(self)
-            assert (named.name, device.cores) == ("drafts", [int(self.id)])
-
-        def __getattr__(self, event):
-            return lambda *given: events.append(f"{event} {self.id}")
-
-    launchers: list[Launcher] = []
-    monkeypatch.setattr(launch, "DraftLauncher", Launcher)
-    options = dict.fromkeys(COMMON) | {"draft_model": str(tmp_path), "top_m": 0}
-    configs = [
-        SimpleNamespace(speculative_config=SimpleNamespace(draft_device=core, **options))
-        for core in "01"
-    ]
-    drafts = serving.LocalDrafts(configs, "drafts")
-    drafts.launch()
-    drafts.wait_ready()
-    for launcher in launchers:
-        assert drafts.look()
-        launcher.given_up = True
-    assert not drafts.look()
-    drafts.stop()
-    steps = ("start", "wait_ready", "begin_stop", "stop")
-    assert events == [f"{step} {core}" for step in steps for core in "01"]
 
 
 @pytest.mark.parametrize(

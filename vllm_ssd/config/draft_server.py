@@ -34,6 +34,9 @@ OF_ITS_PROCESS = (
     "quantization",
     "tree_backend",
 )
+# Options that are flags of ``vllm-ssd draft``. It has words of its own for the others of above.
+_OWN_WORDS = {"model", "max_model_len", "draft_device", "draft_dtype"}
+FLAGS = {*COMMON, *OF_ITS_PROCESS, "start_timeout_s"} - _OWN_WORDS
 
 
 def name_draft(name: str, config: SSDConfig) -> DraftName:

@@ -22,6 +22,8 @@ from vllm_ssd.protocol.messages import ControlClient, Stop, endpoint
 
 STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
+# Without a heartbeat for so long, a draft hangs. Several times the longest forward.
+HANG_S = 20.0
 
 
 class DraftLost(Exception):
@@ -112,7 +114,7 @@ class DraftActor:
         # A draft that sleeps or reloads its weights has set its heartbeat to 0.
         asleep = not self._beat and int(self._status["away"]) == ASLEEP
         self._looks = 0 if asleep or self._beat != before else self._looks + 1
-        limit_s = self._spec.hang_s if self._beat else self._start_timeout_s
+        limit_s = HANG_S if self._beat else self._start_timeout_s
         if self._serving and self._looks * POLL_S > limit_s:
             raise DraftLost(
                 f"no sign of life for {limit_s:g} s"

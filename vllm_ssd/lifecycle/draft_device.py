@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.cores import available_cores, parse_cores, split_cores
 from vllm_ssd.lifecycle.placement import engine_index, gpu_environment, place_draft
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray, reserve_gpu_by_ray
-from vllm_ssd.log import get_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = get_logger(__name__)
 
 SHARED_KV_CACHE_GIB = 1.0  # for a draft that shares its device's memory
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM reads the cores of its workers from it
@@ -25,7 +23,8 @@ class DraftDevice:
     """Device of a draft. cores: the draft's cores on a CPU machine. gpu: index among the visible
     GPUs or a name for CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: variables of the
     draft's process. of_target: variables of the target's workers. may_share_gpu: the target may
-    use the GPU, too. reservation: keeps a GPU that vLLM's Ray has given, while referenced."""
+    use the GPU, too. reservation: keeps a GPU that vLLM's Ray has given, while referenced. notes:
+    sentences that the user should read."""
 
     cores: list[int] = field(default_factory=list)
     gpu: int | str | None = None
@@ -33,16 +32,13 @@ class DraftDevice:
     of_target: dict[str, str] = field(default_factory=dict)
     may_share_gpu: bool = False
     reservation: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     """Choose the draft's device. On CPUs its ``of_target`` binds the target's workers to the other
     cores. platform: vLLM's current platform."""
-    if platform.is_cpu():
-        return _choose_cores(vllm_config)
-    gpu, may_share, reservation = _choose_gpu(vllm_config, platform)
-    environment = gpu_environment(gpu, platform.is_rocm())
-    return DraftDevice([], gpu, environment, {}, may_share, reservation)
+    return _choose_cores(vllm_config) if platform.is_cpu() else _choose_gpu(vllm_config, platform)
 
 
 def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
@@ -57,38 +53,39 @@ def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     return DraftDevice([], gpu, gpu_environment(gpu, platform.is_rocm()))
 
 
-def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> tuple[int | str, bool, Any]:
-    """Return the GPU, whether the target may use it too, and its reservation in Ray. Does not
-    initialize CUDA, because workers may be forked later."""
+def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
+    """Choose the draft's GPU. Does not initialize CUDA, because workers may be forked later."""
     config: Any = vllm_config.speculative_config
-    parallel = vllm_config.parallel_config
+    parallel, rocm = vllm_config.parallel_config, platform.is_rocm()
+    notes = []
     if parallel.use_ray:
         place_target_by_ray(parallel)
         if config.draft_device is None:
             reservation, name = reserve_gpu_by_ray(platform)
-            return name, False, reservation
-        logger.warning(
-            "SSD: Ray does not know that the draft runs on draft_device %s and may give this "
-            "GPU to the target too, which is for development only: leave draft_device out to "
-            "let Ray choose a GPU for the draft alone",
-            config.draft_device,
+            environment = gpu_environment(name, rocm)
+            return DraftDevice([], name, environment, reservation=reservation)
+        notes.append(
+            f"Ray does not know that the draft runs on draft_device {config.draft_device} and may "
+            "give this GPU to the target too, which is for development only: leave draft_device "
+            "out to let Ray choose a GPU for the draft alone"
         )
     engine = engine_index(parallel)
     place = place_draft(config.draft_device, config.engines, parallel, platform, engine)
     if place.with_target:
-        logger.warning(
-            "SSD: draft_device %s is a GPU of the target: both share its time and its memory, "
-            "which is for development only, and --gpu-memory-utilization must leave room for "
-            "the draft's weights and its %g GiB of KV cache (draft_kv_cache_gib)",
-            place.device,
-            config.draft_kv_cache_gib or SHARED_KV_CACHE_GIB,
+        notes.append(
+            f"draft_device {place.device} is a GPU of the target: both share its time and its "
+            "memory, which is for development only, and --gpu-memory-utilization must leave room "
+            f"for the draft's weights and its {config.draft_kv_cache_gib or SHARED_KV_CACHE_GIB:g} "
+            "GiB of KV cache (draft_kv_cache_gib)"
         )
     if place.with_drafts and engine == 0:
-        logger.warning(
-            "SSD: draft_device names one GPU for the drafts of several engines, which share its "
-            "time and its memory: name it once, and they share the draft"
+        notes.append(
+            "draft_device names one GPU for the drafts of several engines, which share its time "
+            "and its memory: name it once, and they share the draft"
         )
-    return place.device, place.with_target or parallel.use_ray, None
+    may_share = place.with_target or parallel.use_ray
+    environment = gpu_environment(place.device, rocm)
+    return DraftDevice([], place.device, environment, {}, may_share, notes=tuple(notes))
 
 
 def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
@@ -103,10 +100,24 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
         engine_index(parallel),
         config.engines,
     )
-    if split.shared:
-        logger.warning("SSD: too few cores: target and draft share some, and will be slow")
-    of_target = {} if split.target is None else {_BINDING: split.target}
-    return DraftDevice(split.draft, None, _threads(split.draft), of_target)
+    few = "too few cores: target and draft share some, and will be slow"
+    return DraftDevice(
+        split.draft,
+        environment=_threads(split.draft),
+        of_target={} if split.target is None else {_BINDING: split.target},
+        notes=(few,) if split.shared else (),
+    )
+
+
+def set_variables(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set environment variables of this process, None = unset, and return the former values."""
+    former = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return former
 
 
 def _threads(cores: list[int]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.found_service import Service
+from vllm_ssd.lifecycle.launch import join
 from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
 from vllm_ssd.log import get_logger
@@ -135,9 +136,8 @@ class JoinedDraft:
 
     def _end_watch(self) -> None:
         self._ended.set()
-        # Python may collect a dropped executor in the watching thread, which cannot join itself.
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is not None:
+            join(self._thread)
 
     def _watch(self) -> None:
         next_touch = time.monotonic() + rundir.TOUCH_S
@@ -145,7 +145,7 @@ class JoinedDraft:
         while not self._ended.wait(LOOK_S):
             with self._turn, self._surviving():
                 if self._service is not None:
-                    self._look(self._service)
+                    self._check(self._service)
                 elif not self._asleep and time.monotonic() >= self._next_try:
                     self._try_to_join()
                     if self._service is None and time.monotonic() >= self._due:
@@ -178,7 +178,7 @@ class JoinedDraft:
             what = "serving goes on without drafts until it is back"
             logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
 
-    def _look(self, service: Service) -> None:
+    def _check(self, service: Service) -> None:
         """Check that the service still drafts for this engine, and part with it if it does not."""
         state = service.state
         why = state.value if state is not State.SERVING else ""
@@ -244,7 +244,7 @@ class JoinedDraft:
         try:
             services = self._services()
         except ValueError:
-            return  # the service is lost, which the next ``_look`` finds
+            return  # the service is lost, which the next ``_check`` finds
         fewest = min((s.engines for s in services if s.state is State.SERVING), default=0)
         _close(services)
         if fewest + 1 < self._service.engines:

@@ -160,38 +160,27 @@ class DraftLauncher:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
                     self._channel.shutdown(socket.SHUT_WR)
 
-    def stop(self, within_s: float | None = None) -> None:
+    def stop(self, within_s: float | None = None, *, leave: bool = False) -> None:
         """Take the draft down. Returns when the keeper has ended, at the latest ``within_s``
         seconds after ``begin_stop``, by default ``STOP_S``. A keeper that takes longer removes the
-        files when it ends."""
+        files when it ends. leave: the draft goes on for the other engines that have its name, and
+        ends with the last of them."""
         if os.getpid() != self._process:
             return
         self.begin_stop()
-        keeper_at_work = False
-        if self._listener is not None:
+        keeper_at_work = leave
+        if self._channel is not None and self._listener is not None:
+            if leave:
+                with contextlib.suppress(OSError):  # the keeper may have ended before
+                    self._channel.shutdown(socket.SHUT_RD)  # ends the listener
             limit_s = STOP_S if within_s is None else within_s
-            if self._listener is not threading.current_thread():  # ``leave`` says why
-                self._listener.join(max(0.0, self._stop_begun + limit_s - time.monotonic()))
-            keeper_at_work = self._listener.is_alive()
+            join(self._listener, max(0.0, self._stop_begun + limit_s - time.monotonic()))
+            keeper_at_work |= self._listener.is_alive()
         self._channel = self._listener = None
         if self._files is not None and keeper_at_work:
             self._files.let_go()
         elif self._files is not None:
             self._files.remove()
-
-    def leave(self) -> None:
-        """Leave the draft running for the other engines that have its name. It ends with the last
-        of them. ``stop`` does nothing afterwards."""
-        self.begin_stop()
-        if self._channel is not None and self._listener is not None:
-            with contextlib.suppress(OSError):  # the keeper may have ended before
-                self._channel.shutdown(socket.SHUT_RDWR)
-            # Python may collect a dropped executor in the listener, which cannot join itself.
-            if self._listener is not threading.current_thread():
-                self._listener.join()
-        self._channel = self._listener = None
-        if self._files is not None:
-            self._files.let_go()
 
     def _listen(self) -> None:
         """Handle the keeper's messages until it ends; restart a keeper that was killed."""
@@ -244,6 +233,13 @@ class DraftLauncher:
                     self.given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
+
+
+def join(thread: threading.Thread, timeout_s: float | None = None) -> None:
+    """Wait for a thread's end. Does nothing in the thread itself: Python may collect a dropped
+    executor there, and that ends the draft."""
+    if thread is not threading.current_thread():
+        thread.join(timeout_s)
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

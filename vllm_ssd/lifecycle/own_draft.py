@@ -13,18 +13,20 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm_ssd.lifecycle import joined_draft
-from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
+from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device, set_variables
 from vllm_ssd.lifecycle.found_service import Service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.launch import STOP_S, DraftLauncher
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.placement import engine_index
-from vllm_ssd.lifecycle.target_environment import TargetEnvironment
+from vllm_ssd.log import get_logger
 from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import DIED, Leave, ask
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
 
 
 class OwnDraft(JoinedDraft):
@@ -34,7 +36,7 @@ class OwnDraft(JoinedDraft):
         super().__init__(vllm_config)
         self._launcher: DraftLauncher | None = None  # only in the engine that starts the service
         self._device = DraftDevice()  # not chosen yet; it may hold a GPU reserved in Ray
-        self._environment = TargetEnvironment()
+        self._former: dict[str, str | None] = {}  # variables, while the workers are started
         self._stop_begun = 0.0
 
     @property
@@ -49,17 +51,22 @@ class OwnDraft(JoinedDraft):
         from vllm.platforms import current_platform
 
         parallel = self._vllm_config.parallel_config
-        first = not self._config.share_draft or engine_index(parallel) == 0
-        starts = first and not self._is_there()
+        starts = not self._config.share_draft or engine_index(parallel) == 0
+        if starts and self._config.share_draft:
+            # Offline, a new group of engines may start in the same processes and under the same
+            # name before all engines of the previous group have ended: it joins their service.
+            starts = self._await_end(time.monotonic() + self._config.start_timeout_s)
         # Only the engine that starts the service asks Ray for the draft's GPU.
         if starts or not parallel.use_ray:
             self._device = choose_device(self._vllm_config, current_platform)
+            for note in self._device.notes:
+                logger.warning("SSD: %s", note)
         if starts:
             named = DraftName(self._name, options={})
             self._launcher = DraftLauncher(self._vllm_config, named, self._device)
             self._launcher.start()
             self._speaks = False  # the launcher logs losses and returns
-        self._environment.set(self._device.of_target)
+        self._former = set_variables(self._device.of_target)
         super().start()
         if self._device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
             # A worker reads the free memory when it starts and again after its first run. It counts
@@ -68,10 +75,15 @@ class OwnDraft(JoinedDraft):
             self._await_draft()
 
     def workers_started(self) -> None:
-        self._environment.restore()  # processes started later are not the target's workers
+        self._restore_environment()
         if self._launcher is not None:
             self._launcher.check()
         super().workers_started()
+
+    def _restore_environment(self) -> None:
+        """Processes that are started later are not the target's workers."""
+        set_variables(self._former)
+        self._former = {}
 
     def wait_ready(self) -> None:
         if self._launcher is not None and not self._started:
@@ -107,17 +119,13 @@ class OwnDraft(JoinedDraft):
         if os.getpid() != self._process:
             return
         self.begin_stop()
-        self._environment.restore()
+        self._restore_environment()
         self._device = DraftDevice()  # frees a GPU reserved in Ray
-        alone = not engines_of(self._name)
-        if self._launcher is not None:
-            if alone:
-                self._launcher.stop()
-            else:
-                self._launcher.leave()
-            self._launcher = None
-        elif alone:
+        if self._launcher is None:
             self._await_end(self._stop_begun + STOP_S)
+        else:
+            self._launcher.stop(leave=bool(engines_of(self._name)))
+        self._launcher = None
 
     def _services(self) -> list[Service]:
         """All drafts with this name; empty until the first engine has started the service."""
@@ -140,19 +148,13 @@ class OwnDraft(JoinedDraft):
             self._try_to_join()
         self.wait_ready()
 
-    def _is_there(self) -> bool:
-        """Whether a service with this name runs and engines use it. Offline, a new group of engines
-        may start in the same processes before all engines of the previous group have ended. Waits
-        for the end of a service that all its engines have left."""
+    def _await_end(self, deadline: float) -> bool:
+        """Wait while a service with this name has no engines, which its keeper then ends. Returns
+        whether it has ended, or False as soon as engines use it, or at ``deadline``."""
         with contextlib.suppress(ValueError):  # no service has the name
-            self._await_end(time.monotonic() + self._config.start_timeout_s)
-            return bool(find_all(self._name) and engines_of(self._name))
-        return False
-
-    def _await_end(self, deadline: float) -> None:
-        """Wait until the keeper has ended a service without engines, at most until ``deadline``."""
-        with contextlib.suppress(ValueError):  # the service is gone
             while find_all(self._name) and not engines_of(self._name):
                 if time.monotonic() >= deadline:
-                    return
+                    return False
                 time.sleep(joined_draft.LOOK_S)
+            return False
+        return True

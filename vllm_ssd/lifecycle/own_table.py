@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from vllm_ssd.lifecycle.placement import engine_index
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
 
 if TYPE_CHECKING:
-    import psutil
     from vllm.config import VllmConfig
 
 
@@ -56,25 +54,6 @@ def engines_of(draft_server: str) -> list[TableOwner]:
         if owner.draft_server == draft_server and owner.model:
             found.append(owner)
     return found
-
-
-def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
-    """The run directory of the engine whose core is one of these processes; None if it does not
-    use method ssd. Skips the run directories of this user's other engines, and those of a shared
-    draft or a relay that this engine has started."""
-    held = {file.path for process in processes for file in process.open_files()}
-    for run_dir in rundir.living():
-        if any(path.startswith(f"{run_dir}/") for path in held) and _is_engines(run_dir):
-            return run_dir
-    return None
-
-
-def _is_engines(run_dir: Path) -> bool:
-    try:
-        table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
-    except FileNotFoundError:
-        return False  # the process is starting or ending
-    return bool(table.owner.model)
 
 
 class OwnFiles:

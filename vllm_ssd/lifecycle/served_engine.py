@@ -10,14 +10,15 @@ import msgspec
 
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.protocol import SpeculationTable, rundir
-from vllm_ssd.protocol.messages import Add, ControlServer, Remove, endpoint
+from vllm_ssd.protocol.messages import Add, Remove
+from vllm_ssd.protocol.sockets import Sockets, by_type
 
 
 class ServedEngine:
     """Drafts for one engine through its table and its control socket, until ``leave``. served: the
     engine's table, joined to the draft."""
 
-    def __init__(self, run_dir: Path, draft: DraftEngine, control: ControlServer):
+    def __init__(self, run_dir: Path, draft: DraftEngine, control: Sockets):
         """Join the engine's table to the draft. Raises ``OSError`` or ``ValueError`` if the engine
         is gone or its table does not fit this draft."""
         if not rundir.is_run_dir(run_dir):
@@ -30,8 +31,8 @@ class ServedEngine:
                 raise ValueError(f"the engine in {run_dir} is gone")
             self.served = draft.join(SpeculationTable.open(rundir.table_path(run_dir)))
             begun.callback(draft.leave, self.served)
-            control.listen(endpoint(run_dir), {Add: self._add, Remove: self._remove})
-            begun.callback(control.hang_up, endpoint(run_dir))
+            socket = control.serve(run_dir, by_type({Add: self._add, Remove: self._remove}))
+            begun.callback(control.remove, socket)
             self._begun = begun.pop_all()
         self.served.claim()
 

@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from vllm_ssd.lifecycle.cores import pin_to
 from vllm_ssd.lifecycle.quiet import hush_vllm
 from vllm_ssd.lifecycle.server_spec import ServerSpec
@@ -22,15 +20,13 @@ from vllm_ssd.protocol import ASLEEP, RELOADING, rundir
 from vllm_ssd.protocol.messages import (
     NOT_LOADED,
     OTHERS_CAME,
-    ControlServer,
-    Handler,
     Join,
     Leave,
     Reload,
     Stop,
     Wake,
-    endpoint,
 )
+from vllm_ssd.protocol.sockets import Sockets, by_type
 
 if TYPE_CHECKING:  # torch is imported once the process is pinned
     from vllm_ssd.draft.engine import DraftEngine
@@ -80,15 +76,17 @@ class DraftServer:
         self._status["pid"] = os.getpid()
         self._status["joined"] = self._status["away"] = 0
         self._draft.served.beat()
-        handlers: dict[type, Handler] = {
-            Stop: self._stop,
-            Wake: self._wake,
-            Reload: self._reload,
-            Join: self._join,
-            Leave: self._leave,
-        }
-        self._control = ControlServer()
-        self._control.listen(endpoint(self._run_dir), handlers)
+        handle = by_type(
+            {
+                Stop: self._stop,
+                Wake: self._wake,
+                Reload: self._reload,
+                Join: self._join,
+                Leave: self._leave,
+            }
+        )
+        self._control = Sockets()
+        self._control.serve(self._run_dir, handle)
         with torch.inference_mode():
             return self._loop()
 
@@ -104,11 +102,13 @@ class DraftServer:
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well and needs no result
                 if self._draft.engine is not None:
-                    self._look_after(self._draft.engine)
+                    self._tend(self._draft.engine)
             if now >= next_touch:
                 next_touch = now + rundir.TOUCH_S
                 rundir.touch(self._run_dir)
-            self._drain(SLEEP_S if self._asleep else 0.0)
+            if self._asleep:
+                self._control.wait(SLEEP_S)
+            self._control.drain()
             engine = self._draft.engine
             if engine is None:
                 if not self._asleep:
@@ -119,14 +119,14 @@ class DraftServer:
             if engine.step():
                 last_work = now
             elif not len(engine.requests):
-                self._drain(SLEEP_S)
+                self._control.wait(SLEEP_S)
             else:
                 time.sleep(self._look_s if now - last_work < 1 else LOOK_LATER_S)
         self._part_with_all()
         self._control.close()
         return "stopped"
 
-    def _look_after(self, engine: DraftEngine) -> None:
+    def _tend(self, engine: DraftEngine) -> None:
         """Once a second, ask for requests that the draft does not know. Part with engines that are
         gone or have moved to another draft."""
         for run_dir, joined in list(self._joined.items()):
@@ -146,12 +146,6 @@ class DraftServer:
         line = self._draft.load()
         self._draft.served.beat()
         logger.info("SSD: %s", line)
-
-    def _drain(self, wait_s: float) -> None:
-        try:
-            self._control.drain(wait_s)
-        except msgspec.DecodeError as error:
-            logger.warning("SSD: ignored a malformed control message: %s", error)
 
     def _stop(self, message: Stop) -> None:
         self._stopped = True

@@ -18,14 +18,13 @@ SPEC_FILE = "draft.json"  # in the run directory
 @dataclass(frozen=True)
 class ServerSpec:
     """Start parameters of a draft server. cores: empty = no pinning. environment: variables of its
-    process, added to the keeper's. hang_s: seconds without a heartbeat until it counts as lost."""
+    process, added to the keeper's."""
 
     run_dir: str
     model: DraftModelSpec
     policy: DraftPolicy
     cores: list[int]
     environment: dict[str, str]
-    hang_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def make_keeper_spec(
     config: Any = vllm_config.speculative_config
     policy = _policy(vllm_config, platform)
     model = _model_spec(vllm_config, policy, device, platform)
-    server = ServerSpec(run_dir, model, policy, device.cores, device.environment, config.hang_s)
+    server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
     return KeeperSpec(server, config.start_timeout_s, config.max_restarts, name)
 
 

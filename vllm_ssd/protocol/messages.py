@@ -1,15 +1,15 @@
-"""Control messages to the draft: typed structs, as msgpack over ZeroMQ, with one handler per type.
+"""Control messages to the draft: typed structs, as msgpack over ZeroMQ.
 
 Only rare events go here: a request begins or ends, or the draft is to sleep. What happens every
 round goes through the speculation table. For each engine the draft binds a ROUTER socket on a
-private unix path. The clients are DEALERs.
+private unix path (``sockets.py``). The clients are DEALERs.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -86,80 +86,13 @@ NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST, DIED})
 _LOOK_S = 0.2  # seconds between two calls of ``given_up``
 
 Request = Union[Add, Remove, Stop, Wake, Reload, Join, Leave]
-# Returns the answer: "" for success, or a sentence that says what is wrong. None sends no answer.
-Handler = Callable[[Any], Union[str, None]]
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Request)
 
 
 def endpoint(run_dir: Path) -> str:
     """The ZeroMQ address of the draft that belongs to this run directory."""
     return f"ipc://{run_dir / 'control.sock'}"
-
-
-class ControlServer:
-    """The draft's end, which listens at any number of addresses."""
-
-    def __init__(self) -> None:
-        self._context = zmq.Context()
-        self._poller = zmq.Poller()
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._handlers: dict[zmq.Socket[bytes], Mapping[type, Handler]] = {}
-
-    def listen(self, address: str, handlers: Mapping[type, Handler]) -> None:
-        """Listen at ``address``, too, with a handler per message type; ``OSError`` if that
-        fails."""
-        socket = self._context.socket(zmq.ROUTER)
-        try:
-            socket.bind(address)
-        except zmq.ZMQError as error:
-            socket.close()
-            raise OSError(f"{address}: {error}") from error
-        self._sockets[address] = socket
-        self._handlers[socket] = handlers
-        self._poller.register(socket, zmq.POLLIN)
-
-    def hang_up(self, address: str) -> None:
-        """Stop listening there. ZeroMQ connects the clients to the next server that listens
-        there."""
-        socket = self._sockets.pop(address)
-        del self._handlers[socket]
-        self._poller.unregister(socket)
-        socket.close(linger=0)
-
-    def drain(self, wait_s: float = 0.0) -> int:
-        """Handle all messages, waiting up to ``wait_s`` seconds for the first; return their number.
-
-        A malformed message raises ``msgspec.DecodeError``; it is consumed, so the caller may go on.
-        """
-        handled = 0
-        # An idle server polls all the time: a poll takes 5 us, a receive without a message 20 us.
-        ready = self._poller.poll(int(wait_s * 1000))
-        while ready:
-            for socket, _ in ready:
-                # A handler may have hung up on others.
-                if socket in self._handlers:
-                    self._handle(socket)
-                    handled += 1
-            ready = self._poller.poll(0)
-        return handled
-
-    def _handle(self, socket: zmq.Socket[bytes]) -> None:
-        """Handle the next message of a socket, and send the answer if there is one."""
-        sender, *_, body = socket.recv_multipart()
-        message = _decoder.decode(body)
-        handler = self._handlers[socket].get(type(message))
-        if handler is None:
-            raise msgspec.ValidationError(f"nobody here handles {type(message).__name__}")
-        answer = handler(message)
-        if answer is not None:
-            socket.send_multipart([sender, answer.encode()])
-
-    def close(self) -> None:
-        for address in list(self._sockets):
-            self.hang_up(address)
-        self._context.term()
 
 
 class ControlClient:

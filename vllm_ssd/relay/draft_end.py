@@ -20,6 +20,7 @@ from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Wake
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.end import Child, End, run
 from vllm_ssd.relay.frames import (
     Changed,
@@ -41,7 +42,6 @@ from vllm_ssd.relay.keys import read_keys, write_keys
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirror import read_status
 from vllm_ssd.relay.peer import ANSWER_S, Peer
-from vllm_ssd.relay.sockets import Sockets
 
 logger = get_logger(__name__)
 
@@ -66,7 +66,7 @@ class DraftEndSpec(msgspec.Struct, frozen=True):
 
 
 class ListeningEnd:
-    """Runs the draft's end of one draft for ``vllm-ssd draft --listen``. Call ``look`` now and then
+    """Runs the draft's end of one draft for ``vllm-ssd draft --listen``. Call ``tend`` now and then
     until ``stop``, which also removes the mirrored tables."""
 
     def __init__(self, spec: DraftEndSpec):
@@ -82,7 +82,7 @@ class ListeningEnd:
             addresses[spec.place] = addresses[spec.place].removesuffix("0") + self._child.word
             write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
 
-    def look(self) -> None:
+    def tend(self) -> None:
         """Restart the draft's end if it has ended. The engines join again by themselves."""
         if not self._child.ended or time.monotonic() < self._next_start:
             return
@@ -116,7 +116,7 @@ class DraftEnd(End[Peer]):
         self._link = DraftLink(sockets, keys, spec.place, self._read)
         self.word = str(self._link.port)
 
-    def _look_after(self, now: float) -> None:
+    def _tend(self, now: float) -> None:
         self.ended = not rundir.is_held(self._watched)
         for sender, peer in list(self._peers.items()):
             if now - peer.heard > PEER_GONE_S:

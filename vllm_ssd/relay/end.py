@@ -25,9 +25,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from vllm_ssd.lifecycle.launch import absolute_paths
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
-from vllm_ssd.relay.sockets import Sockets
 
 _AT_ONCE = LARGEST // 4  # most bytes of a message, except one that is a single frame
 LOOK_S = 0.1  # between two checks for peers that are gone, and two pings
@@ -99,16 +99,16 @@ class End(Generic[C]):
 
     def __init__(self, sockets: Sockets):
         self._sockets = sockets
-        self._next_look = 0.0
+        self._next_tend = 0.0
         self._peers: dict[bytes, C] = {}  # by the link's name for each
 
     def step(self) -> None:
         """Read messages, check the peers, send changes, then wait for messages or the next step."""
         self._sockets.drain()
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_S
-            self._look_after(now)
+        if now >= self._next_tend:
+            self._next_tend = now + LOOK_S
+            self._tend(now)
         for peer in self._peers.values():
             peer.flush()
         self._sockets.wait(min((peer.pause_s for peer in self._peers.values()), default=REST_S))
@@ -117,7 +117,7 @@ class End(Generic[C]):
         """Close all connections and remove all files of this end."""
         raise NotImplementedError
 
-    def _look_after(self, now: float) -> None:
+    def _tend(self, now: float) -> None:
         """Check every ``LOOK_S`` seconds which processes are gone."""
         raise NotImplementedError
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from vllm_ssd.protocol.draft_names import DraftName
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import Hello, Refused, Welcome, decode_to_target, encode
 from vllm_ssd.relay.keys import KeyFile, read_keys
 from vllm_ssd.relay.link import TargetLink
-from vllm_ssd.relay.sockets import Sockets
 
 REACH_S = 5.0  # timeout of its answer
 
@@ -26,15 +26,8 @@ class Where(msgspec.Struct, frozen=True):
     key_file: str
 
     def keys(self) -> KeyFile:
-        """Keys and addresses of the drafts; ``ValueError`` with a sentence if they are unreadable
-        or belong to another service."""
-        keys = read_keys(Path(self.key_file))
-        if keys.name != self.name:
-            raise ValueError(
-                f"{self.key_file} is the key file of the draft server {keys.name!r}, and "
-                f"draft_server is {self.name!r}: name that one, or another key file"
-            )
-        return keys
+        """Keys and addresses of the drafts. Raises the errors of ``read_keys``."""
+        return read_keys(Path(self.key_file), self.name)
 
 
 def described(options: Mapping[str, Any]) -> DraftName | None:

@@ -43,9 +43,10 @@ def make_keys(name: str, addresses: list[str]) -> KeyFile:
     return KeyFile(name, addresses, server_public, server_secret, [public], secret)
 
 
-def read_keys(path: Path) -> KeyFile:
-    """Read a key file. Raises ``ValueError`` with a sentence if it is unreadable, belongs to
-    another user or others can read it. Follows links: Kubernetes mounts secrets as links."""
+def read_keys(path: Path, name: str | None = None) -> KeyFile:
+    """Read the key file of the draft server with this name, None = any. Raises ``ValueError`` with
+    a sentence if it is unreadable or another one's, belongs to another user or others can read it.
+    Follows links: Kubernetes mounts secrets as links."""
     try:
         with open(open_own(path, follow_links=True), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -54,7 +55,7 @@ def read_keys(path: Path) -> KeyFile:
                     f"the key file {path} can be read by others (mode {mode & 0o777:o}): make it "
                     f"the owner's, as with 'chmod 600 {path}'"
                 )
-            return msgspec.json.decode(file.read(), type=KeyFile)
+            keys = msgspec.json.decode(file.read(), type=KeyFile)
     except OSError as error:
         raise ValueError(
             f"the key file {path} cannot be read ({error.strerror}): copy it from the draft's "
@@ -64,6 +65,12 @@ def read_keys(path: Path) -> KeyFile:
         raise ValueError(
             f"{path} is no key file ({error}): copy it from the draft's node once more"
         ) from error
+    if name not in (None, keys.name):
+        raise ValueError(
+            f"{path} is the key file of the draft server {keys.name!r}, and not of {name!r}: use "
+            "that name, or another key file"
+        )
+    return keys
 
 
 def write_keys(path: Path, keys: KeyFile) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 import zmq
 from zmq.utils import z85
 
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import LARGEST
 from vllm_ssd.relay.keys import KeyFile, endpoint_of
-from vllm_ssd.relay.sockets import Sockets
 
 # Limits of what is in flight in one direction: messages in our queue on each side, and bytes in the
 # kernel's buffer on each side. A full sender skips intermediate updates and sends only the current

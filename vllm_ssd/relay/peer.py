@@ -22,10 +22,10 @@ from vllm_ssd.protocol.messages import (
     Remove,
     endpoint,
 )
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.end import Connection
 from vllm_ssd.relay.mirror import Mirror
 from vllm_ssd.relay.records import Side
-from vllm_ssd.relay.sockets import Sockets
 
 ANSWER_S = 2.5  # timeout for the draft server to join or leave an engine
 

@@ -33,6 +33,7 @@ from vllm_ssd.protocol.messages import (
     Request,
     Wake,
 )
+from vllm_ssd.protocol.sockets import Answer, Sockets
 from vllm_ssd.relay.end import REST_S, Connection, End, run
 from vllm_ssd.relay.finding import Where, describe
 from vllm_ssd.relay.frames import (
@@ -51,7 +52,6 @@ from vllm_ssd.relay.frames import (
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.mirror import Mirror, show_status
 from vllm_ssd.relay.records import Side
-from vllm_ssd.relay.sockets import Answer, Sockets
 
 logger = get_logger(__name__)
 
@@ -98,7 +98,7 @@ class TargetEnd(End[Connection]):
         self._next_touch = time.monotonic() + rundir.TOUCH_S
         self._connect()
 
-    def _look_after(self, now: float) -> None:
+    def _tend(self, now: float) -> None:
         if now >= self._renew_at:
             self._end_session()
             self._link.close()

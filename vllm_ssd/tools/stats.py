@@ -45,13 +45,13 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     """Print the table and return the process's exit status."""
     if args.live is not None:
         return _show_live(args.live)
-    look = Look.now()
+    reading = Reading.now()
     if args.json:
-        print(json.dumps([report.as_json() for report in look.reports], indent=2))
-        print(*look.problems, sep="\n", end="", file=sys.stderr)
+        print(json.dumps([report.as_json() for report in reading.reports], indent=2))
+        print(*reading.problems, sep="\n", end="", file=sys.stderr)
     else:
-        Console().print(look.shown())
-    return look.status
+        Console().print(reading.shown())
+    return reading.status
 
 
 def _seconds(text: str) -> float:
@@ -65,35 +65,35 @@ def _seconds(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Look:
+class Reading:
     """Counters of all engines at one time. problems: a sentence for each unreadable table."""
 
     reports: list[EngineReport]
     problems: list[str]
 
     @classmethod
-    def now(cls) -> Look:
-        look = cls([], [])
+    def now(cls) -> Reading:
+        reading = cls([], [])
         for path in rundir.tables():
             try:
                 table = SpeculationTable.open(path, writable=False)
                 if not table.owner.model and not table.owner.named_by_user:
                     continue  # an engine's own draft: the engine's table has its counters, too
-                look.reports.append(EngineReport.read(path, table))
+                reading.reports.append(EngineReport.read(path, table))
             except (FileNotFoundError, PermissionError):
                 continue  # the engine is stopping, or another user has taken the name
             except ValueError as error:  # a table of another version of this package
-                look.problems.append(str(error))
-        return look
+                reading.problems.append(str(error))
+        return reading
 
-    def since(self, earlier: Look) -> Look:
-        """Counts since an earlier look; for new engines, counts since their start."""
+    def since(self, earlier: Reading) -> Reading:
+        """Counts since an earlier reading; for new engines, counts since their start."""
         before = {report.path: report for report in earlier.reports}
         reports = [
             report.since(before[report.path]) if report.path in before else report
             for report in self.reports
         ]
-        return Look(reports, self.problems)
+        return Reading(reports, self.problems)
 
     def shown(self) -> Group:
         found = [as_table(self.reports)] if self.reports else []
@@ -108,12 +108,12 @@ class Look:
 
 def _show_live(seconds: float) -> int:
     """Update the table every ``seconds`` until Ctrl-C; return the last exit status."""
-    look = Look.now()
-    with Live(look.shown(), auto_refresh=False) as live:
+    reading = Reading.now()
+    with Live(reading.shown(), auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(seconds)
-                before, look = look, Look.now()
-                live.update(look.since(before).shown(), refresh=True)
+                before, reading = reading, Reading.now()
+                live.update(reading.since(before).shown(), refresh=True)
         except KeyboardInterrupt:
-            return look.status
+            return reading.status

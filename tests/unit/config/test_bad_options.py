@@ -24,7 +24,8 @@ def test_f_of_the_wrong_length(refusal):
     assert said.endswith("write 4 numbers, or one for all")
 
 
-def test_too_many_branches(refusal):
+def test_too_many_branches_or_none(refusal):
+    assert "leave on_miss out or write an f above 0" in refusal(f=0, on_miss="skip")
     said = refusal(k=16, f=64)
     assert "1088 branches" in said
     assert "the most is 512" in said
@@ -149,12 +150,6 @@ def test_options_of_other_methods(refusal, option, value):
 )
 def test_schedules_that_say_nothing(refusal, schedule, word):
     assert word in refusal(num_speculative_tokens_per_batch_size=schedule)
-
-
-def test_a_schedule_is_kept_for_both_runners(make):
-    config = make(num_speculative_tokens_per_batch_size=[[1, 8, 3], [9, 64, 0]])
-    assert config.schedule == [(1, 8, 3), (9, 64, 0)]
-    assert config.uses_dynamic_speculative_decoding()
 
 
 def test_num_speculative_tokens(refusal):

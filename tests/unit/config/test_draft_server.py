@@ -9,7 +9,6 @@ from vllm_ssd.config import draft_server
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.protocol import rundir
 from vllm_ssd.protocol.draft_names import publish
-from vllm_ssd.tools.draft_server.configs import OPTIONS as OF_THE_COMMAND
 
 
 @pytest.fixture
@@ -90,5 +89,3 @@ def test_each_option_is_said_in_one_place():
     """To the draft server, to the engine, or to both, who then agree."""
     process, common = set(draft_server.OF_ITS_PROCESS), set(draft_server.COMMON)
     assert not process & common and process | common <= set(OPTIONS)
-    otherwise = {"model", "max_model_len", "draft_device", "draft_dtype"}  # by words of their own
-    assert process | common == (set(OF_THE_COMMAND) | otherwise) - {"start_timeout_s"}

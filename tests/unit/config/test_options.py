@@ -27,12 +27,6 @@ def test_defaults(make, draft):
     assert config.resolve_tree_backends(current_platform) == ("sdpa",)
 
 
-def test_a_number_for_each_accepted_length(make):
-    config = make(k=2, f=[4, 2, 0])
-    assert config.fan_out == (4, 2, 0)
-    assert config.max_branches == 6
-
-
 def test_attention_from_the_environment(make, monkeypatch):
     monkeypatch.setenv(TREE_BACKEND_VARIABLE, "sdpa")
     assert make().tree_backend == "sdpa"
@@ -56,11 +50,6 @@ def test_the_attention_is_chosen_for_this_draft(make, monkeypatch):
         config.resolve_tree_backends(gpu)
 
 
-@pytest.mark.parametrize("f", [0, [0, 0, 0, 0]])
-def test_no_drafting_ahead(make, f):
-    assert make(k=3, f=f).max_branches == 0
-
-
 def test_keys_may_have_dashes_and_null_means_not_given(make):
     config = make(**{"on-miss": "skip", "max-wait-ms": 5, "revision": None})
     assert (config.on_miss, config.max_wait_ms) == ("skip", 5.0)
@@ -71,17 +60,6 @@ def test_vllms_own_name_of_k(make, name):
     config = make(**{name: 4})
     assert (config.k, config.num_speculative_tokens, config.fan_out) == (4, 4, (3,) * 5)
     assert make(f=[1, 2, 3], **{name: 2}).max_branches == 6
-
-
-def test_what_says_nothing_new_is_taken(make):
-    config = make(k=4, num_speculative_tokens=4, parallel_drafting=False, method="ssd")
-    assert config.k == 4
-    assert make(draft_tensor_parallel_size=1, draft_sample_method="greedy").k == 7
-
-
-def test_how_the_draft_is_loaded(make):
-    assert make().draft_load_config is None
-    assert make(draft_load_config={"load_format": "dummy"}).draft_load_config.load_format == "dummy"
 
 
 def test_synthetic_acceptance_is_left_to_vllm(make):
@@ -104,18 +82,6 @@ def test_a_short_draft_does_not_shorten_the_target(make):
     assert config.draft_model_config.max_model_len == 256
     assert config.draft_shares_target_positions()
     assert make().max_model_len == 256
-
-
-def test_drafts_that_never_come_are_refused(make):
-    with pytest.raises(ValueError, match="leave on_miss out or write an f above 0"):
-        make(f=0, on_miss="skip")
-    assert make(f=0).max_branches == 0
-
-
-def test_without_a_target_only_the_options_are_checked():
-    config = SSDConfig(k=2, f=[1, 2, 3], model="a/draft")
-    assert config.draft_model_config is None
-    assert config.max_branches == 6
 
 
 @pytest.mark.parametrize(
@@ -153,7 +119,3 @@ def test_engines_are_counted_before_vllm_forgets_them(make, target, draft):
     each = make_ssd_config({"model": draft, "draft_device": "0|1"}, target, parallel)
     assert not each.share_draft, "both have a draft of their own"
     assert twin.engines == 2 and twin.share_draft and twin.own_draft == config.own_draft
-
-
-def test_repr_is_short(make, draft):
-    assert repr(make()) == f"SSDConfig(draft={draft!r}, k=7, f=3, on_miss='auto')"

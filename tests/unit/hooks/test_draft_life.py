@@ -1,6 +1,5 @@
 """The draft starts and stops with its target, whatever becomes of either."""
 
-import gc
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -34,12 +33,6 @@ class FakeDraft:
     def wait_ready(self):
         self._happen("draft ready")
 
-    def sleep(self):
-        self._happen("draft sleeps")
-
-    def wake(self):
-        self._happen("draft wakes up")
-
     def begin_stop(self):
         self._happen("begin to stop draft")
 
@@ -50,12 +43,8 @@ class FakeDraft:
 class Target(Executor):
     """An executor that overrides ``shutdown`` without calling super, as vLLM's do."""
 
-    fails = False
-
     def _init_executor(self):
         FakeDraft.events.append("start target")
-        if self.fails:
-            raise RuntimeError("no target")
 
     def shutdown(self):
         FakeDraft.events.append("stop target")
@@ -65,14 +54,6 @@ class Target(Executor):
 
     def check_health(self):
         pass
-
-
-class DerivedTarget(Target):
-    pass
-
-
-class FailingTarget(Target):
-    fails = True
 
 
 @pytest.fixture
@@ -88,19 +69,6 @@ def config(engine_args, models):
     return engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
 
 
-@pytest.mark.parametrize("executor", [Target, DerivedTarget])
-def test_draft_starts_and_stops_with_the_target(events, config, executor):
-    target = executor(vllm_config=config)
-    assert events == ["start draft", "start target", "workers started"]
-    target.compile_or_warm_up_model()
-    assert events[3:] == ["target: compile_or_warm_up_model", "draft ready"]
-    events.clear()
-    target.shutdown()
-    assert events == ["begin to stop draft", "stop target", "stop draft"]
-    target.shutdown()
-    assert events.count("stop draft") == 1
-
-
 def test_the_target_ends_even_if_its_draft_cannot_be_left(events, config, monkeypatch):
     target = Target(config)
     events.clear()
@@ -108,21 +76,6 @@ def test_the_target_ends_even_if_its_draft_cannot_be_left(events, config, monkey
     with pytest.raises(RuntimeError, match="no luck in begin to stop draft"):
         target.shutdown()
     assert events == ["begin to stop draft", "stop target", "stop draft"]
-
-
-def test_draft_of_a_target_that_fails(events, config):
-    with pytest.raises(RuntimeError, match="no target") as kept:  # and the executor with it
-        FailingTarget(config)
-    assert kept is not None
-    assert events == ["start draft", "start target", "stop draft"]
-
-
-def test_a_draft_that_does_not_start(events, config, monkeypatch):
-    monkeypatch.setattr(FakeDraft, "fails_in", "start draft")
-    with pytest.raises(RuntimeError, match="no luck in start draft") as kept:
-        Target(config)
-    assert kept is not None
-    assert events == ["start draft", "stop draft"]
 
 
 @pytest.mark.parametrize("fails_in", ["workers started", "draft ready"])
@@ -136,12 +89,6 @@ def test_a_draft_that_does_not_get_ready_takes_the_target_down(
     assert events[-4:] == [fails_in, "begin to stop draft", "stop target", "stop draft"]
 
 
-def test_draft_of_a_forgotten_target(events, config):
-    Target(config)
-    gc.collect()
-    assert events == ["start draft", "start target", "workers started", "stop draft"]
-
-
 def test_targets_without_ssd_have_no_draft(events, engine_args):
     for options in (None, {"method": "ngram", "num_speculative_tokens": 2}):
         target = Target(engine_args(options).create_engine_config())
@@ -149,23 +96,3 @@ def test_targets_without_ssd_have_no_draft(events, engine_args):
         target.shutdown()
         assert events == ["start target", "target: compile_or_warm_up_model", "stop target"]
         events.clear()
-
-
-def test_draft_sleeps_while_the_target_does(events, config):
-    target = Target(config)
-    events.clear()
-    target.sleep(1)
-    assert events == ["draft sleeps", "target: sleep"]
-    target.wake_up(["weights"])
-    assert events[2:] == ["target: wake_up"], "a part of the target sleeps on"
-    target.wake_up(["kv_cache"])
-    assert events[3:] == ["target: wake_up", "draft wakes up"]
-
-
-def test_targets_without_ssd_sleep_alone(events, config, engine_args):
-    Target(config)  # which has the methods replaced
-    events.clear()
-    target = Target(engine_args(None).create_engine_config())
-    target.sleep(1)
-    target.wake_up()
-    assert events == ["start target", "target: sleep", "target: wake_up"]

@@ -6,7 +6,7 @@ What would leave patches behind runs in a process of its own.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import reduce
 from importlib.abc import MetaPathFinder
@@ -39,9 +39,16 @@ def draft(tmp_path_factory) -> str:
     return write_model(tmp_path_factory.mktemp("draft"))
 
 
-def in_a_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+def forked(function: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+@pytest.fixture(scope="module")
+def in_a_new_process() -> Iterator[Callable[..., Any]]:
+    """Runs a function in a fork of a process that has imported this file and done nothing else."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield lambda *what: pool.submit(forked, *what).result()
 
 
 def function_of(patch: Patch) -> Callable[..., Any]:
@@ -85,7 +92,7 @@ def apply_twice() -> None:
         assert function_of(patch) is function, patch.function
 
 
-def test_applying_again_changes_nothing():
+def test_applying_again_changes_nothing(in_a_new_process):
     in_a_new_process(apply_twice)
 
 
@@ -137,7 +144,7 @@ def register_without_the_v2_runner(target: str, draft: str) -> None:
     assert originals == (EngineArgs.create_engine_config, Executor.__init__)
 
 
-def test_a_vllm_without_the_v2_runner(target, draft):
+def test_a_vllm_without_the_v2_runner(in_a_new_process, target, draft):
     in_a_new_process(register_without_the_v2_runner, target, draft)
 
 
@@ -173,5 +180,5 @@ def register_with_broken_modules(target: str, draft: str) -> None:
         assert with_speculator(lambda *_: "vLLM's")(config, "cpu", None) == "vLLM's"
 
 
-def test_other_methods_work_where_our_modules_do_not(target, draft):
+def test_other_methods_work_where_our_modules_do_not(in_a_new_process, target, draft):
     in_a_new_process(register_with_broken_modules, target, draft)

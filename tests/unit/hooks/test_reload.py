@@ -50,9 +50,8 @@ def test_a_folder_without_a_model(tmp_path, refusal):
     assert f"there is no config.json in {tmp_path / 'none'}" in refusal(tmp_path / "none")
 
 
-@pytest.mark.parametrize("pid", [0, max(psutil.pids()) + 100_000])
+@pytest.mark.parametrize("pid", [0, max(psutil.pids()) + 100_000], ids=["never begun", "lost"])
 def test_a_draft_that_is_gone(tmp_path, table, refusal, pid):
-    """Never begun, or lost."""
     (tmp_path / "config.json").touch()
     table.draft["pid"] = pid
     assert "the draft is lost" in refusal(tmp_path)

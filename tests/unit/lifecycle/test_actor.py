@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.loaded_draft import tiny_spec
 from vllm_ssd.lifecycle import actor
-from vllm_ssd.lifecycle.actor import DraftActor, DraftLost
+from vllm_ssd.lifecycle.actor import HANG_S, DraftActor, DraftLost
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.protocol import ASLEEP, RELOADING, TableOwner, TableShape
 
@@ -44,10 +44,10 @@ def test_one_that_does_not_finish_loading_again(serving, away):
 
 def test_one_that_sleeps_is_not_missed_for_as_long(serving):
     serving._status["away"] = ASLEEP
-    looks(serving, 3 * serving._spec.hang_s)
+    looks(serving, 3 * HANG_S)
     serving._status["away"] = 0
     looks(serving, TIMEOUT_S / 2)
     serving._status["heartbeat"] = 1
-    looks(serving, serving._spec.hang_s / 2)
+    looks(serving, HANG_S / 2)
     with pytest.raises(DraftLost, match="no sign of life"):
-        looks(serving, serving._spec.hang_s)
+        looks(serving, HANG_S)

@@ -9,26 +9,28 @@ from vllm_ssd.lifecycle import draft_device
 from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
 
 
-def test_sharing_needs_a_word_and_gets_one(caplog):
+def test_sharing_needs_a_word_and_gets_one():
     assert choose_device(engine(parallel(1)), gpus(2)).gpu == 1
     own = choose_device(engine(parallel(1), draft_device=1), gpus(2))
-    assert own.gpu == 1 and not own.may_share_gpu
-    assert not caplog.records
+    assert own.gpu == 1 and not own.may_share_gpu and not own.notes
     shared = engine(parallel(1), draft_device=0, draft_kv_cache_gib=2.5)
     found = choose_device(shared, gpus(2))
     assert found.gpu == 0 and found.may_share_gpu
-    (record,) = caplog.records
-    assert "for development only" in record.getMessage()
-    assert "its 2.5 GiB of KV cache (draft_kv_cache_gib)" in record.getMessage()
+    (note,) = found.notes
+    assert "for development only" in note
+    assert "its 2.5 GiB of KV cache (draft_kv_cache_gib)" in note
 
 
-def test_drafts_that_share_are_warned_of_once(caplog):
+def test_drafts_that_share_are_warned_of_once():
     for device, warnings in ((2, 0), ("2,2", 1)):
+        notes = []
         for number in range(2):
             made = engine(parallel(1, engine=number), engines=2, draft_device=device)
-            assert choose_device(made, gpus(3)).gpu == 2
-        assert len(caplog.records) == warnings
-    assert "names one GPU for the drafts of several engines" in caplog.text
+            found = choose_device(made, gpus(3))
+            assert found.gpu == 2
+            notes += found.notes
+        assert len(notes) == warnings
+    assert "names one GPU for the drafts of several engines" in notes[0]
 
 
 @pytest.mark.parametrize("rocm", [False, True])
@@ -51,18 +53,17 @@ CPU = SimpleNamespace(is_cpu=lambda: True)
         ("0-1", [2, 3], {}),
     ],
 )
-def test_target_and_draft_have_cores_of_their_own(monkeypatch, caplog, bind, cores, bound):
+def test_target_and_draft_have_cores_of_their_own(monkeypatch, bind, cores, bound):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
     monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3])
     found = choose_device(engine(parallel(1)), CPU)
     of_draft = {"OMP_NUM_THREADS": str(len(cores))}
     assert found == DraftDevice(cores, environment=of_draft, of_target=bound)
-    assert not caplog.records
 
 
-def test_too_few_cores(monkeypatch, caplog):
+def test_too_few_cores(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
     monkeypatch.setattr(draft_device, "available_cores", lambda: [0])
-    assert choose_device(engine(parallel(1), draft_device="0"), CPU).cores == [0]
-    (record,) = caplog.records
-    assert "target and draft share some, and will be slow" in record.getMessage()
+    found = choose_device(engine(parallel(1), draft_device="0"), CPU)
+    (note,) = found.notes
+    assert found.cores == [0] and "target and draft share some, and will be slow" in note

@@ -23,13 +23,12 @@ class Script:
     def __init__(self, end: Callable[[], None], *happens: str | DraftLost | None):
         self._end = end
         self._happens = list(happens)
-        self.done: list[str] = []
+        self.gave_up = False
 
     def start(self, again: bool) -> None:
-        self.done.append("start again" if again else "start")
+        pass
 
-    def serve(self) -> None:
-        self.done.append("serve")
+    serve = kill = close = lambda self: None
 
     def result(self) -> str | None:
         if not self._happens:
@@ -40,30 +39,18 @@ class Script:
             raise event
         return event
 
-    def kill(self) -> None:
-        self.done.append("kill")
-
     def gone(self) -> bool:
-        """At the second look."""
-        self.done.append("look")
-        gone = self.done[-2] == "look"
-        if gone and not self._happens:
+        if not self._happens:
             self._end()
-        return gone
+        return True
 
     def give_up(self) -> None:
-        self.done.append("give up")
-
-    def close(self) -> None:
-        self.done.append("close")
-
-
-BURIED = ["kill", "look", "look"]
+        self.gave_up = True
 
 
 @pytest.fixture
 def keep(tmp_path, monkeypatch):
-    """What an actor of this script did before it was closed, and what the engine core was told."""
+    """What the engine core was told of an actor of this script, and whether it was given up."""
 
     def run(*happens, max_restarts=3, start_timeout_s=60.0, name=""):
         ours, theirs = socket.socketpair()
@@ -75,80 +62,64 @@ def keep(tmp_path, monkeypatch):
         spec = KeeperSpec(server, start_timeout_s, max_restarts, name)
         (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
-        made_for: list[ServerSpec] = []
-        monkeypatch.setattr(
-            keeper, "DraftActor", lambda server, _: made_for.append(server) or actor
-        )
+        monkeypatch.setattr(keeper, "DraftActor", lambda *_: actor)
         with ours, theirs:
             Keeper(run_dir, theirs, again=False).run()
             theirs.close()
             lines = [json.loads(line) for line in ours.makefile("rb")]
-        *done, last = actor.done
-        assert last == "close" and made_for == [server]
         assert not run_dir.exists()
-        return done, [line for line in lines if "awaited" not in line]
+        return [line for line in lines if "awaited" not in line], actor.gave_up
 
     return run
 
 
-def test_a_lost_draft_is_started_again_until_it_serves(keep):
-    done, told = keep(None, "one", None, DraftLost("dead"), DraftLost("no memory"), "two")
-    assert told == [{"ready": "one"}, {"lost": "dead"}, {"not_back": "no memory"}, {"back": "two"}]
-    again = [*BURIED, "start again"]
-    assert done == ["start", "serve", *again, *again, "serve"]
+LATE = "the draft model was not ready within 0 s (start_timeout_s)"
+
+
+@pytest.mark.parametrize(
+    "happens, options, told",
+    [
+        (
+            [None, "one", None, DraftLost("dead"), DraftLost("no memory"), "two"],
+            {},
+            [{"ready": "one"}, {"lost": "dead"}, {"not_back": "no memory"}, {"back": "two"}],
+        ),
+        (
+            ["one", DraftLost("dead"), DraftLost("still")],
+            {"max_restarts": 1},
+            [{"ready": "one"}, {"lost": "dead"}, {"given_up": "still"}],
+        ),
+        (
+            ["one", DraftLost("dead")],
+            {"max_restarts": 0},
+            [{"ready": "one"}, {"given_up": "dead"}],
+        ),
+        # A Ray that does not come up is started again at the first start, too.
+        ([RayLost("port in use"), "one"], {}, [{"ready": "one"}]),
+        ([RayLost("no disk")] * 2, {"max_restarts": 1}, [{"failed": "no disk"}]),
+        ([DraftLost("no such file")], {}, [{"failed": "no such file"}]),
+        # The first start has no deadline here, and later ones have.
+        (
+            [None, "one", DraftLost("dead"), None],
+            {"start_timeout_s": 0, "max_restarts": 1},
+            [{"ready": "one"}, {"lost": "dead"}, {"given_up": LATE}],
+        ),
+    ],
+)
+def test_what_becomes_of_a_draft(keep, happens, options, told):
+    said, gave_up = keep(*happens, **options)
+    assert said == told
+    assert gave_up == bool({"failed", "given_up"} & {*told[-1]})
 
 
 def test_a_process_that_does_not_end(keep, monkeypatch):
     """What is lost is said first, and then that it stays."""
+    looks = iter([False, False, True])
     monkeypatch.setattr(keeper, "SAY_AGAIN_S", 0.0)
-    done, told = keep("one", DraftLost("no sign of life"), "two")
-    assert told == [
-        {"ready": "one"},
-        {"lost": "no sign of life"},
-        {"stays": "0 s"},
-        {"back": "two"},
-    ]
-    assert done == ["start", "serve", *BURIED, "start again", "serve"]
-    monkeypatch.setattr(Script, "gone", lambda self: self._end())
-    assert keep("one", DraftLost("no sign of life"))[1][1] == {"lost": "no sign of life"}
-
-
-def test_up_to_max_restarts(keep):
-    dead = [DraftLost("dead")] * 2
-    _, told = keep("one", *dead, DraftLost("still"), max_restarts=2)
-    assert told == [{"ready": "one"}, {"lost": "dead"}, {"not_back": "dead"}, {"given_up": "still"}]
-
-
-def test_never(keep):
-    done, told = keep("one", DraftLost("dead"), max_restarts=0)
-    assert told == [{"ready": "one"}, {"given_up": "dead"}]
-    assert done == ["start", "serve", *BURIED, "give up"]
-
-
-def test_a_ray_that_does_not_come_up_is_started_again(keep):
-    """At the first start, too, where a draft that fails is not."""
-    done, told = keep(RayLost("port in use"), "one")
-    assert told == [{"ready": "one"}]
-    assert done == ["start", *BURIED, "start", "serve"]
-    assert keep(*[RayLost("no disk")] * 2, max_restarts=1)[1] == [{"failed": "no disk"}]
-
-
-def test_a_first_start_that_fails_is_not_repeated(keep):
-    done, told = keep(DraftLost("no such file"))
-    assert told == [{"failed": "no such file"}]
-    assert done == ["start", *BURIED, "give up"]
-
-
-def test_a_later_start_has_a_deadline(keep):
-    done, told = keep("one", DraftLost("dead"), None, start_timeout_s=0, max_restarts=1)
-    late = "the draft model was not ready within 0 s (start_timeout_s)"
-    assert told == [{"ready": "one"}, {"lost": "dead"}, {"given_up": late}]
-    assert done[-5:] == ["close", *BURIED, "give up"]
-
-
-def test_a_server_that_was_told_to_stop_is_lost(keep):
-    _, told = keep("one", "stopped", max_restarts=0)
-    assert told == [{"ready": "one"}, {"given_up": "stopped"}]
+    monkeypatch.setattr(Script, "gone", lambda self: next(looks))
+    said, _ = keep("one", DraftLost("no sign of life"), "two")
+    kinds = [kind for line in said for kind in line]
+    assert kinds == ["ready", "lost", "stays", "stays", "back"]
 
 
 def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
@@ -165,8 +136,8 @@ def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
         os.close(locks.pop())
     monkeypatch.setattr(keeper, "engines_of", engines_of)
     monkeypatch.setattr(keeper, "POLL_S", 0.01)
-    done, told = keep("one", None, name="dp:1")
-    assert told == [{"ready": "one"}] and done == ["start", "serve"]
+    told, _ = keep("one", None, name="dp:1")
+    assert told == [{"ready": "one"}]
     assert asked == ["dp:1"] * 4 and not others
     assert not killed.exists(), "nobody else would remove it"
 
@@ -174,8 +145,7 @@ def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):
 @pytest.mark.parametrize("happens", [["one", DraftLost("dead")], [DraftLost("no such file")]])
 def test_nothing_is_kept_for_others_if_there_will_be_no_draft(keep, monkeypatch, happens):
     monkeypatch.setattr(keeper, "engines_of", lambda _: pytest.fail("for nothing"))
-    done, _ = keep(*happens, max_restarts=0, name="dp:1")
-    assert done[-1] == "give up"
+    assert keep(*happens, max_restarts=0, name="dp:1")[1]
 
 
 def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):

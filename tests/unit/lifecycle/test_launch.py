@@ -4,9 +4,7 @@ import logging
 import os
 import select
 import time
-from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
@@ -80,20 +78,6 @@ def test_the_deadline_names_what_it_waited_for(talk):
     assert str(error.value) == f"SSD: the draft could not be started: {said}"
 
 
-def test_a_stage_of_the_start_is_a_line(talk, caplog):
-    caplog.set_level(logging.INFO)
-    words = (
-        b'{"awaited": "the draft\'s Ray"}\n{"awaited": "the draft model"}\n{"ready": "loaded"}\n'
-    )
-    talk(words).wait_ready()
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("launch")]
-    assert said[1:] == [
-        "SSD: waiting for the draft's Ray",
-        "SSD: waiting for the draft model",
-        "SSD: loaded",
-    ]
-
-
 def test_a_draft_that_has_failed_is_not_waited_for(talk):
     """Neither is one that is on its way: the target goes on in the meantime."""
     talk(b'{"awaited": "the draft\'s Ray"}\n').check()
@@ -104,20 +88,12 @@ def test_a_draft_that_has_failed_is_not_waited_for(talk):
             time.sleep(0.01)
 
 
-def test_a_draft_that_is_not_required(talk, caplog):
-    made = talk(b'{"failed": "no luck"}\n', required=False)
-    made.wait_ready()
-    (record,) = (r for r in caplog.records if r.levelno > logging.INFO)
-    said = "no luck; serving begins without drafts, as required is false"
-    assert record.getMessage() == f"SSD: the draft could not be started: {said}"
-
-
 def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     kinds = ("ready", "lost", "not_back", "back", "given_up")
     words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
     made = talk(words, max_restarts=1)
     made.wait_ready()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     said: list[str] = []
     while len(said) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -131,7 +107,7 @@ def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
 
 
 def until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -155,15 +131,6 @@ def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
     until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
     assert len(talk.commands) == 2, "one too many"
     assert caplog.text.count("keeper is gone, and the draft with it") == 1
-
-
-def test_a_keeper_that_put_everything_away_is_not(talk, caplog):
-    made = talk(b'{"ready": "r"}\n')
-    made.wait_ready()
-    (made.run_dir / launch.SPEC_FILE).unlink()
-    end(talk.keepers[0])
-    until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
-    assert len(talk.commands) == 1
 
 
 def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
@@ -199,21 +166,6 @@ def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):
     rundir.remove(run_dir)
 
 
-def test_the_end_of_the_target_is_time_for_the_keeper(talk, monkeypatch):
-    """Both are told to stop at the same time: the keeper is waited for no longer than ``STOP_S``
-    from then on."""
-    waits = []
-    made = talk(b'{"ready": "here"}\n')
-    made.wait_ready()
-    clock = iter((100.0, 100.0 + 0.75 * launch.STOP_S))  # the target stops in between
-    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    made.begin_stop()
-    monkeypatch.setattr(made._listener, "join", waits.append)
-    made.stop()
-    assert waits == [pytest.approx(0.25 * launch.STOP_S)]
-    rundir.remove(made.run_dir)
-
-
 def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_path):
     """It begins for real, and ends at what it is told."""
     from vllm import platforms
@@ -229,20 +181,6 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
         made.wait_ready()
     made.stop()
     assert not run_dir.exists()
-
-
-def test_a_keeper_that_fails_at_once(monkeypatch, tmp_path):
-    from vllm import platforms
-
-    (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(platforms, "current_platform", gpus(2))
-    made = launcher("drafts")
-    made.start()
-    with pytest.raises(RuntimeError, match="could not be started: its keeper process ended; see"):
-        made.wait_ready()
-    made.stop()
-    assert not made.run_dir.exists()
 
 
 def test_paths_for_another_working_directory(monkeypatch, tmp_path):
@@ -283,7 +221,7 @@ def test_what_it_leaves_is_still_there(talk):
     owner = SpeculationTable.open(rundir.table_path(run_dir), writable=False).owner
     assert (owner.model, owner.draft_server, owner.pid) == ("", "dp:1", os.getpid())
     assert not select.select(talk.keepers, [], [], 0)[0]
-    made.leave()
+    made.stop(leave=True)
     made.stop()
     assert select.select(talk.keepers, [], [], 0)[0], "the keeper sees that it is gone"
     assert find("dp:1")[0] == run_dir and rundir.table_path(run_dir) in rundir.tables()
@@ -293,33 +231,16 @@ def test_what_it_leaves_is_still_there(talk):
     rundir.remove(run_dir)
 
 
-@pytest.mark.parametrize("name, kept_for", [("drafts", ""), ("own:1-ab/0", "own:1-ab/0")])
-def test_a_keeper_knows_for_whom_it_stays(talk, name, kept_for):
-    made = talk(b"", name=name)
-    spec = msgspec.json.decode((made.run_dir / launch.SPEC_FILE).read_bytes(), type=KeeperSpec)
-    assert spec.name == kept_for
-
-
-@pytest.mark.parametrize("name, end", [("drafts", "stop"), ("dp:1", "leave")])
-def test_an_engine_that_is_forgotten_in_the_listener(talk, monkeypatch, name, end):
+@pytest.mark.parametrize("name, leave", [("drafts", False), ("dp:1", True)])
+def test_an_engine_that_is_forgotten_in_the_listener(talk, monkeypatch, name, leave):
     """Python collects what is forgotten in whatever thread it is about to make an object."""
     made = talk(b'{"ready": "here"}\n', name=name)
     made.wait_ready()
     run_dir = made.run_dir
-    monkeypatch.setattr(launch.logger, "error", lambda *_: getattr(made, end)())
+    monkeypatch.setattr(launch.logger, "error", lambda *_: made.stop(leave=leave))
     os.write(talk.keepers[0], b'{"lost": "dead"}\n')
     until(lambda: made._listener is None)
     while talk.locks:
         os.close(talk.locks.pop())
     until(lambda: not rundir.is_alive(run_dir))
     rundir.remove(run_dir)
-
-
-def test_an_engine_that_is_forgotten_as_its_keeper_is_started_again(talk, monkeypatch):
-    made = talk(b'{"ready": "here"}\n')
-    (made.run_dir / launch.SPEC_FILE).touch()
-    made.wait_ready()
-    listener = made._listener
-    monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: made.begin_stop())
-    end(talk.keepers[0])
-    until(lambda: not listener.is_alive())

@@ -4,11 +4,9 @@ parallel group. The draft does nothing but say that it lives."""
 import gc
 import logging
 import os
-import socket
 import threading
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,15 +14,12 @@ import pytest
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.sentences import one_sentence
 from tests.unit.lifecycle.test_joined_draft import FakeService, begin, lives, said, until
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.lifecycle import draft_device, joined_draft, keeper, launch, own_draft
-from vllm_ssd.lifecycle.keeper import Keeper
+from vllm_ssd.lifecycle import draft_device, joined_draft, own_draft
 from vllm_ssd.lifecycle.own_draft import OwnDraft
 from vllm_ssd.lifecycle.own_table import engines_of
-from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
 from vllm_ssd.protocol import FOR_GOOD
 from vllm_ssd.protocol.draft_names import DraftName, find_all
-from vllm_ssd.protocol.messages import Join, Leave
+from vllm_ssd.protocol.messages import Leave
 
 NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, too
 
@@ -64,18 +59,16 @@ class FakeLauncher:
     def begin_stop(self):
         self.events.append("begin to stop")
 
-    def leave(self):
-        self.events.append("leave")
-        threading.Thread(target=self._keep).start()
-
     def _keep(self):
         """As the keeper does."""
         until(lambda: not engines_of(self.named.name))
         self.service.end()
 
-    def stop(self):
-        self.events.append("stop")
-        if not self.service._ended.is_set():
+    def stop(self, leave=False):
+        self.events.append("leave" if leave else "stop")
+        if leave:
+            threading.Thread(target=self._keep).start()
+        elif not self.service._ended.is_set():
             self.service.end()
 
 
@@ -132,18 +125,6 @@ def begin_all(drafts):
     return problems
 
 
-def test_the_first_one_starts_it_and_all_join(launchers, group):
-    drafts = group()
-    assert not begin_all(drafts)
-    (launcher,) = launchers
-    assert launcher.device.gpu == 2, "after the targets of both"
-    until(lambda: launcher.service.engines == 2)
-    # Of two that ask at the same time one is told to ask again.
-    assert all(map(lives, drafts)) and set(launcher.service.asked) == {Join}
-    owners = engines_of(NAME)
-    assert sorted(owner.model for owner in owners) == ["target"] * 2
-
-
 @pytest.mark.parametrize("first", [0, 1])
 def test_it_ends_with_the_last_one(launchers, group, first):
     """Whoever that is: the service goes on when the one that started it has left."""
@@ -193,37 +174,23 @@ def test_a_service_that_ends_is_waited_for(launchers, group):
     assert lives(first) and len(launchers) == 1
 
 
-def test_one_engine_and_its_draft(launchers, group, caplog):
-    """It is started, lost and back, sleeps and wakes up, and ends with the engine. Of losses and
-    returns the launcher tells."""
-    (draft,) = group(1)
-    begin(draft)
-    (launcher,) = launchers
-    assert lives(draft) and draft._table.owner.draft_server == f"{NAME}/0"
-    launcher.service.start_again()
-    until(lambda: draft._table.draft["restarts"][0] == 1 and lives(draft))
-    draft.sleep()
-    assert launcher.service.slept[-1] and not lives(draft)
-    draft.wake()
-    until(lambda: lives(draft))
-    assert said(caplog) == []
-    asked = list(launcher.service.asked)
-    draft.stop()
-    assert launcher.events == ["begin to stop", "stop"]
-    assert launcher.service.asked == asked, "it may hang, and vLLM kills who waits for long"
-
-
-def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, group):
-    """Else it would have the memory that the engine gives back."""
-    (draft,) = group(1)
-    begin(draft)
+def asleep_while_lost(draft, launchers):
+    """Its service, which is lost and deaf, and the thread that puts it to sleep."""
     service = launchers[0].service
     service.die()
     until(lambda: not lives(draft))
     service.deaf = True
     thread = threading.Thread(target=draft.sleep)
     thread.start()
-    thread.join(0.3)
+    thread.join(0.3)  # until it has a connection
+    return service, thread
+
+
+def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, group):
+    """Else it would have the memory that the engine gives back."""
+    (draft,) = group(1)
+    begin(draft)
+    service, thread = asleep_while_lost(draft, launchers)
     assert thread.is_alive()
     service.deaf = False
     thread.join()
@@ -234,13 +201,7 @@ def test_a_draft_that_dies_as_it_is_told_to_sleep(launchers, group):
     """The next one is told, too. One that hangs is told, and then killed."""
     (draft,) = group(1)
     begin(draft)
-    service = launchers[0].service
-    service.die()
-    until(lambda: not lives(draft))
-    service.deaf = True
-    thread = threading.Thread(target=draft.sleep)
-    thread.start()
-    thread.join(0.3)  # until it has a connection
+    service, thread = asleep_while_lost(draft, launchers)
     service.start_another()
     thread.join()
     assert service.slept == [True]
@@ -256,17 +217,6 @@ def test_a_draft_that_is_lost_for_good_is_not_put_to_sleep(launchers, group, mon
         launchers[0].service.die(away=FOR_GOOD)
         until(lambda: not lives(draft))
     draft.sleep()
-
-
-def test_it_is_left_to_the_last_one_to_sleep(launchers, group):
-    drafts = group()
-    begin_all(drafts)
-    for draft in drafts:
-        draft.sleep()
-    assert all(launchers[0].service.slept) and not any(map(lives, drafts))
-    for draft in drafts:
-        draft.wake()
-    until(lambda: all(map(lives, drafts)))
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -348,55 +298,3 @@ def test_each_target_has_its_own_cores(launchers, group, monkeypatch):
         assert name not in os.environ
     (launcher,) = launchers
     assert launcher.device.cores == [4]
-
-
-class Loading:
-    """What a keeper has of a draft that is never loaded."""
-
-    def __init__(self, *_):
-        pass
-
-    def start(self, again):
-        pass
-
-    def result(self):
-        return None
-
-    def close(self):
-        pass
-
-
-def test_a_draft_that_is_not_ready_in_time_ends_with_the_engine(monkeypatch):
-    """The engine's end waits for the keeper, which stays as long as the engine is there."""
-    from vllm import platforms
-
-    def start(command, pass_fds, **_):
-        channel, *locks = map(os.dup, pass_fds)
-
-        def keep():
-            Keeper(Path(command[3]), socket.socket(fileno=channel), again=False).run()
-            for lock in locks:
-                os.close(lock)
-
-        threading.Thread(target=keep).start()
-
-    def spec(_, run_dir, device, platform, name):
-        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
-        server = ServerSpec(run_dir, model, DraftPolicy(2, (1, 1, 1), True, 64), [], {})
-        return KeeperSpec(server, 60.0, 0, name)
-
-    monkeypatch.setattr(platforms, "current_platform", gpus(4))
-    monkeypatch.setattr(launch.subprocess, "run", start)
-    monkeypatch.setattr(launch, "make_keeper_spec", spec)
-    monkeypatch.setattr(launch, "STOP_S", 10.0)
-    monkeypatch.setattr(keeper, "DraftActor", Loading)
-    config = engine(parallel(1), start_timeout_s=0.2)
-    config.speculative_config.own_draft = NAME
-    draft = OwnDraft(config)
-    draft.start()
-    draft.workers_started()
-    with pytest.raises(RuntimeError, match=r"was not ready within 0\.2 s"):
-        draft.wait_ready()
-    draft.stop()
-    with pytest.raises(ValueError):
-        find_all(f"{NAME}/0")

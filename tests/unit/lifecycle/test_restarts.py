@@ -28,15 +28,6 @@ def test_starts_in_a_row_are_limited():
     assert restarts.pause() is None
 
 
-def test_serving_for_a_while_makes_up_for_all_before():
-    clock = Clock()
-    restarts = Restarts(1, clock)
-    for _ in range(5):
-        restarts.served()
-        clock.now += FORGIVEN_S
-        assert restarts.pause() == FIRST_PAUSE_S
-
-
 def test_time_that_a_start_took_does_not_count():
     clock = Clock()
     restarts = Restarts(2, clock)
@@ -45,10 +36,4 @@ def test_time_that_a_start_took_does_not_count():
     assert restarts.pause() is not None
     clock.now += FORGIVEN_S  # it never came to serve
     assert restarts.pause() is not None
-    assert restarts.pause() is None
-
-
-def test_never():
-    restarts = Restarts(0, Clock())
-    restarts.served()
     assert restarts.pause() is None

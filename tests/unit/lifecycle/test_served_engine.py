@@ -27,7 +27,7 @@ from vllm_ssd.protocol.messages import (
     endpoint,
 )
 
-SERVED_S = 30.0
+SERVED_S = 120.0
 
 
 def until(what, condition):

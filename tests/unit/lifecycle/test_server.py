@@ -11,7 +11,8 @@ from vllm_ssd.lifecycle import server
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import RELOADING, rundir
-from vllm_ssd.protocol.messages import ControlServer, Reload, endpoint
+from vllm_ssd.protocol.messages import Reload
+from vllm_ssd.protocol.sockets import Sockets, by_type
 
 
 class Left(Exception):
@@ -40,8 +41,8 @@ def make(monkeypatch):
         engine = SimpleNamespace(step=step, tables=[served], requests=[])
         one._draft = SimpleNamespace(engine=engine, served=served)
         one._status = {}
-        one._control = ControlServer()
-        one._control.listen(endpoint(run_dir), {})
+        one._control = Sockets()
+        one._control.serve(run_dir, by_type({}))
         return one
 
     monkeypatch.setattr(server.os, "_exit", leave)

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from vllm.config import LoadConfig, ModelConfig
 
 from tests.support.gpu_hosts import gpus, parallel
@@ -46,37 +45,6 @@ def test_memory_is_planned_once_for_a_group(make):
     assert [spec.server.model.max_requests for spec in found] == [5, 15]
 
 
-def test_what_a_server_is_told(make):
-    device = DraftDevice([1, 3], environment={"OMP_NUM_THREADS": "2"})
-    spec = make(device, CPU, f=[2, 1, 4], max_model_len=99, max_restarts=7, start_timeout_s=8.0)
-    assert (spec.start_timeout_s, spec.max_restarts) == (8.0, 7)
-    server = spec.server
-    assert (server.run_dir, server.cores, server.environment) == (
-        "/run",
-        device.cores,
-        device.environment,
-    )
-    policy = server.policy
-    assert (policy.k, policy.fan_out, policy.adaptive) == (2, (2, 1, 4), False)
-    assert (policy.fallbacks, policy.chunk, policy.top_m) == (True, 64, 32)
-    assert not policy.whole and make(device, CPU, on_miss="wait").server.policy.whole
-    model = server.model
-    assert (model.tree_backends, model.vocab_size, model.max_requests) == (("sdpa",), 64, 5)
-    assert model.scratch == policy.scratch
-    expected = {"dtype": "float32", "max_model_len": 99, "load_format": "dummy", "max_num_seqs": 5}
-    assert expected.items() <= model.engine_args.items()
-
-
-def test_policies(make):
-    def policy(**options: Any) -> Any:
-        return make(DraftDevice([0]), CPU, **options).server.policy
-
-    assert policy(f=2).adaptive and not policy(f=0).adaptive
-    assert not policy(on_miss="skip").fallbacks
-    assert policy(draft_sample_method="greedy").top_m == 0
-    assert policy(saguaro=0.5).saguaro == 0.5
-
-
 @pytest.mark.parametrize(
     "device, platform, chosen_gib, expected",
     [
@@ -89,11 +57,6 @@ def test_policies(make):
 def test_memory_that_the_draft_may_use(make, device, platform, chosen_gib, expected):
     spec = make(device, platform, draft_kv_cache_gib=chosen_gib)
     assert spec.server.model.kv_cache_bytes == expected
-
-
-def test_the_drafts_own_data_type(make):
-    spec = make(DraftDevice([0]), CPU, draft_dtype="bfloat16")
-    assert getattr(torch, spec.server.model.engine_args["dtype"]) is torch.bfloat16
 
 
 def test_models_are_found_from_another_working_directory(make, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 from vllm_ssd.lifecycle.own_table import OwnFiles, engines_of
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.own_file import open_own
-from vllm_ssd.tools.stats import Look
+from vllm_ssd.tools.stats import Reading
 
 HOLD = """
 import sys, time
@@ -152,7 +152,7 @@ def test_what_others_put_beside_the_tables_is_left_alone(monkeypatch, tmp_path):
             server.bind(bound.name)
             assert in_time(rundir.tables) == [table]
             assert [owner.model for owner in in_time(lambda: engines_of("one"))] == ["target"]
-            assert [report.path for report in in_time(Look.now).reports] == [table]
+            assert [report.path for report in in_time(Reading.now).reports] == [table]
             in_time(lambda: rundir.sweep() or True)
         assert set(tmp_path.iterdir()) == {table, fifo, link, bound, folder}
         for path in (fifo, link, bound, folder):

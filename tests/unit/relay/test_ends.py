@@ -17,6 +17,7 @@ from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, TableShape, 
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.finding import Where, described
@@ -32,13 +33,12 @@ from vllm_ssd.relay.frames import (
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.peer import Peer
-from vllm_ssd.relay.sockets import Sockets
 from vllm_ssd.relay.target_end import TargetEnd, TargetEndSpec
 from vllm_ssd.worker.client import SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 NAMED = DraftName("drafts", {"k": 2, "model": "draft"})
 
 
@@ -166,19 +166,6 @@ def play(server, engine, rounds, name="one"):
         accepted.append(len(target.drafts))
     engine.client.remove(name)
     return accepted
-
-
-def test_an_engine_joins_and_leaves(server, relay, engine):
-    _, ours = relay
-    assert engine.alive() and server.joined() == 1
-    draft = engine.table.draft[0]
-    assert draft["pid"] == server.table.draft["pid"][0] and draft["joined"] == 1
-    until("round trip", lambda: draft["link_us"] > 0)
-    assert draft["restarts"] == 0
-    assert engine.predicted(1) == server.expected
-    assert ask(ours.end.run_dir, Leave(str(engine.run_dir)), ANSWER_S) == ""
-    assert not engine.alive()
-    until("end", lambda: server.joined() == 0)
 
 
 def test_drafts_are_those_of_a_draft_that_is_near(server, engine):
@@ -339,7 +326,7 @@ def test_what_all_engines_have_in_common(relay, key_file):
     assert described(options) == NAMED
     assert described({"draft_server": "drafts"}) is None
     for wrong, said in (
-        ({"draft_server": "other"}, "is the key file of the draft server 'drafts', and"),
+        ({"draft_server": "other"}, "is the key file of the draft server 'drafts', and not of"),
         ({"draft_server": None}, "add its name as draft_server"),
         ({"draft_server_key": str(key_file) + "s"}, "cannot be read (No such file or directory)"),
     ):

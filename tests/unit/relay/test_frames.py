@@ -138,12 +138,3 @@ def test_large_messages_are_divided(monkeypatch):
     connection.flush()
     assert len(sent) > 3 and max(map(len, sent)) < 1000
     assert [frame for message in sent for frame in decode_to_target(message)] == frames_sent
-
-
-@pytest.mark.parametrize("link_us, pause", [(0, 1e-4), (90, 1e-4), (4000, 4e-4), (10**6, 1e-3)])
-def test_looks_are_as_often_as_the_link_makes_worth_it(link_us, pause):
-    connection = Connection(lambda message: True)
-    assert connection.pause_s > 10 * pause, "without requests"
-    connection.mirror = Counting()
-    connection.link_us = link_us
-    assert connection.pause_s == pytest.approx(pause)

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from tests.support.sentences import one_sentence
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.keys import (
     addresses_of,
     endpoint_of,
@@ -20,9 +21,8 @@ from vllm_ssd.relay.keys import (
     read_keys,
 )
 from vllm_ssd.relay.link import DraftLink, TargetLink
-from vllm_ssd.relay.sockets import Sockets
 
-HEARD_S, SILENCE_S = 15.0, 0.3
+HEARD_S, SILENCE_S = 120.0, 0.3
 FD_SETSIZE = 1024
 
 

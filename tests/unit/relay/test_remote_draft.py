@@ -17,16 +17,16 @@ from tests.unit.relay.test_ends import Stepping
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.lifecycle import joined_draft
 from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, rundir
+from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
-from vllm_ssd.protocol.messages import NO_ANSWER, Join, Leave, Wake, ask
+from vllm_ssd.protocol.messages import NO_ANSWER, Join, ask
+from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay import peer
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
 from vllm_ssd.relay.remote_draft import RemoteDraft
-from vllm_ssd.relay.sockets import Sockets
 
 # Of its own, as other tests have services at the same time.
 NAMED = DraftName("far-drafts", {})
@@ -99,18 +99,6 @@ def far(make):
     return one
 
 
-def test_it_joins_and_leaves_nothing_behind(far):
-    draft, service = far.draft, far.service
-    assert lives(draft) and service.asked == [Join]
-    until(lambda: draft._table.draft["link_us"][0] > 0)
-    relay, own = far.relay, draft._run_dir
-    draft.stop()
-    assert relay.ended
-    for run_dir in (own, Path(relay.word)):
-        assert not run_dir.exists() and not rundir.table_path(run_dir).exists()
-    until(lambda: service.asked == [Join, Leave])
-
-
 def test_an_engine_that_is_killed_leaves_nothing_behind(far):
     """``vllm serve`` kills its engine core as soon as it has told it to end."""
     draft, relay = far.draft, Path(far.relay.word)
@@ -141,19 +129,6 @@ def test_a_draft_that_does_not_answer_at_once(make, monkeypatch):
     assert lives(far.draft)
 
 
-def test_it_sleeps_and_wakes_the_draft_up(far, caplog):
-    draft, service = far.draft, far.service
-    draft.sleep()
-    assert not lives(draft)
-    until(lambda: service.slept == [True])
-    service.die(away=ASLEEP)
-    shown = SpeculationTable.open(rundir.table_path(Path(far.relay.word))).draft
-    until(lambda: shown["away"][0] == ASLEEP)
-    draft.wake()
-    until(lambda: lives(draft))
-    assert service.asked[:3] == [Join, Leave, Wake] and said(caplog) == []
-
-
 def test_a_relay_that_dies_is_started_again(far, caplog):
     draft = far.draft
     before = far.relay
@@ -162,15 +137,6 @@ def test_a_relay_that_dies_is_started_again(far, caplog):
     assert lives(draft) and far.relay is not before
     lost, back = said(caplog)
     assert "is lost (it has ended)" in lost and "is back" in back
-
-
-def test_a_link_that_is_silent_is_a_draft_that_is_lost(far, caplog):
-    draft = far.draft
-    far.ends[0].paused = True
-    until(lambda: not lives(draft) and said(caplog))
-    far.ends[0].paused = False
-    until(lambda: draft._table.draft["restarts"][0] == 1)
-    assert lives(draft)
 
 
 def test_of_several_drafts_it_takes_the_one_with_the_fewest_engines(make):

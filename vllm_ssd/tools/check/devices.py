@@ -1,13 +1,40 @@
-"""Findings about devices that were tried: their memory, the draft's attention, the table."""
+"""Findings about a device: its memory, the draft's attention on it, its reach of the table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from vllm_ssd.draft.attention.registry import Backend
-from vllm_ssd.tools.check.device_trial import Report, TriedBackend
+import psutil
+import torch
+
+from vllm_ssd.draft.attention.base import AttentionShape
+from vllm_ssd.draft.attention.registry import Backend, load_backend
+from vllm_ssd.draft.attention.self_test import find_fault
+from vllm_ssd.draft.model import BLOCK_SIZE
+from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.tools.check.findings import Finding, gib
+
+_SDPA = 'write "tree_backend": "sdpa"'
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Sizes of a draft's attention. dtype: torch's name for it, such as "bfloat16"."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+    def shape(self, device: torch.device) -> AttentionShape:
+        """These sizes as an ``AttentionShape`` with the usual scale, head_dim**-0.5."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        sizes = (self.layers, self.heads, self.kv_heads, self.head_dim)
+        return AttentionShape(*sizes, self.head_dim**-0.5, dtype, device)
 
 
 @dataclass(frozen=True)
@@ -22,83 +49,143 @@ class DraftMemory:
     of_free: float = 1.0
 
 
-def failed_trial(device: str, words: str) -> Finding:
-    """Finding about a device whose trial failed. words: the last words of the trial's process."""
-    return Finding(
-        "bad",
-        "device",
-        f"{device} cannot be used ({words})",
-        "end processes that use it exclusively, or install a driver that fits this torch",
-    )
+@dataclass(frozen=True)
+class Draft:
+    """A draft as its device sees it. backends: its attention backends, the preferred one first.
+    left_out: other backends, with the reason as the end of a sentence. memory: None if no draft is
+    known."""
+
+    heads: Heads
+    backends: tuple[Backend, ...]
+    left_out: tuple[tuple[str, str], ...]
+    memory: DraftMemory | None
 
 
-def look_at_memory(device: str, report: Report, need: DraftMemory | None) -> Iterator[Finding]:
-    """Findings about the memory of the draft's device. need: None if no draft is known."""
-    fact = f"{gib(report.free)} of {gib(report.total)} are free on {device} ({report.device})"
+@dataclass(frozen=True)
+class Trial:
+    """What to try on a device. name: the device's. draft: the draft that runs there, None if only
+    the target does. all_backends: whether to try those after the first sound one, too. table: path
+    of the table that the device must reach, None = no table. users: those of "draft" and "target"
+    that reach it from there."""
+
+    name: str
+    draft: Draft | None
+    all_backends: bool = False
+    table: str | None = None
+    users: tuple[str, ...] = ()
+
+
+def examine_device(trial: Trial, device: torch.device) -> Iterator[Finding]:
+    """Findings about a device, which this process uses. Raises torch's error if there is none."""
+    graphs = False
+    if trial.draft is not None:
+        yield from _examine_memory(trial.name, trial.draft.memory, device)
+        graphs = yield from _examine_backends(trial.draft, trial.all_backends, device)
+    if trial.table is not None:
+        yield from _examine_table(trial, Path(trial.table), device, graphs)
+
+
+def _examine_memory(name: str, need: DraftMemory | None, device: torch.device) -> Iterator[Finding]:
+    if device.type == "cpu":
+        memory, about = psutil.virtual_memory(), "CPU"
+        free, total = memory.available, memory.total
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        about = torch.cuda.get_device_name(device)
+    fact = f"{gib(free)} of {gib(total)} are free on {name} ({about})"
     yield Finding("ok", "draft's device", fact)
-    if need is None:
-        return
+    if need is not None:
+        yield judge_memory(need, free)
+
+
+def judge_memory(need: DraftMemory, free: int) -> Finding:
+    """Finding about a draft's memory on a device with ``free`` bytes."""
     weights = need.weights or 0
-    left = report.free - weights
-    cache = min(need.kv_cache, int(need.of_free * max(left, 0)))
+    cache = min(need.kv_cache, int(need.of_free * max(free - weights, 0)))
     named = "weights of unknown size" if need.weights is None else f"{gib(weights)} of weights"
     fact = f"{named}, a KV cache of up to {gib(need.kv_cache)}"
     if cache < need.least:
-        yield Finding(
+        return Finding(
             "bad",
             "draft's memory",
-            f"{fact}, and {gib(report.free)} are free",
+            f"{fact}, and {gib(free)} are free",
             "end what else runs there, name a smaller draft, or another device with draft_device",
         )
-    elif cache < need.kv_cache:
-        yield Finding(
+    if cache < need.kv_cache:
+        return Finding(
             "note",
             "draft's memory",
             f"{fact}, of which {gib(cache)} have room: with many long requests at once, some get "
             "no drafts",
             "lower --max-num-seqs or max_model_len in --speculative-config",
         )
-    else:
-        yield Finding("ok", "draft's memory", fact)
+    return Finding("ok", "draft's memory", fact)
 
 
-def look_at_backends(
-    backends: Sequence[Backend],
-    tried: Sequence[TriedBackend],
-    left_out: Sequence[tuple[str, str]],
-) -> Iterator[Finding]:
-    """Findings about the draft's attention; ssd uses the first sound backend. tried: the first of
-    ``backends``, or all. left_out: other backends, with the reason as the end of a sentence."""
-    used = next((each.backend for each in tried if each.fault is None), None)
-    for each in tried:
-        times = f"{each.first_s:.2f} s at first, {each.again_s * 1000:.0f} ms again"
-        if each.fault is None:
-            chosen = ", is used" if each.backend == used else ""
-            fact = f"{each.backend}: right in the self-test ({times}){chosen}"
+def _examine_backends(
+    draft: Draft, all_backends: bool, device: torch.device
+) -> Generator[Finding, None, bool]:
+    """Findings about the draft's attention; ssd uses the first sound backend. Returns whether that
+    publishes from the GPU, which must then reach the table."""
+    if device.type != "cpu":  # in a process of its own, which may end here
+        print("trying the draft's attention", flush=True)
+    faults: dict[Backend, str | None] = {}
+    times: dict[Backend, str] = {}
+    used: Backend | None = None
+    for backend in draft.backends:
+        if used is not None and not all_backends:
+            break
+        seconds = []
+        for _ in range(2):  # kernels are compiled in the first test
+            began = time.perf_counter()
+            faults[backend] = find_fault(backend, draft.heads.shape(device), BLOCK_SIZE)
+            seconds.append(time.perf_counter() - began)
+        times[backend] = f"{seconds[0]:.2f} s at first, {seconds[1] * 1000:.0f} ms again"
+        if faults[backend] is None:
+            used = used or backend
+    for backend in draft.backends:
+        if backend not in faults:
+            fact = f"{backend}: not tried because {used} is used; --all-backends tries it"
             yield Finding("ok", "attention", fact)
+        elif faults[backend] is None:
+            chosen = ", is used" if backend == used else ""
+            fact = f"{backend}: right in the self-test ({times[backend]}){chosen}"
+            yield Finding("ok", "attention", fact)
+        elif used is None:
+            yield Finding("bad", "attention", f"{backend} {faults[backend]}", _SDPA)
         else:
-            yield Finding(
-                "bad" if used is None else "note",
-                "attention",
-                f"{each.backend} {each.fault}",
-                'write "tree_backend": "sdpa"'
-                if used is None
-                else f"nothing to do: {used} is used instead",
-            )
-    for backend in backends[len(tried) :]:
-        fact = f"{backend}: not tried because {used} is used; --all-backends tries it"
-        yield Finding("ok", "attention", fact)
-    for name, why in left_out:
+            remedy = f"nothing to do: {used} is used instead"
+            yield Finding("note", "attention", f"{backend} {faults[backend]}", remedy)
+    for name, why in draft.left_out:
         yield Finding("ok", "attention", f"{name} {why}: not used")
+    return used is not None and load_backend(used).graphs
 
 
-def look_at_reach(whose: str, device: str, report: Report, remedy: str) -> Finding:
-    """Finding whether a GPU reaches the speculation table. whose: "target" or "draft". remedy: ""
-    if the GPU need not reach it, because the draft does not use CUDA graphs."""
-    name = f"{whose}'s table"
-    if report.out_of_reach is None:
-        return Finding("ok", name, f"{device} reads it in {report.look_ns} ns and can write to it")
-    fact = f"{device} cannot reach it ({report.out_of_reach})"
-    if remedy:
-        return Finding("bad", name, fact, remedy)
-    return Finding("ok", name, f"{fact}, and publishes from the CPU")
+def _examine_table(
+    trial: Trial, path: Path, device: torch.device, graphs: bool
+) -> Iterator[Finding]:
+    """Findings whether a GPU reaches the table. graphs: the draft publishes from this GPU."""
+    from vllm_ssd.protocol.pages import REMEDY, register
+    from vllm_ssd.worker.device_client import measure_look_ns
+
+    print("trying the speculation table", flush=True)
+    table = SpeculationTable.open(path)
+    problem = ""
+    try:
+        register(table, device)
+        look_ns = measure_look_ns(table, device)
+    except OSError as error:
+        problem = str(error)
+    for user in trial.users:
+        name = f"{user}'s table"
+        if not problem:
+            fact = f"{trial.name} reads it in {look_ns} ns and can write to it"
+            yield Finding("ok", name, fact)
+            continue
+        fact = f"{trial.name} cannot reach it ({problem})"
+        if user == "target":
+            yield Finding("bad", name, fact, REMEDY)
+        elif graphs:
+            yield Finding("bad", name, fact, f"{_SDPA}, whose draft publishes from the CPU")
+        else:
+            yield Finding("ok", name, f"{fact}, and publishes from the CPU")

@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from vllm.config import ModelConfig, ParallelConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.cli.serve import make_arg_parser
+from vllm.platforms import current_platform
+from vllm.transformers_utils.config import get_safetensors_params_metadata
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_ssd.config.draft_checks import first_sentence
-from vllm_ssd.draft.attention.registry import BACKENDS, Backend
+from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
 from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.lifecycle.server_spec import make_keeper_spec
 from vllm_ssd.protocol import TableShape
-from vllm_ssd.tools.check.device_trial import Heads
-from vllm_ssd.tools.check.devices import DraftMemory
+from vllm_ssd.tools.check.devices import Draft, DraftMemory, Heads
 from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
-
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
-    from vllm.engine.arg_utils import EngineArgs
 
 # Used if no draft is named: the attention of Llama-3.2-1B and the options' defaults.
 _USUAL_HEADS = Heads(layers=16, heads=32, kv_heads=8, head_dim=64, dtype="bfloat16")
 _USUAL_TABLE = TableShape(slots=256, k=7, branches=24, top_m=32)
-_PACKAGE_LOGGER = "vllm.vllm_ssd"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be tried. backends: the draft's attention backends, the preferred one first.
-    left_out: other backends, each with the reason. device: None if vLLM's Ray will choose it. need:
-    None if no draft is known. has_workers: vLLM has worker processes besides the engine core."""
+    """What is to be tried. device: the draft's, None if vLLM's Ray will choose it. has_workers:
+    vLLM has worker processes besides the engine core."""
 
     parallel: ParallelConfig
     engines: int
-    heads: Heads
-    backends: tuple[Backend, ...]
-    left_out: tuple[tuple[str, str], ...]
+    draft: Draft
     table: TableShape
     device: DraftDevice | None
-    need: DraftMemory | None
     has_workers: bool
 
 
 def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> EngineArgs:
     """The arguments of ``vllm serve TARGET`` with method ssd. Invalid arguments end the process
     with vLLM's usage line. draft: overrides the model in --speculative-config."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.cli.serve import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
     parser = FlexibleArgumentParser(
         prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [arguments of vllm serve]"
     )
@@ -64,67 +57,46 @@ def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> Engi
     return replace(args, speculative_config={"method": "ssd", **options, **named})
 
 
-def look_at_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
+def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
     """Yield findings in the order of a start, up to the first refusal. Returns the subject to try;
     None after a refusal or if a draft server drafts for the engine."""
-    from vllm.platforms import current_platform
-
-    from vllm_ssd.config.options import make_ssd_config
-    from vllm_ssd.config.target_checks import check_device, check_target
-
     say_wait("reading configs and tokenizers: seconds, or as long as the Hugging Face Hub takes")
     try:
-        plain = _config(replace(args, speculative_config=None))
+        target = _config(replace(args, speculative_config=None)).model_config
     except Exception as error:  # from vLLM, or from libraries with which it reads models
         yield _vllms_own("target", args.model, error)
         return None
-    target, parallel = plain.model_config, plain.parallel_config
-    options: Any = args.speculative_config
-    about_target = (
-        f"{args.model} ({target.get_vocab_size()} tokens, texts up to {target.max_model_len})"
-    )
-    name = "target"
+    sizes = f"{target.get_vocab_size()} tokens, texts up to {target.max_model_len}"
+    yield Finding("ok", "target", f"{args.model} ({sizes})")
     try:
-        check_target(args, target, parallel)
-        yield Finding("ok", "target", about_target)
-        name = "draft"
-        config = make_ssd_config(options, target, parallel)
-        yield from _about_draft(config, target)
-        name = "draft's device"
-        check_device(config, parallel, current_platform)
-    except ValueError as error:
-        yield refusal(name, error)
+        config = _config(args)
+    except Exception as error:  # ssd's own are plain ``ValueError``
+        ours = type(error) is ValueError
+        what = "target and draft together"
+        yield refusal("engine", error) if ours else _vllms_own("engine", what, error)
         return None
-    try:
-        complete = _config(args)
-    except Exception as error:  # from vLLM or its libraries
-        yield _vllms_own("engine", "target and draft together", error)
-        return None
-    runner = "V2" if complete.use_v2_model_runner else "V1"
-    yield Finding("ok", "model runner", runner)
-    if config.draft_server is not None:
-        fact = f"{config.draft_server} is running, on a device that was checked at its start"
+    speculation: Any = config.speculative_config
+    yield from _about_draft(speculation, target)
+    yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
+    if speculation.draft_server is not None:
+        fact = f"{speculation.draft_server} is running, on a device that was checked at its start"
         yield Finding("ok", "draft server", fact)
         return None
-    with _warnings() as said:
-        # Only the engine itself asks Ray for a GPU, because it keeps the reservation.
-        device = None if parallel.use_ray else choose_device(complete, current_platform)
-    for text in said:
-        yield Finding("note", "draft's device", text)
-    return _subject(complete, device)
+    # Only the engine itself asks Ray for a GPU, because it keeps the reservation.
+    ray = config.parallel_config.use_ray
+    device = None if ray else choose_device(config, current_platform)
+    for note in () if device is None else device.notes:
+        yield Finding("note", "draft's device", note)
+    return _subject(config, device)
 
 
 def usual_subject(device: DraftDevice, parallel: ParallelConfig) -> Subject:
     """Subject for an engine whose models are not known."""
-    tried, left_out = _backends(None)
-    return Subject(
-        parallel, 1, _USUAL_HEADS, tried, left_out, _USUAL_TABLE, device, None, has_workers=False
-    )
+    draft = Draft(_USUAL_HEADS, *_backends(None), memory=None)
+    return Subject(parallel, 1, draft, _USUAL_TABLE, device, has_workers=False)
 
 
 def _config(args: EngineArgs) -> VllmConfig:
-    from vllm.usage.usage_lib import UsageContext
-
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
@@ -144,8 +116,6 @@ def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
 
 
 def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
-    from vllm.platforms import current_platform
-
     ssd: Any = config.speculative_config
     draft = ssd.draft_model_config
     spec = make_keeper_spec(config, "", device or DraftDevice(), current_platform).server.model
@@ -157,7 +127,7 @@ def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
         draft.get_head_size(),
         str(draft.dtype).removeprefix("torch."),
     )
-    block = BLOCK_SIZE * _bytes_per_token(heads)
+    block = BLOCK_SIZE * heads.shape(torch.device("cpu")).bytes_per_token()
     most = block * most_blocks(spec, ssd.max_model_len)
     limit = spec.kv_cache_bytes
     need = DraftMemory(
@@ -170,12 +140,9 @@ def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
     return Subject(
         config.parallel_config,
         ssd.engines,
-        heads,
-        spec.tree_backends,
-        _backends(draft)[1],
+        Draft(heads, spec.tree_backends, _backends(draft)[1], need),
         table_shape(config),
         device,
-        need,
         has_workers=backend == "mp",
     )
 
@@ -184,26 +151,14 @@ def _backends(
     draft: ModelConfig | None,
 ) -> tuple[tuple[Backend, ...], tuple[tuple[str, str], ...]]:
     """Backends that a draft can use here, the preferred one first; the others with the reasons."""
-    from vllm.platforms import current_platform
-
-    from vllm_ssd.draft.attention.registry import resolve_tree_backends
-
     why = {name: about.obstacle(draft, current_platform) for name, about in BACKENDS.items()}
     left_out = tuple((name, text) for name, text in why.items() if text is not None)
     return resolve_tree_backends("auto", draft, current_platform), left_out
 
 
-def _bytes_per_token(heads: Heads) -> int:
-    import torch
-
-    return heads.shape(torch.device("cpu")).bytes_per_token()
-
-
 def weight_bytes(model: ModelConfig) -> int | None:
     """Bytes of a model's loaded weights, from the headers of its safetensors files; None if it has
     no such files or they cannot be read."""
-    from vllm.transformers_utils.config import get_safetensors_params_metadata
-
     tensors = get_safetensors_params_metadata(model.model, revision=model.revision)
     sizes = [
         _loaded_bytes(about, model)
@@ -219,25 +174,3 @@ def _loaded_bytes(about: dict[str, Any], model: ModelConfig) -> int:
         return int(prod(about["shape"]) * model.dtype.itemsize)
     first, last = about["data_offsets"]
     return int(last - first)
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect the package's warnings in the block, without "SSD: ", instead of logging them."""
-    said: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage().removeprefix("SSD: "))
-
-    logger, collector = logging.getLogger(_PACKAGE_LOGGER), Collector()
-    before = logger.level, logger.propagate
-    logger.addHandler(collector)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield said
-    finally:
-        logger.removeHandler(collector)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]

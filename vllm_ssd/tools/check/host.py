@@ -18,13 +18,13 @@ from vllm_ssd.tools.check.findings import Finding, gib, refusal
 _QUEUE_CHUNKS = 10
 
 
-def look_at_memory() -> Finding:
+def examine_memory() -> Finding:
     """Finding about host memory: it holds weights on their way to a GPU, both models on CPUs."""
     memory = psutil.virtual_memory()
     return Finding("ok", "host memory", f"{gib(memory.available)} of {gib(memory.total)} are free")
 
 
-def look_at_shared_memory(run_dir: Path, shape: TableShape, has_queue: bool) -> Iterator[Finding]:
+def examine_shared_memory(run_dir: Path, shape: TableShape, has_queue: bool) -> Iterator[Finding]:
     """Findings about shared memory. Makes the speculation table of a run directory and leaves it
     there. has_queue: whether vLLM has worker processes."""
     folder = table_path(run_dir).parent
@@ -54,7 +54,7 @@ def _queue_bytes() -> int:
     return int(envs.VLLM_MQ_MAX_CHUNK_BYTES_MB) * 2**20 * _QUEUE_CHUNKS
 
 
-def look_at_locked_memory(shape: TableShape) -> Finding:
+def examine_locked_memory(shape: TableShape) -> Finding:
     """Finding about the limit of locked memory. GPUs register the table's pages, and some drivers
     count these as locked."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -13,17 +13,17 @@ from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
 _GROUP, _PLUGIN = "vllm.general_plugins", "ssd"
 
 
-def look_at_software() -> Iterator[Finding]:
+def examine_software() -> Iterator[Finding]:
     """Findings about vLLM, its device, its functions that ssd replaces, and the plugin's entry
     point. Stops after the first bad one, because the later checks depend on it."""
-    for look in (_look_at_vllm, _look_at_platform, _look_at_functions, _look_at_plugin):
-        finding = look()
+    for examine in (_examine_vllm, _examine_platform, _examine_functions, _examine_plugin):
+        finding = examine()
         yield finding
         if finding.state == "bad":
             return
 
 
-def _look_at_vllm() -> Finding:
+def _examine_vllm() -> Finding:
     say_wait("importing torch and vLLM: about 20 s")
     try:
         import torch
@@ -44,7 +44,7 @@ def _look_at_vllm() -> Finding:
     )
 
 
-def _look_at_platform() -> Finding:
+def _examine_platform() -> Finding:
     from vllm.platforms import current_platform
 
     from vllm_ssd.config.target_checks import check_host
@@ -66,7 +66,7 @@ def _look_at_platform() -> Finding:
     return Finding("ok", "platform", f"{current_platform.device_type} on {host.machine()}")
 
 
-def _look_at_functions() -> Finding:
+def _examine_functions() -> Finding:
     from vllm_ssd.config.versions import SUPPORTED
     from vllm_ssd.hooks.known_functions import changed_functions
 
@@ -81,7 +81,7 @@ def _look_at_functions() -> Finding:
     )
 
 
-def _look_at_plugin() -> Finding:
+def _examine_plugin() -> Finding:
     chosen = os.environ.get("VLLM_PLUGINS")
     if not entry_points(group=_GROUP, name=_PLUGIN):
         return Finding(

@@ -23,7 +23,7 @@ LOOK_S = 0.5  # between two checks whether the draft is lost for good
 class Drafts(Protocol):
     """The drafts of one command, on this node or another."""
 
-    def look(self) -> bool:
+    def tend(self) -> bool:
         """Check the drafts; False if all are lost for good."""
 
     def stop(self) -> None:
@@ -199,7 +199,7 @@ def _serve(drafts: Drafts, args: argparse.Namespace, here: bool) -> int:
         who = "and on other nodes with" if here else "engines join it with --speculative-config"
         options["draft_server_key"] = args.key_file.name
         print(f"{who} '{json.dumps(options)}'", flush=True)
-    while drafts.look():
+    while drafts.tend():
         time.sleep(LOOK_S)
     return _refuse("the draft is lost for good, see above")
 

@@ -10,25 +10,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-# Options of --speculative-config that are also flags of the command.
-OPTIONS = (
-    "k",
-    "f",
-    "draft_sample_method",
-    "draft_top_m",
-    "saguaro",
-    "quantization",
-    "revision",
-    "code_revision",
-    "draft_load_config",
-    "draft_kv_cache_gib",
-    "draft_max_num_batched_tokens",
-    "tree_backend",
-    "start_timeout_s",
-    "max_restarts",
-)
-
-
 def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:
     """A config for each draft; they differ in ``draft_device``. Raises ``ValueError`` with a
     sentence if a flag is invalid."""
@@ -61,7 +42,9 @@ def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    given = {option: getattr(args, option) for option in OPTIONS}
+    from vllm_ssd.config.draft_server import FLAGS
+
+    given = {option: getattr(args, option) for option in FLAGS}
     engine = EngineArgs(
         model=args.model,
         revision=args.revision,

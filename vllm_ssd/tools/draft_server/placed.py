@@ -34,7 +34,7 @@ _KEYS = "relay.key"  # file in the run directory on the draft's node
 
 
 class DraftOnNode:
-    """The actor on the chosen node: ``address``, ``serve``, ``look`` now and then, ``stop``."""
+    """The actor on the chosen node: ``address``, ``serve``, ``tend`` now and then, ``stop``."""
 
     def __init__(self) -> None:
         self._drafts: LocalDrafts | None = None
@@ -62,9 +62,9 @@ class DraftOnNode:
             self.stop()
             raise
 
-    def look(self) -> bool:
+    def tend(self) -> bool:
         """Check the drafts and their relays; False if all drafts are lost for good."""
-        return self._drafts is not None and self._drafts.look()
+        return self._drafts is not None and self._drafts.tend()
 
     def stop(self) -> None:
         """End the drafts and remove their files on this node."""
@@ -73,13 +73,15 @@ class DraftOnNode:
 
 
 class PlacedDraft:
-    """Drafts on another node. Call ``start``, ``look`` now and then, and ``stop`` at any time."""
+    """Drafts on another node. Call ``start``, ``tend`` now and then, and ``stop`` at any time."""
 
     def __init__(self, args: argparse.Namespace):
         """Raises ``ValueError`` with a sentence if the key file belongs to another service."""
         self._args = args
         self._labels = labels(args.ray_labels)
-        self._keys = self._old_keys() or make_keys(args.name, [])
+        path = args.key_file
+        # Engines may have copies of a key file that exists.
+        self._keys = read_keys(path, args.name) if path.exists() else make_keys(args.name, [])
         self._count = len(devices(args.device))
         if args.listen is not None:
             addresses_of(args.listen, self._count)
@@ -105,11 +107,11 @@ class PlacedDraft:
         self._place()
         self._restarts.served()
 
-    def look(self) -> bool:
+    def tend(self) -> bool:
         """Place the draft again if its node is lost. Returns False if it is lost for good."""
         try:
             if self._serving:
-                return bool(self._ray.get(self._actor.look.remote()))
+                return bool(self._ray.get(self._actor.tend.remote()))
             if time.monotonic() < self._again_at:
                 return True
             self._place()
@@ -139,18 +141,6 @@ class PlacedDraft:
         pause = self._restarts.pause()
         self._again_at = time.monotonic() + (pause or 0.0)
         return pause is not None
-
-    def _old_keys(self) -> KeyFile | None:
-        """Keys of an existing key file, of which engines may have copies; None without a file."""
-        path = self._args.key_file
-        if not path.exists():
-            return None
-        keys = read_keys(path)
-        if keys.name != self._args.name:
-            raise ValueError(
-                f"{path} is the key file of {keys.name!r}: name another file, or remove this one"
-            )
-        return keys
 
     def _place(self) -> None:
         """Place and load the draft; ``ValueError`` with a sentence if it cannot be loaded."""

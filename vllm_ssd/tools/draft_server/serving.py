@@ -19,7 +19,7 @@ END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take les
 
 class LocalDrafts:
     """Several drafts on this node. Call ``launch``, ``listen`` to accept engines on other nodes,
-    ``wait_ready``, ``look`` now and then; ``stop`` may be called at any time."""
+    ``wait_ready``, ``tend`` now and then; ``stop`` may be called at any time."""
 
     def __init__(self, configs: Sequence[VllmConfig], name: str):
         """Make a draft for each config. All have one service name."""
@@ -62,10 +62,10 @@ class LocalDrafts:
         for launcher in self._launchers:
             launcher.wait_ready()
 
-    def look(self) -> bool:
+    def tend(self) -> bool:
         """Restart relays that have ended. Returns False if all drafts are lost for good."""
         for relay in self._relays:
-            relay.look()
+            relay.tend()
         return not all(launcher.given_up for launcher in self._launchers)
 
     def stop(self) -> None:

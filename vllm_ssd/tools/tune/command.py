@@ -160,7 +160,7 @@ def _check_candidates(
 
     from vllm_ssd.config.default_drafts import default_draft
     from vllm_ssd.lifecycle.cores import available_cores
-    from vllm_ssd.tools.check.engine import look_at_engine, parse_engine
+    from vllm_ssd.tools.check.engine import examine_engine, parse_engine
 
     drafts: list[str] = []
     for draft in args.draft or [args.speculative_config.get("model")]:
@@ -173,7 +173,7 @@ def _check_candidates(
             )
         options = {**args.speculative_config, **parsed, "k": max(args.k), "f": max(args.f)}
         engine.speculative_config = options
-        for finding in look_at_engine(engine):
+        for finding in examine_engine(engine):
             if finding.state == "bad":
                 remedy = f": {finding.remedy}" if finding.remedy else ""
                 raise ValueError(f"{finding.fact}{remedy}")

@@ -1,38 +1,34 @@
-"""What is said of devices by what their trials have found."""
+"""What is found about devices: memory, attention, the table, and a trial whose process dies."""
 
 from __future__ import annotations
 
+import sys
 from subprocess import CompletedProcess
 
 import pytest
 import torch
 
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
-from vllm_ssd.tools.check.device_trial import (
-    Heads,
-    Report,
-    Trial,
-    TriedBackend,
-    last_words,
-    try_cpu,
-)
+from vllm_ssd.protocol import SpeculationTable, TableShape, pages
+from vllm_ssd.tools.check import device_trial, devices
+from vllm_ssd.tools.check.device_trial import last_words, try_gpu
 from vllm_ssd.tools.check.devices import (
+    Draft,
     DraftMemory,
-    look_at_backends,
-    look_at_memory,
-    look_at_reach,
+    Heads,
+    Trial,
+    examine_device,
+    judge_memory,
 )
 from vllm_ssd.tools.check.findings import GIB
 
 HEADS = Heads(layers=2, heads=4, kv_heads=2, head_dim=16, dtype="bfloat16")
+CPU = torch.device("cpu")
 
 
-def report(free: int = 100 * GIB, **fields) -> Report:
-    return Report("NVIDIA H200", free, 140 * GIB, [], **fields)
-
-
-def tried(backend: str, fault: str | None) -> TriedBackend:
-    return TriedBackend(backend, fault, 2.0, 0.01, graphs=fault is None and backend == "triton")
+def look(*backends: str, left_out=(), memory=None, all_backends=False):
+    draft = Draft(HEADS, backends, left_out, memory)
+    return list(examine_device(Trial("cores 0", draft, all_backends), CPU))
 
 
 @pytest.mark.parametrize(
@@ -46,44 +42,79 @@ def tried(backend: str, fault: str | None) -> TriedBackend:
     ],
 )
 def test_weights_and_kv_cache_must_fit(free, need, state):
-    device, memory = look_at_memory("GPU 1", report(free * GIB), need)
-    assert device.state == "ok" and f"{free}" in device.fact
+    memory = judge_memory(need, free * GIB)
     assert memory.state == state and bool(memory.remedy) == (state != "ok")
 
 
-def test_no_draft_needs_nothing():
-    (device,) = look_at_memory("GPU 1", report(), None)
-    assert "100 GiB of 140 GiB" in device.fact
+class Deaf(SDPAAttention):
+    """Computes nothing."""
+
+    def tree_plan(self, batch, branches, steps):
+        plan = super().tree_plan(batch, branches, steps)
+        right = plan.attend
+        plan.attend = lambda *inputs: torch.zeros_like(right(*inputs))
+        return plan
 
 
-def test_the_first_sound_backend_is_used():
-    wrong = tried("triton", "is wrong on this GPU")
-    both, missing = ("triton", "sdpa"), [("flashinfer", "is missing")]
-    found = list(look_at_backends(both, [wrong, tried("sdpa", None)], missing))
-    assert [each.state for each in found] == ["note", "ok", "ok"]
-    assert "sdpa is used instead" in found[0].remedy and "is used" in found[1].fact
+@pytest.fixture
+def deaf(monkeypatch):
+    """Makes the backend "triton" one that computes nothing."""
+    from vllm_ssd.draft.attention import self_test
+
+    def load(name):
+        return Deaf if name == "triton" else SDPAAttention
+
+    monkeypatch.setattr(self_test, "load_backend", load)
 
 
-def test_a_chosen_backend_that_is_wrong_is_bad():
-    wrong = tried("triton", "does not run on this GPU (no)")
-    (found,) = look_at_backends(("triton",), [wrong], [])
+def test_the_first_sound_backend_is_used(deaf):
+    device, wrong, right, missing = look("triton", "sdpa", left_out=[("flashinfer", "is missing")])
+    assert device.state == "ok" and "free on cores 0 (CPU)" in device.fact
+    assert wrong.state == "note" and "triton is wrong" in wrong.fact
+    assert "sdpa is used instead" in wrong.remedy
+    assert right.state == "ok" and "is used" in right.fact
+    assert missing.state == "ok" and "flashinfer is missing" in missing.fact
+
+
+def test_a_chosen_backend_that_is_wrong_is_bad(deaf):
+    _, found = look("triton")
     assert found.state == "bad" and "sdpa" in found.remedy
 
 
-def test_what_would_not_be_used_is_not_tried():
-    used, other = look_at_backends(("triton", "sdpa"), [tried("triton", None)], [])
-    assert used.fact.startswith("triton: right") and other.fact.startswith("sdpa: not tried")
+@pytest.mark.parametrize("all_backends", [False, True])
+def test_what_would_not_be_used_is_tried_on_demand(deaf, all_backends):
+    _, used, other = look("sdpa", "triton", all_backends=all_backends)
+    assert used.fact.startswith("sdpa: right")
+    assert ("not tried" in other.fact) == (not all_backends)
 
 
-@pytest.mark.parametrize("remedy, state", [("pass them through", "bad"), ("", "ok")])
-def test_a_table_out_of_reach(remedy, state):
-    found = look_at_reach("draft", "GPU 1", report(out_of_reach="no atomics"), remedy)
-    assert (found.state, found.remedy) == (state, remedy) and "no atomics" in found.fact
+@pytest.mark.parametrize("graphs, state", [(True, "bad"), (False, "ok")])
+def test_a_table_out_of_reach(tmp_path, monkeypatch, graphs, state):
+    """The target needs it; the draft needs it if it publishes from the GPU."""
+
+    def refuse(table, device):
+        raise OSError("no atomics")
+
+    SpeculationTable.create(tmp_path / "table", TableShape(slots=2, k=2, branches=3))
+    monkeypatch.setattr(pages, "register", refuse)
+    monkeypatch.setattr(Deaf, "graphs", graphs)
+    monkeypatch.setattr(devices, "load_backend", lambda _: Deaf)
+    draft = Draft(HEADS, ("sdpa",), (), None)
+    users = ("draft", "target")
+    trial = Trial("GPU 1", draft, table=str(tmp_path / "table"), users=users)
+    *_, of_draft, of_target = examine_device(trial, CPU)
+    assert of_draft.state == state and of_target.state == "bad"
+    for found in (of_draft, of_target):
+        assert "GPU 1 cannot reach it (no atomics)" in found.fact
+        assert bool(found.remedy) == (found.state == "bad")
 
 
-def test_a_table_in_reach():
-    found = look_at_reach("target", "GPU 0", report(look_ns=1400), "")
-    assert found.state == "ok" and "1400 ns" in found.fact
+def test_a_trial_in_a_process_without_a_gpu(monkeypatch):
+    """Its end is found, too, with its last words."""
+    monkeypatch.setattr(device_trial, "LIMIT_S", 120.0)
+    draft = Draft(HEADS, ("sdpa",), (), None)
+    (found,) = try_gpu(Trial("GPU 7", draft), {"PYTHONPATH": ":".join(sys.path)})
+    assert found.state == "bad" and found.fact.startswith("GPU 7 cannot be used (")
 
 
 def died(said: bytes, errors: bytes) -> CompletedProcess[bytes]:
@@ -101,30 +132,3 @@ def test_a_trial_that_ends_its_process():
     said += b"trying the draft's attention\n"
     assert last_words(died(said, b"")) == "exit status -6, trying the draft's attention"
     assert last_words(died(b"", b"a\nRuntimeError: no GPU\n")) == "RuntimeError: no GPU"
-
-
-class Deaf(SDPAAttention):
-    """Computes nothing."""
-
-    def tree_plan(self, batch, branches, steps):
-        plan = super().tree_plan(batch, branches, steps)
-        right = plan.attend
-        plan.attend = lambda *inputs: torch.zeros_like(right(*inputs))
-        return plan
-
-
-@pytest.mark.parametrize("all_backends, count", [(False, 1), (True, 2)])
-def test_as_a_start_does_or_all(all_backends, count):
-    trial = Trial(HEADS, ("sdpa", "sdpa"), all_backends)
-    assert len(try_cpu(trial).backends) == count
-
-
-def test_backends_are_really_tried(monkeypatch):
-    (right,) = try_cpu(Trial(HEADS, ("sdpa",))).backends
-    assert right.fault is None and right.first_s > 0 and right.again_s > 0
-
-    from vllm_ssd.draft.attention import self_test
-
-    monkeypatch.setattr(self_test, "load_backend", lambda _: Deaf)
-    (wrong,) = try_cpu(Trial(HEADS, ("sdpa",))).backends
-    assert "is wrong" in wrong.fault

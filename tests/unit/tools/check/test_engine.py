@@ -5,17 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from vllm import platforms
 from vllm.config import ModelConfig, ParallelConfig
 
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from vllm_ssd.lifecycle.draft_device import DraftDevice
-from vllm_ssd.tools.check import command, device_trial
-from vllm_ssd.tools.check.device_trial import Report, Trial, TriedBackend
-from vllm_ssd.tools.check.engine import look_at_engine, parse_engine, usual_subject, weight_bytes
-from vllm_ssd.tools.check.findings import could_start
+from vllm_ssd.tools.check import machine
+from vllm_ssd.tools.check.devices import Trial
+from vllm_ssd.tools.check.engine import examine_engine, parse_engine, usual_subject, weight_bytes
+from vllm_ssd.tools.check.findings import Finding, could_start
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def models(tmp_path_factory) -> SimpleNamespace:
 def look(models, draft, *further):
     """All findings, and the subject."""
     words = ["--dtype", "float32", "--enforce-eager", *further]
-    steps, found = look_at_engine(parse_engine(models.target, draft, words)), []
+    steps, found = examine_engine(parse_engine(models.target, draft, words)), []
     while True:
         try:
             found.append(next(steps))
@@ -48,17 +47,17 @@ def test_a_pair_that_fits(models, monkeypatch):
     facts = {each.name: each.fact for each in found}
     assert "k=3, f=2" in facts["draft"] and facts["vocabularies"].startswith("64 tokens")
     assert facts["model runner"] == "V1"
-    assert subject.backends == ("sdpa",) and subject.device.cores
+    assert subject.draft.backends == ("sdpa",) and subject.device.cores
     assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
-    assert subject.need.weights is None, "there are none"
-    assert 0 < subject.need.least < subject.need.kv_cache <= 2**30
+    assert subject.draft.memory.weights is None, "there are none"
+    assert 0 < subject.draft.memory.least < subject.draft.memory.kv_cache <= 2**30
 
 
 @pytest.mark.parametrize(
     "further, name, remedy",
     [
-        (["-pp", "2"], "target", "--tensor-parallel-size"),
-        (["--speculative-config", '{"draft_device": "4000"}'], "draft's device", "choose from"),
+        (["-pp", "2"], "engine", "--tensor-parallel-size"),
+        (["--speculative-config", '{"draft_device": "4000"}'], "engine", "choose from"),
         (["--max-model-len", "100000"], "target", "until vllm serve starts without ssd"),
     ],
 )
@@ -90,9 +89,9 @@ def test_weights_as_they_will_be_loaded(tmp_path):
 
 
 def test_one_gpu_is_too_few(monkeypatch):
-    monkeypatch.setattr(platforms, "current_platform", gpus(1))
+    monkeypatch.setattr(machine, "current_platform", gpus(1))
     with pytest.raises(ValueError, match="its draft needs 1 more"):
-        command._usual_subject()
+        machine.subject_without_target()
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -103,20 +102,19 @@ def test_both_gpus_are_tried_as_their_processes_see_them(monkeypatch, capsys, sh
 
     def try_gpu(trial: Trial, environment):
         assert "at most 900 s" in capsys.readouterr().err
-        asked.append((environment["CUDA_VISIBLE_DEVICES"], trial.backends))
-        done = [TriedBackend(b, None, 1.0, 0.1, graphs=True) for b in trial.backends]
-        return Report("NVIDIA H200", 2**37, 2**37, done, None, "no atomics")
+        assert trial.table == "/a/table" and (trial.draft is None) == ("draft" not in trial.users)
+        asked.append((environment["CUDA_VISIBLE_DEVICES"], trial.users))
+        yield Finding("ok", trial.name, "was tried")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(platforms, "current_platform", gpus(3))
-    monkeypatch.setattr(device_trial, "try_gpu", try_gpu)
+    monkeypatch.setattr(machine, "current_platform", gpus(3))
+    monkeypatch.setattr(machine, "try_gpu", try_gpu)
     draft = 0 if shared else 2
     device = DraftDevice([], draft, {"CUDA_VISIBLE_DEVICES": str(draft)})
     parallel = ParallelConfig(distributed_executor_backend="uni")
     subject = usual_subject(device, parallel)
-    found = list(command._try_gpus(subject, device, "/a/table", all_backends=True))
-    assert asked[0] == (str(draft), subject.backends)
-    assert asked[1:] == ([] if shared else [("0", ())])
-    states = {each.name: each.state for each in found}
-    assert states["draft's table"] == "bad", "its programs are graphs"
-    assert states["target's table"] == "bad"
+    found = list(machine._try_gpus(subject, device, "/a/table", all_backends=True))
+    if shared:
+        assert asked == [("0", ("draft", "target"))] and len(found) == 1
+    else:
+        assert asked == [("2", ("draft",)), ("0", ("target",))] and len(found) == 2

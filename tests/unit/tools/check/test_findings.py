@@ -19,12 +19,12 @@ def test_a_remedy_is_below_its_fact():
 
 
 def test_each_line_is_printed_as_soon_as_it_is_known(monkeypatch, capsys):
-    def look_at_software():
+    def examine_software():
         yield FINE
         assert capsys.readouterr().out == f"{FINE.shown()}\n"
         yield WRONG
 
-    monkeypatch.setattr(software, "look_at_software", look_at_software)
+    monkeypatch.setattr(software, "examine_software", examine_software)
     assert cli.main(["check"]) == 1
     end = "ssd could not start: 1 of 2 lines are bad"
     assert capsys.readouterr().out == f"{WRONG.shown()}\n\n{end}\n"

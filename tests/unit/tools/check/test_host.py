@@ -10,8 +10,8 @@ import pytest
 from vllm_ssd.hooks import known_functions
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.tools.check import software
-from vllm_ssd.tools.check.host import look_at_locked_memory, look_at_shared_memory
-from vllm_ssd.tools.check.software import look_at_software
+from vllm_ssd.tools.check.host import examine_locked_memory, examine_shared_memory
+from vllm_ssd.tools.check.software import examine_software
 
 SHAPE = TableShape(slots=2, k=2, branches=3)
 
@@ -29,14 +29,14 @@ def run_dir():
 def test_worker_processes_want_more_shared_memory(run_dir, monkeypatch, has_queue, state):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 0, 2**26))
-    (found,) = look_at_shared_memory(run_dir, SHAPE, has_queue)
+    (found,) = examine_shared_memory(run_dir, SHAPE, has_queue)
     assert found.state == state and bool(found.remedy) == has_queue
     assert SpeculationTable.open(rundir.table_path(run_dir)).shape == SHAPE
 
 
 def test_a_table_without_room(run_dir):
     huge = TableShape(slots=2**20, k=16, branches=512, top_m=128)
-    (found,) = look_at_shared_memory(run_dir, huge, has_queue=False)
+    (found,) = examine_shared_memory(run_dir, huge, has_queue=False)
     assert found.state == "bad" and "--shm-size" in found.remedy
     assert not rundir.table_path(run_dir).exists()
 
@@ -46,33 +46,33 @@ def test_a_table_without_room(run_dir):
 )
 def test_the_limit_of_locked_memory(monkeypatch, limit, state):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    found = look_at_locked_memory(SHAPE)
+    found = examine_locked_memory(SHAPE)
     assert found.state == state and ("memlock" in found.remedy) == (state == "note")
 
 
 def test_software_is_in_order(monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert [each.state for each in look_at_software()] == ["ok"] * 4
+    assert [each.state for each in examine_software()] == ["ok"] * 4
 
 
 def test_functions_that_vllm_has_changed(monkeypatch):
     """Are a note: they may still do."""
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setattr(known_functions, "KNOWN", frozenset())
-    (note,) = (each for each in look_at_software() if each.state != "ok")
+    (note,) = (each for each in examine_software() if each.state != "ok")
     assert note.state == "note" and "install a released vLLM" in note.remedy
     assert "vllm.v1.executor.abstract.Executor.shutdown" in note.fact
 
 
 def test_a_plugin_that_is_left_out(monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "another")
-    *_, last = look_at_software()
+    *_, last = examine_software()
     assert last.state == "bad" and last.remedy.startswith("add ssd")
 
 
 def test_a_plugin_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(software, "entry_points", lambda **_: ())
-    *_, last = look_at_software()
+    *_, last = examine_software()
     assert last.state == "bad" and "pip install" in last.remedy
 
 
@@ -80,6 +80,6 @@ def test_another_version_of_vllm_ends_the_check(monkeypatch):
     import vllm
 
     monkeypatch.setattr(vllm, "__version__", "0.1.0")
-    *_, last = look_at_software()
+    *_, last = examine_software()
     assert last.name == "platform" and last.state == "bad"
     assert "0.1.0" in last.fact and "install a supported vLLM" in last.remedy

@@ -1,26 +1,47 @@
-"""Event loop of one relay end: reads its sockets, the answers to its requests, and file descriptors
-such as the channel to its parent."""
+"""The event loop of a draft server or of a relay's end: it serves control messages, asks others,
+and reads further sockets and file descriptors."""
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.protocol.messages import Join, Leave, Request, Wake, endpoint
+
+logger = get_logger(__name__)
 
 _ROUNDS = 64  # messages of each socket that one ``drain`` reads, so that other work gets a turn
 
+# Sends the answer to a request: "" for success, or a sentence that says what is wrong.
 Answer = Callable[[str], None]
+Handler = Callable[[Request, Answer], None]
 _requests = msgspec.msgpack.Decoder(Request)
 
 
+def by_type(handlers: Mapping[type, Callable[[Any], str | None]]) -> Handler:
+    """A handler that calls the one for a message's type, and answers what that returns. None sends
+    no answer."""
+
+    def handle(message: Request, answer: Answer) -> None:
+        handler = handlers.get(type(message))
+        if handler is None:
+            raise msgspec.ValidationError(f"nobody here handles {type(message).__name__}")
+        text = handler(message)
+        if text is not None:
+            answer(text)
+
+    return handle
+
+
 class Sockets:
-    """All sources that one end reads. context: the ZeroMQ context for their sockets."""
+    """All sources that one process reads. context: the ZeroMQ context for their sockets."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()
@@ -45,9 +66,10 @@ class Sockets:
         if not isinstance(source, int):
             source.close(linger=linger_ms)
 
-    def serve(self, run_dir: Path, handle: Callable[[Request, Answer], None]) -> zmq.Socket[bytes]:
-        """Handle control messages for a run directory. Returns the socket; ``remove`` ends the
-        service. Drops malformed messages. Raises ``OSError`` if the address cannot be bound."""
+    def serve(self, run_dir: Path, handle: Handler) -> zmq.Socket[bytes]:
+        """Handle control messages for a run directory. Returns the socket; after ``remove``, ZeroMQ
+        connects the clients to the next server there. Logs malformed messages, and those for which
+        ``handle`` raises ``msgspec.DecodeError``. ``OSError`` if the address cannot be bound."""
         socket = self.context.socket(zmq.ROUTER)
         try:
             socket.bind(endpoint(run_dir))
@@ -58,10 +80,9 @@ class Sockets:
         def read() -> None:
             sender, *_, body = socket.recv_multipart()
             try:
-                message = _requests.decode(body)
-            except msgspec.DecodeError:
-                return
-            handle(message, lambda text: _answer(socket, sender, text))
+                handle(_requests.decode(body), lambda text: _answer(socket, sender, text))
+            except msgspec.DecodeError as error:
+                logger.warning("SSD: ignored a malformed control message: %s", error)
 
         self.add(socket, read)
         return socket

@@ -1,0 +1,81 @@
+"""Checks the machine for one engine: memory, the table, the devices and the draft's Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import torch
+from vllm.config import ParallelConfig
+from vllm.platforms import current_platform
+
+from vllm_ssd.lifecycle.cores import available_cores, split_cores
+from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.placement import gpu_environment, place_draft, target_gpus
+from vllm_ssd.protocol import rundir
+from vllm_ssd.tools.check.device_trial import LIMIT_S, try_gpu
+from vllm_ssd.tools.check.devices import Trial, examine_device
+from vllm_ssd.tools.check.engine import Subject, usual_subject
+from vllm_ssd.tools.check.findings import Finding, could_start, say_wait
+from vllm_ssd.tools.check.host import examine_locked_memory, examine_shared_memory
+from vllm_ssd.tools.check.ray_trial import RayTrial
+
+
+def subject_without_target() -> Subject:
+    """Subject for one engine on one device; ``ValueError`` if no device is left for its draft."""
+    parallel = ParallelConfig()
+    if current_platform.is_cpu():
+        cores = split_cores(available_cores(), 1, None, None)
+        return usual_subject(DraftDevice(cores.draft), parallel)
+    gpu = place_draft(None, 1, parallel, current_platform, 0).device
+    environment = gpu_environment(gpu, current_platform.is_rocm())
+    return usual_subject(DraftDevice([], gpu, environment), parallel)
+
+
+def examine_machine(subject: Subject, all_backends: bool) -> Iterator[Finding]:
+    """Make or start these for a moment: the table, the draft's Ray, the draft's attention."""
+    rundir.sweep()
+    run_dir, locks = rundir.create()
+    ray = RayTrial(run_dir)
+    try:
+        memory = list(examine_shared_memory(run_dir, subject.table, subject.has_workers))
+        yield from memory
+        if could_start(memory):  # the trial of a GPU needs the table
+            yield from _try_devices(subject, str(rundir.table_path(run_dir)), all_backends)
+        yield ray.finding()
+    finally:
+        ray.end()
+        rundir.remove(run_dir)
+        for lock in locks:
+            os.close(lock)
+
+
+def _try_devices(subject: Subject, table: str, all_backends: bool) -> Iterator[Finding]:
+    device = subject.device
+    if device is None:
+        fact = "vLLM's Ray will choose it, on the engine's node: it is not tried here"
+        yield Finding("ok", "draft's device", fact)
+    elif device.gpu is None:
+        trial = Trial(f"cores {', '.join(map(str, device.cores))}", subject.draft, all_backends)
+        yield from examine_device(trial, torch.device("cpu"))
+    else:
+        yield examine_locked_memory(subject.table)
+        yield from _try_gpus(subject, device, table, all_backends)
+
+
+def _try_gpus(
+    subject: Subject, device: DraftDevice, table: str, all_backends: bool
+) -> Iterator[Finding]:
+    # Only the first GPU of the target looks drafts up.
+    first, *_ = target_gpus(subject.engines, subject.parallel, current_platform)
+    name, shared = f"GPU {device.gpu}", first == device.gpu
+    users = ("draft", "target") if shared else ("draft",)
+    trial = Trial(name, subject.draft, all_backends, table, users)
+    trials = [(trial, device.environment)]
+    if not shared:
+        trial = Trial(f"GPU {first}", None, table=table, users=("target",))
+        trials.append((trial, gpu_environment(first, current_platform.is_rocm())))
+    for trial, environment in trials:
+        limit = f"at most {LIMIT_S:g} s, most of it to compile kernels that no cache has"
+        say_wait(f"trying the {trial.users[0]}'s {trial.name}: {limit}")
+        yield from try_gpu(trial, environment)
