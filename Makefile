@@ -1,6 +1,6 @@
 # make setup | bench-clients | demo | unit | test | upstream | upstream-short | lint | wheel | clean.
 # Everything happens in .venv, .venv-bench, .models and .upstream of this folder. unit: the tests that
-# start no engine, in three minutes. test: lint and all tests. upstream: vLLM's own tests, with ssd.
+# start no engine, in two to three minutes. test: lint and all tests. upstream: vLLM's own tests, with ssd.
 # wheel: the package, into dist.
 PYTHON ?= python3.11
 VENV := .venv
@@ -48,12 +48,12 @@ lint: setup
 	$(BIN)/mypy
 
 # Two processes, of one thread each: the models are tiny, and a second thread would only wait for the
-# first, by spinning. The files' tests share what they start.
+# first, by spinning. The files' tests share what they start. GPU kernels run in Triton's interpreter.
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
 
 test: lint unit bench-clients
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
 # vLLM's own tests, in engines with method ssd; and the most telling of them. The first run downloads
 # them.

@@ -16,19 +16,28 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Of two files at a time, one has its targets on the first of two cores, and one on the second.
+if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and os.cpu_count() == 2:
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "1")
+# Engines find ``tests``, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-# Two files run at a time, on two cores: the longest come first, lest one be left at the end.
+# Two files run at a time, on two cores: the longest come first, lest one be left at the end, and
+# such as wait beside such as compute.
 LONGEST = [
     f"test_{name}.py"
     for name in (
         "draft_service",
-        "remote_draft",
-        "restart",
         "lossless",
-        "server",
+        "remote_draft",
         "features",
+        "restart",
+        "server",
         "tune",
+        "sampling",
+        "soak",
+        "start",
     )
 ]
 
@@ -66,28 +75,31 @@ def even_target() -> str:
 
 
 @pytest.fixture(scope="session")
+def spoken_pair(target, tmp_path_factory) -> tuple[str, str]:
+    """(target, draft): random Qwen3 models of SmolLM2's tokens that cost next to nothing, for tests
+    to which texts mean nothing. The draft mostly agrees with the target."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from benchmarks.standin.checkpoint import copy_tokenizer
+    from benchmarks.standin.tiny import TINY
+
+    folder = tmp_path_factory.mktemp("spoken")
+    torch.manual_seed(1)
+    sizes = {**TINY, "vocab_size": 49152, "head_dim": 32, "architectures": ["Qwen3ForCausalLM"]}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes)).float()
+    output = model.lm_head.weight.data
+    output *= 0.15  # no token is nearly certain
+    for name in ("target", "draft"):
+        model.save_pretrained(folder / name)
+        copy_tokenizer(Path(target), folder / name)
+        output += 0.06 * output.std() * torch.randn_like(output)
+    return str(folder / "target"), str(folder / "draft")
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A random function of 400 tokens, without a tokenizer."""
     from benchmarks.standin.tiny import save_tiny
 
     return save_tiny(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="session")
-def tiny_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
-    """(wide, small): one function at a large cost and at a small one."""
-    from benchmarks.standin import Shape
-    from benchmarks.standin.tiny import widened
-
-    shape = Shape(1024, 24, 16, 8, 64, 4096)
-    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny
-
-
-@pytest.fixture(scope="session")
-def busy_pair(tiny, tmp_path_factory) -> tuple[Path, Path]:
-    """The same for 16 requests at once: a core takes a tenth of a second for a step."""
-    from benchmarks.standin import Shape
-    from benchmarks.standin.tiny import widened
-
-    shape = Shape(512, 12, 8, 4, 64, 2048)
-    return widened(tiny, tmp_path_factory.mktemp("wide"), shape), tiny

@@ -12,10 +12,9 @@ from typing import Any
 
 from benchmarks.soak.load import Clients
 from benchmarks.soak.requests import Choice, Question, Request, difference, greedy_request
-from tests.support.harness import wait_for
+from tests.support.harness import START_S, wait_for
 
 STALL_S = 15.0  # without a token, after which a request has failed; a hang lasts longer
-STUCK_S = 600.0
 
 
 class Load:
@@ -51,7 +50,7 @@ class Load:
             self.check()
             return condition()
 
-        return wait_for(what, looked_at, STUCK_S)
+        return wait_for(what, looked_at, START_S)
 
     def check(self) -> None:
         """So far no request has failed or stalled, and no text was another than the plain one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ def checks(target, draft, tmp_path_factory):
         done = subprocess.run(
             [*before, sys.executable, "-m", "vllm_ssd.cli", "check", *words],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             capture_output=True,
             text=True,
         )

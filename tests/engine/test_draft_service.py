@@ -9,64 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from benchmarks.common import server as serve
 from benchmarks.common.running import alive, counters, leftovers, processes_of
-from benchmarks.soak.requests import Choice, Question
-from tests.engine.load import Load
+from tests.engine.joined import SPECULATION, Joined, joined
 from tests.support.draft_command import BACK, LOST, NAME, Service
-from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
-from vllm_ssd.metrics import rates, subtract
+from tests.support.harness import END_S, wait_for, wait_gone
 from vllm_ssd.protocol import rundir
-
-AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
-OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
-SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
-# The draft has a core, and all targets the other.
-CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-
-
-@dataclass
-class Engine:
-    """A server that has joined, what it is asked, and the target's own answers. load:
-    the newest one."""
-
-    server: serve.Server
-    run_dir: Path
-    questions: list[Question]
-    answers: list[Choice]
-    load: Load = field(init=False)
-
-    @contextmanager
-    def under_load(self) -> Iterator[None]:
-        """Meanwhile; no request fails, and no text is another than the plain one."""
-        self.load = Load(self.server.url, AT_ONCE, self.questions, self.answers)
-        with self.load.running():
-            yield
-        self.load.check()
-        assert self.load.outcome.compared >= AT_ONCE
-
-    def rounds(self) -> dict[str, Any]:
-        """What is counted in the next rounds."""
-        before = counters(self.run_dir)
-        end = before["rounds"] + ROUNDS
-        self.load.until("rounds", lambda: counters(self.run_dir)["rounds"] >= end)
-        return subtract(counters(self.run_dir), before)
-
-    def serves(self) -> bool:
-        return bool(counters(self.run_dir)["heartbeat"])
-
-    def said(self, text: str) -> int:
-        """How often the log has this."""
-        return self.server.log.read_text(errors="replace").count(text)
 
 
 @pytest.fixture(scope="module")
@@ -75,37 +29,19 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(busy_pair, folder) -> Iterator[Service]:
-    one = Service(busy_pair[1], folder / "service.log")
+def service(tiny, folder) -> Iterator[Service]:
+    one = Service(tiny, folder / "service.log")
     with one.running():
         yield one
 
 
 @pytest.fixture(scope="module")
-def engines(busy_pair, service, folder) -> Iterator[list[Engine]]:
-    """Two servers, and their target's own answers."""
-    target = str(busy_pair[0])
-    arguments = {**OPTIONS, "model": target, "speculative_config": SPECULATION}
-    prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(2 * AT_ONCE)]
-    with ExitStack() as ends:
-        servers = [
-            serve.Server(arguments, folder / f"{name}.log", CORES) for name in ("one", "two")
-        ]
-        for server in servers:
-            ends.callback(lambda each=server: each.process.poll() is None and each.end())
-        found = tiny_answers(busy_pair[1], prompts, TOKENS)
-        made = []
-        for number, server in enumerate(servers):
-            server.wait_healthy(START_S)
-            run_dir = server.run_dir()
-            assert run_dir is not None
-            own = slice(number * AT_ONCE, (number + 1) * AT_ONCE)
-            questions = [Question(prompt, TOKENS) for prompt in prompts[own]]
-            made.append(Engine(server, run_dir, questions, found[own]))
-        yield made
+def engines(tiny, service, folder) -> Iterator[list[Joined]]:
+    with joined(tiny, folder, 2) as servers:
+        yield servers
 
 
-def test_options_that_do_not_fit_are_refused_before_anything_starts(busy_pair, service):
+def test_options_that_do_not_fit_are_refused_before_anything_starts(tiny, service):
     from vllm.engine.arg_utils import EngineArgs
 
     before = rundir.living()
@@ -118,7 +54,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(busy_pair, s
         ({"draft_device": "1"}, "leave draft_device out"),
     ):
         args = EngineArgs(
-            model=str(busy_pair[0]),
+            model=str(tiny),
             skip_tokenizer_init=True,
             speculative_config={**SPECULATION, **options},
         )
@@ -133,15 +69,13 @@ def test_one_draft_for_two_and_its_death(engines, service):
     with ExitStack() as loads:
         for one in engines:
             loads.enter_context(one.under_load())
-        usual = [rates(one.rounds())["hit"] for one in engines]
-        assert min(usual) > 0.2, usual
+        assert all(one.has_hits() for one in engines)
         assert service.joined() == 2
         service.draft.server().kill()
         for one in engines:
             one.load.until("loss", lambda one=one: one.said(LOST))
         for one in engines:
-            one.load.until("return", lambda one=one: one.said(BACK) and one.serves())
-            one.load.until("hits", lambda one=one: rates(one.rounds())["hit"] > 0.2)
+            one.wait_back(1)
     for one in engines:
         assert (one.said(LOST), one.said(BACK)) == (1, 1)
         assert counters(one.run_dir)["restarts"] == 1
@@ -167,13 +101,13 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
         gone = time.monotonic()
         second.load.until("end of its files", lambda: not leftovers(first.run_dir, [core]))
         assert time.monotonic() - gone < 5
-        assert rates(second.rounds())["hit"] > 0.2
+        assert second.has_hits()
     assert second.said(LOST) == 1, "that was before"
     first.server.process.wait(END_S)
     wait_gone(first.run_dir, own, END_S)
 
 
-def test_another_service_under_the_same_name(engines, service, busy_pair, folder):
+def test_another_service_under_the_same_name(engines, service, tiny, folder):
     """Whoever stops the one serves without drafts until there is the other. That has two drafts, of
     which one is for the other's engines, too, if that dies, or hangs for a while."""
     _, second = engines
@@ -184,7 +118,7 @@ def test_another_service_under_the_same_name(engines, service, busy_pair, folder
         assert not second.serves()
         wait_gone(service.run_dir, own, END_S)
     # Without a load: one of the drafts has the targets' core, where its start would take long.
-    another = Service(busy_pair[1], folder / "another.log", flags="--device 0|1")
+    another = Service(tiny, folder / "another.log", flags="--device 0|1")
     with another.running():
         wait_for("return", lambda: second.said(BACK) == 2)
         spare, used = sorted(another.drafts, key=lambda draft: draft.counted()["joined"])

@@ -48,7 +48,7 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(target, draft, plain) -> Iterator[Runs]:
     options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
-    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
+    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     with engine(target, speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))

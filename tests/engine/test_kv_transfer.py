@@ -1,8 +1,5 @@
-"""Prefill and decode in engines of their own: the decode engine gets the KV of prompts through
-vLLM's own connectors, and its draft needs nothing of the prefill engine, which has none.
-
-The target is a stand-in, the draft's own function at many times its cost.
-"""
+"""An engine gets the KV of prompts from elsewhere, through vLLM's own connectors, and its draft
+needs nothing of that."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.common.running import counters
-from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
+from tests.support.greedy_texts import tiny_answers
+from tests.support.harness import PATIENT, SSD, engine, greedy, own_run_dir, texts
 
 BLOCK = 32  # tokens, the fewest on CPUs
 OPTIONS = {
@@ -39,7 +37,7 @@ def connector(name: str, role: str, **extra: str) -> dict[str, Any]:
 
 def with_drafts(draft: Path) -> dict[str, Any]:
     speculation = {**SSD, "k": 3, "f": 2, "model": str(draft)}
-    return {**OPTIONS, "speculative_config": speculation}
+    return {**OPTIONS, **PATIENT, "speculative_config": speculation}
 
 
 def settings(max_tokens: int = 40, **params: Any) -> Any:
@@ -75,42 +73,42 @@ def zero(file: Path) -> None:
     save_file({name: kv.zero_() for name, kv in load_file(file).items()}, file)
 
 
-def test_through_files(busy_pair, tmp_path):
-    """What is in the files is what the decode engine goes on from: of a prompt whose files have
-    other contents it says something else."""
-    target, draft = busy_pair
-    name, folder = "ExampleConnector", {"shared_storage_path": str(tmp_path)}
-    kv = connector(name, "kv_producer", **folder)
-    with engine(str(target), kv_transfer_config=kv, **OPTIONS) as llm:
-        plain = texts(answers(llm, PROMPTS))
+def test_through_files(tiny, tmp_path):
+    """Of prompts that the draft has not seen, and the engine has forgotten: it goes on from what is
+    in the files. Of a prompt whose files have other contents it says something else."""
+    kv = connector("ExampleConnector", "kv_both", shared_storage_path=str(tmp_path))
+    with engine(str(tiny), kv_transfer_config=kv, **with_drafts(tiny)) as llm:
+        undrafted = greedy(1, detokenize=False, extra_args={"ssd": 0})
+        answers(llm, PROMPTS, undrafted)
         others = set(tmp_path.iterdir())
-        plain_spoilt = texts(answers(llm, [SPOILT]))
-    (of_spoilt,) = set(tmp_path.iterdir()) - others
-    for file in of_spoilt.iterdir():
-        zero(file)
+        answers(llm, [SPOILT], undrafted)
+        (of_spoilt,) = set(tmp_path.iterdir()) - others
+        for file in of_spoilt.iterdir():
+            zero(file)
+        assert counters(own_run_dir())["prefill"] == 0
+        assert llm.reset_prefix_cache()
 
-    kv = connector(name, "kv_consumer", **folder)
-    with engine(str(target), kv_transfer_config=kv, **with_drafts(draft)) as llm:
         outputs = answers(llm, PROMPTS)
-        assert texts(outputs) == plain
+        plain = tiny_answers(tiny, [each["prompt_token_ids"] for each in (*PROMPTS, SPOILT)], 40)
+        *expected, of_spoilt = [(choice.tokens, choice.finish) for choice in plain]
+        assert texts(outputs) == expected
         # Whole blocks of all tokens but the last one, which the engine has to compute.
         blocks = [(length - 1) // BLOCK * BLOCK for length in LENGTHS]
         assert [output.num_cached_tokens for output in outputs] == blocks
         check_loaded(llm, sum(blocks))
         check_drafts()
-        assert texts(answers(llm, [SPOILT])) != plain_spoilt
+        assert texts(answers(llm, [SPOILT])) != [of_spoilt]
 
 
-def test_over_nixl(busy_pair, monkeypatch):
+def test_over_nixl(tiny, monkeypatch):
     """From one engine's memory to the other's, while that one may do something else."""
     pytest.importorskip("nixl", reason="nixl is not among the tools that make setup installs")
-    target, draft = busy_pair
-    drafts = with_drafts(draft)
+    drafts = with_drafts(tiny)
 
     def start(role: str, **options: Any) -> Any:
         monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
         kv = connector("NixlConnector", role)
-        return engine(str(target), kv_transfer_config=kv, **options)
+        return engine(str(tiny), kv_transfer_config=kv, **options)
 
     with start("kv_producer", **OPTIONS) as prefill, start("kv_consumer", **drafts) as llm:
         read = answers(prefill, PROMPTS, settings(1, do_remote_decode=True))

@@ -63,7 +63,8 @@ def run_all(llm) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def plain(target) -> dict[str, Any]:
     """What the target's own texts come to in ``run_all``."""
-    batch = text_answers(target, PROMPTS, 64)
+    # The long ones apart, to whose length the others would be padded.
+    batch = [*text_answers(target, PROMPTS[:-4], 64), *text_answers(target, PROMPTS[-4:], 64)]
     return {
         "batch": batch,
         "single": cut(batch[6:18:3], 32),

@@ -10,6 +10,7 @@ from PIL import Image
 
 from benchmarks.common.running import counters
 from tests.support.features.prompts import LONG, SHORT
+from tests.support.greedy_texts import image_answers
 from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
 from tests.support.image_target import IMAGE, PIXELS, write_image_target
 
@@ -45,10 +46,9 @@ def prompts() -> list[Any]:
 
 
 def test_same_texts_and_drafts_after_images(image_target, draft):
-    with engine(image_target, **OPTIONS) as llm:
-        plain = texts(llm.generate(prompts(), greedy(32), use_tqdm=False))
+    plain = image_answers(image_target, prompts(), 32)
     assert len({tuple(tokens) for tokens, _ in plain[:4]}) == 4, "images have no effect"
-    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
+    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     with engine(image_target, speculative_config=speculation, **OPTIONS) as llm:
         for prompt, expected in zip(prompts(), plain, strict=True):
             before = counters(own_run_dir())["accepted"]

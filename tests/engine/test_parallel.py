@@ -11,16 +11,17 @@ import psutil
 from openai import OpenAI
 
 from benchmarks.common import server as serve
-from benchmarks.common.running import counters, processes_of
+from benchmarks.common.running import counters, processes_of, run_dir_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.greedy_texts import text_answers
 from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
-from vllm_ssd.lifecycle.own_table import run_dir_of
 from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
 
 
-def test_two_engines_of_one_server(target, draft, tmp_path):
+def test_two_engines_of_one_server(spoken_pair, tmp_path, monkeypatch):
+    target, draft = spoken_pair
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
     log = tmp_path / "log"

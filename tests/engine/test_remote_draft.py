@@ -6,30 +6,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks.common import server as serve
 from benchmarks.common.running import counters, processes_of
 from benchmarks.remote.nodes import Node, another_node, why_not
-from benchmarks.soak.requests import Choice, Question
-from tests.engine.load import Load
-from tests.support.draft_command import BACK, LOST, NAME, Service
-from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import END_S, ENGINE, START_S, wait_for, wait_gone
+from tests.engine.joined import Joined, joined
+from tests.support.draft_command import BACK, LOST, Service
+from tests.support.harness import END_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
-from vllm_ssd.metrics import rates, subtract
+from vllm_ssd.metrics import rates
 from vllm_ssd.protocol import SpeculationTable, rundir
 
-AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests, tokens of each, rounds looked at
 CUT_S = 10.0
-OPTIONS: dict[str, Any] = {**ENGINE, "max_model_len": 256, "skip_tokenizer_init": True}
-# The draft has a core, and the target the other.
-CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -60,67 +52,23 @@ class RemoteService(Service):
         return found
 
 
-class Served:
-    """A server whose draft is there. load: what it is asked now."""
-
-    def __init__(self, server: serve.Server, questions: list[Question], answers: list[Choice]):
-        self.server = server
-        run_dir = server.run_dir()
-        assert run_dir is not None
-        self.run_dir = run_dir
-        self._asked = questions, answers
-
-    @contextmanager
-    def under_load(self) -> Iterator[Load]:
-        """Meanwhile; no request fails, and no text is another than the plain one."""
-        load = Load(self.server.url, AT_ONCE, *self._asked)
-        with load.running():
-            yield load
-        load.check()
-        assert load.outcome.compared >= AT_ONCE
-
-    def rounds(self, load: Load) -> dict[str, Any]:
-        """What is counted in the next rounds."""
-        before = counters(self.run_dir)
-        end = before["rounds"] + ROUNDS
-        load.until("rounds", lambda: counters(self.run_dir)["rounds"] >= end)
-        return subtract(counters(self.run_dir), before)
-
-    def wait_hits(self, load: Load, returns: int) -> None:
-        """Until there are drafts again. returns: of the draft by then."""
-        load.until("return", lambda: self.said(BACK) == returns)
-        load.until("hits", lambda: rates(self.rounds(load))["hit"] > 0.2)
-
-    def said(self, text: str) -> int:
-        return self.server.log.read_text(errors="replace").count(text)
-
-
 @pytest.fixture(scope="module")
-def service(node, busy_pair, folder) -> Iterator[RemoteService]:
-    one = RemoteService(busy_pair[1], folder, f"--listen {node.there}:7400")
+def service(node, tiny, folder) -> Iterator[RemoteService]:
+    one = RemoteService(tiny, folder, f"--listen {node.there}:7400")
     with one.running(node):
         yield one
 
 
 @pytest.fixture(scope="module")
-def served(service, busy_pair, folder) -> Iterator[Served]:
-    target = str(busy_pair[0])
-    speculation = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
-    speculation["draft_server_key"] = str(service.key_file)
-    arguments = {**OPTIONS, "model": target, "speculative_config": speculation}
-    prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(AT_ONCE)]
-    with ExitStack() as ends:
-        server = serve.Server(arguments, folder / "server.log", CORES)
-        ends.callback(lambda: server.process.poll() is None and server.end())
-        answers = tiny_answers(busy_pair[1], prompts, TOKENS)
-        server.wait_healthy(START_S)
-        yield Served(server, [Question(prompt, TOKENS) for prompt in prompts], answers)
+def served(service, tiny, folder) -> Iterator[Joined]:
+    with joined(tiny, folder, 1, draft_server_key=str(service.key_file)) as (server,):
+        yield server
 
 
 def test_drafts_from_another_node(served, service, node):
     """And nothing of it listens at another address than the one that was chosen."""
-    with served.under_load() as load:
-        counted = served.rounds(load)
+    with served.under_load():
+        counted = served.rounds()
         assert rates(counted)["hit"] > 0.2, counted
         assert counted["link_us"] > 0 and counted["pid"] == service.draft.counted()["pid"]
     (address,) = node.listening(service.relay().pid)
@@ -130,45 +78,45 @@ def test_drafts_from_another_node(served, service, node):
 def test_a_link_that_is_cut(served, service, node):
     """Nobody waits for drafts meanwhile; then they are back."""
     lost = served.said(LOST)
-    with served.under_load() as load:
-        served.rounds(load)
+    with served.under_load():
+        served.rounds()
         node.cut()
         began = time.monotonic()
         try:
-            load.until("loss", lambda: served.said(LOST) > lost)
-            without = served.rounds(load)
-            load.until("ten seconds", lambda: time.monotonic() - began > CUT_S)
+            served.load.until("loss", lambda: served.said(LOST) > lost)
+            without = served.rounds()
+            served.load.until("ten seconds", lambda: time.monotonic() - began > CUT_S)
         finally:
             node.mend()
         assert not without["hits"]
-        served.wait_hits(load, served.said(LOST))
+        served.wait_back(served.said(LOST))
     assert counters(served.run_dir)["restarts"] == served.said(BACK) > lost
     wait_for("end of the old session", lambda: service.draft.counted()["joined"] == 1, END_S)
 
 
-def test_a_draft_that_ray_places(served, service, node, busy_pair, folder):
+def test_a_draft_that_ray_places(served, service, node, tiny, folder):
     """In place of the one before, with the keys of its file and an address of its own; then in
     place of one whose processes on its node were killed."""
     lost = served.said(LOST)
-    with ExitStack() as ends, served.under_load() as load:
+    with ExitStack() as ends, served.under_load():
         theirs = service.processes()
         service.end()
         wait_gone(service.run_dir, theirs)
         cluster = ends.enter_context(ray_cluster(node, "draft=yes", folder / "ray"))
         flags = "--ray-address auto --ray-labels draft=yes"
-        placed = RemoteService(busy_pair[1], folder, flags, **cluster)
+        placed = RemoteService(tiny, folder, flags, **cluster)
         ends.enter_context(placed.running())
-        served.wait_hits(load, lost + 1)
+        served.wait_back(lost + 1)
         drafting = psutil.Process(placed.draft.counted()["pid"])
         assert drafting.nice() <= 0, "Ray gives its actor the niceness 15"
         first, theirs = placed.run_dir, placed.processes()
         actor = SpeculationTable.open(rundir.table_path(first), writable=False).owner.pid
         psutil.Process(actor).kill()
-        load.until("loss", lambda: placed.said("the draft's node is lost"))
+        served.load.until("loss", lambda: placed.said("the draft's node is lost"))
         wait_gone(first, theirs)
-        load.until("another", lambda: placed.said("SSD: the draft is back, at "))
+        served.load.until("another", lambda: placed.said("SSD: the draft is back, at "))
         placed.wait_ready()
-        served.wait_hits(load, lost + 2)
+        served.wait_back(lost + 2)
         theirs = placed.processes()
         placed.end()
         wait_gone(placed.run_dir, theirs)

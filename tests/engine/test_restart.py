@@ -26,7 +26,7 @@ from tests.engine.deaths import (
 )
 from tests.engine.load import Load
 from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import ENGINE, SSD, START_S, wait_gone
+from tests.support.harness import ENGINE, PATIENT, SSD, START_S, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.protocol import rundir
@@ -66,16 +66,16 @@ def questions():
 
 
 @pytest.fixture(scope="module")
-def server_and_plain(busy_pair, questions, tmp_path_factory):
+def server_and_plain(tiny, questions, tmp_path_factory):
     """A server with method ssd, and the target's own answers."""
-    target, draft = map(str, busy_pair)
     options = {"max_num_seqs": AT_ONCE, "max_model_len": 256, "skip_tokenizer_init": True}
     # "auto" would try other plans now and then, which have other hits.
-    speculation = {**SSD, "k": 3, "f": 1, "model": draft, "max_restarts": 2 * COUNT}
-    arguments = {**ENGINE, **options, "model": target, "speculative_config": speculation}
+    speculation = {**SSD, "k": 3, "f": 1, "model": str(tiny), "max_restarts": 2 * COUNT}
+    arguments = {**ENGINE, **PATIENT, **options, "model": str(tiny)}
+    arguments["speculative_config"] = speculation
     server = serve.Server(arguments, tmp_path_factory.mktemp("logs") / "server.log")
     try:
-        plain = tiny_answers(busy_pair[1], [question.prompt for question in questions], TOKENS)
+        plain = tiny_answers(tiny, [question.prompt for question in questions], TOKENS)
         server.wait_healthy(START_S)
         yield server, plain
     finally:

@@ -52,9 +52,10 @@ def traces():
 
 
 @pytest.fixture(scope="module")
-def servers(target, draft, traces, tmp_path_factory):
+def servers(spoken_pair, traces, tmp_path_factory):
     """Two servers on one machine, started together. The first one says more of each request."""
     folder = tmp_path_factory.mktemp("logs")
+    target, draft = spoken_pair
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
     environment = {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"}
@@ -136,7 +137,7 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
 NUMBER, CHOICE = "A random number: ", ["5.", "5)", "54"]
 
 
-def test_structured_output_keeps_the_targets_distribution(servers, target):
+def test_structured_output_keeps_the_targets_distribution(servers, spoken_pair):
     """Sampled over HTTP, the second token of each choice after drafts."""
     server = servers[1]
     answer = server.client.completions.create(
@@ -148,7 +149,7 @@ def test_structured_output_keeps_the_targets_distribution(servers, target):
         extra_body={"structured_outputs": {"choice": CHOICE}},
     )
     picked = [CHOICE.index(choice.text) for choice in answer.choices]
-    chance = chance_of(torch.tensor([picked]).T, len(CHOICE), probabilities(target))
+    chance = chance_of(torch.tensor([picked]).T, len(CHOICE), probabilities(spoken_pair[0]))
     assert chance > 1e-4, picked
 
 
@@ -195,9 +196,17 @@ def test_spans_and_responses_say_how_requests_were_served(servers, traces: Colle
     assert sum(m["num_accepted_draft_tokens"] for m in said) == counted("accepted_tokens")
 
 
-def test_vllm_bench_serve_completes(servers, target, tmp_path):
+def test_vllm_bench_serve_completes(servers, spoken_pair, tmp_path):
     server = servers[0]
-    command = [serve.VLLM, "bench", "serve", "--model", target, "--served-model-name", serve.NAME]
+    command = [
+        serve.VLLM,
+        "bench",
+        "serve",
+        "--model",
+        spoken_pair[0],
+        "--served-model-name",
+        serve.NAME,
+    ]
     command += ["--port", str(server.served.port), "--dataset-name", "random", "--num-prompts", "8"]
     command += ["--random-input-len", "30", "--random-output-len", "12", "--max-concurrency", "4"]
     command += ["--save-result", "--result-dir", str(tmp_path), "--temperature", "0"]

@@ -17,13 +17,13 @@ TOKENS = 24
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-bench: run `make bench-clients`")
-def test_quick_with_sglangs_client(target, tmp_path):
+def test_quick_with_sglangs_client(spoken_pair, tmp_path):
     saved = tmp_path / "serving.json"
     command = [sys.executable, "-m", "benchmarks.serving", "concurrency", "--quick"]
     command += ["--client", "sglang,own", "--sides", "ssd", "--concurrency", "2"]
     command += ["--tokens", str(TOKENS), "--requests", "6"]
-    command += ["--models", str(Path(target).parent), "--logs", str(tmp_path)]
-    command += ["--json", str(saved)]
+    command += ["--target", spoken_pair[0], "--draft", spoken_pair[1]]
+    command += ["--logs", str(tmp_path), "--json", str(saved)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -11,10 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_quick(target, tmp_path):
+def test_quick(spoken_pair, tmp_path):
     saved = tmp_path / "soak.json"
     command = [sys.executable, "-m", "benchmarks.soak", "--quick", "--json", str(saved)]
-    command += ["--models", str(Path(target).parent), "--logs", str(tmp_path)]
+    command += ["--target", spoken_pair[0], "--draft", spoken_pair[1], "--logs", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -16,19 +16,20 @@ TOO_MANY = {"draft_sample_method": "probabilistic", "draft_top_m": 128, "k": 16,
 
 
 @pytest.fixture(scope="module")
-def damaged(draft, tmp_path_factory):
+def damaged(spoken_pair, tmp_path_factory):
     """A draft whose weights end in the middle."""
     folder = tmp_path_factory.mktemp("damaged") / "draft"
-    shutil.copytree(draft, folder)
+    shutil.copytree(spoken_pair[1], folder)
     with (folder / "model.safetensors").open("r+b") as weights:
         weights.truncate(10**6)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def starts(target, draft, damaged, tmp_path_factory):
+def starts(spoken_pair, damaged, tmp_path_factory):
     """All of them: what each says and how it ends, once it has. Two at a time, as a start keeps one
     core busy."""
+    target, draft = spoken_pair
     start = make_start(tmp_path_factory.mktemp("start"), "tests.engine.conftest", target)
     with ThreadPoolExecutor(2) as pool:
         yield {

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.common.running import run_dir_of
 from tests.support.harness import wait_for, wait_gone
 from tests.support.starts import ROOT
-from vllm_ssd.lifecycle.own_table import run_dir_of
 
 SMALL = "--k 2 --f 1 --clients 2 --requests 2 --tokens 8 --temperature 0".split()
 ENGINE = "--dtype float32 --enforce-eager --max-num-seqs 4 --max-model-len 256".split()
@@ -26,10 +26,10 @@ OPTIONS = ["--speculative-config", '{"on_miss": "wait"}']
 
 
 @pytest.fixture
-def base_model(target, tmp_path) -> str:
+def base_model(spoken_pair, tmp_path) -> str:
     """The target without its chat template: a tuning gives it one."""
     folder = tmp_path / "base"
-    shutil.copytree(target, folder, copy_function=os.symlink)
+    shutil.copytree(spoken_pair[0], folder, copy_function=os.symlink)
     config = folder / "tokenizer_config.json"
     contents = json.loads(config.read_text())
     del contents["chat_template"]
@@ -38,14 +38,12 @@ def base_model(target, tmp_path) -> str:
     return str(folder)
 
 
-def test_a_draft_is_compared_with_plain_vllm(base_model, draft, tmp_path):
+def test_a_draft_is_compared_with_plain_vllm(base_model, spoken_pair, tmp_path):
     """In two calls: the first one is asked to end while the second server is there."""
-    words = ["tune", base_model, "--draft", draft, "--results", str(tmp_path / "results")]
+    words = ["tune", base_model, "--draft", spoken_pair[1], "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "vllm_ssd.cli", *words, *SMALL, *ENGINE, *OPTIONS]
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path}
 
-    first = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert first.stderr is not None
     for line in first.stderr:
         if line.startswith("[2 of at most 2]"):
@@ -62,7 +60,7 @@ def test_a_draft_is_compared_with_plain_vllm(base_model, draft, tmp_path):
     assert first.wait() == 130, first.stderr.read()
     wait_gone(run_dir, processes)
 
-    second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     assert second.stderr.count("measured before") == 1, "plain vLLM"
     plain, drafted = (

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    LlamaForCausalLM,
+)
 
 from benchmarks.soak.requests import Choice
 
@@ -43,13 +49,35 @@ def text_answers(
     rows = tokenizer(list(prompts), padding=True, return_tensors="pt")
     with torch.inference_mode():
         found = model.generate(**rows, do_sample=False, max_new_tokens=tokens)
-    answers: list[tuple[list[int], str | None]] = []
-    for text in found[:, rows["input_ids"].shape[1] :].tolist():
-        if tokenizer.eos_token_id in text:
-            answers.append((text[: text.index(tokenizer.eos_token_id) + 1], "stop"))
-        else:
-            answers.append((text, "length"))
-    return answers
+    generated = found[:, rows["input_ids"].shape[1] :].tolist()
+    return [ended(text, tokenizer.eos_token_id) for text in generated]
+
+
+def ended(text: list[int], end: int) -> tuple[list[int], str | None]:
+    """The text to this token, if it has that."""
+    return (text[: text.index(end) + 1], "stop") if end in text else (text, "length")
+
+
+def image_answers(
+    folder: str, prompts: Sequence[Any], tokens: int
+) -> list[tuple[list[int], str | None]]:
+    """As ``text_answers``, of prompts as vLLM takes them, with images or without."""
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder).float().eval()
+    end = processor.tokenizer.eos_token_id
+
+    def answer(prompt: Any) -> tuple[list[int], str | None]:
+        text, images = prompt, None
+        if not isinstance(prompt, str):
+            text, images = prompt["prompt"], prompt["multi_modal_data"]["image"]
+        row = processor(text=text, images=images, return_tensors="pt")
+        with torch.inference_mode():
+            found = model.generate(
+                **row, do_sample=False, max_new_tokens=tokens, eos_token_id=end, pad_token_id=end
+            )
+        return ended(found[0, row["input_ids"].shape[1] :].tolist(), end)
+
+    return [answer(prompt) for prompt in prompts]
 
 
 def stopped(

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common.running import leftovers
+from benchmarks.common.running import leftovers, run_dir_of
 from benchmarks.common.times import Times
-from vllm_ssd.lifecycle.own_table import run_dir_of
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.rundir import table_path
 
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 # Drafts of tests are as slow as their targets, or slower: they would never be worth a wait.
 SSD = {"method": "ssd", "on_miss": "wait"}
+# A target whose steps last until the draft is ahead of it, however slow the machine is.
+PATIENT = {"worker_cls": "tests.support.patient_target.PatientWorker"}
 # Beside other tests on two cores a start may take minutes; only a hang takes longer than this.
 START_S, END_S = 600.0, 60.0
 

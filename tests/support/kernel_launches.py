@@ -23,7 +23,7 @@ from vllm_ssd.protocol.publisher import BranchTokens, Outcomes
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.lookup_kernel import look_kernel
-from vllm_ssd.worker.wait_policy import WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 _BATCH, _BRANCHES, _K, _MAX_LEN, _VOCAB = 4, 24, 7, 2048, 128256
 _CPU = torch.device("cpu")

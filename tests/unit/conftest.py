@@ -27,7 +27,13 @@ def same_environment():
 # Two files run at a time: the longest come first, lest one be left at the end.
 LONGEST = [
     f"test_{name}.py"
-    for name in ("fused_layers", "lookup_kernel", "kernels_for_amd", "loaded_draft", "exactness")
+    for name in (
+        "fused_layers",
+        "lookup_kernel",
+        "kernels_for_amd",
+        "loaded_draft",
+        "exactness",
+    )
 ]
 
 

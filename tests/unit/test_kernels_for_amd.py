@@ -10,120 +10,120 @@ from typing import Any
 
 import pytest
 
+from tests.support import interpreter
+
 pytest.importorskip("triton")
 
-import torch
-import triton
-import triton.language as tl
-
 import vllm_ssd
-from tests.support.amd_compiler import (
-    LOCAL_MEMORY,
-    is_of_one_value,
-    local_memory,
-    looking_loops,
-    lost_reads,
-    only_compiling,
-    spills,
-    trips,
-)
-from tests.support.kernel_launches import launches
-from vllm_ssd.protocol.kernel_access import read
 
-_MOST_SPILLS = 32  # vector registers; a few cost nothing
-# `look_up_kernel` finds twice, in four trips: stamps, numbers and outcomes, drafts, stamps again.
-# Of sampled drafts LLVM reads the distributions of a fallback after those of a branch, in a fifth.
-# Then once each the newest stamp, the draft's state, and in the loop both this and the heads.
-_TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 5 + 3}
+if interpreter.HERE:
 
+    def test_in_a_process_that_compiles():
+        interpreter.run_again(__file__)
 
-@dataclass
-class Compiled:
-    """All launches for one GPU. kernels: each with the name of its launch. errors: of launches that
-    do not compile."""
+else:
+    import torch
+    import triton
+    import triton.language as tl
 
-    arch: str
-    kernels: list[tuple[str, Any]]
-    errors: list[str]
+    from tests.support.amd_compiler import (
+        LOCAL_MEMORY,
+        is_of_one_value,
+        local_memory,
+        looking_loops,
+        lost_reads,
+        only_compiling,
+        spills,
+        trips,
+    )
+    from tests.support.kernel_launches import launches
+    from vllm_ssd.protocol.kernel_access import read
 
+    _MOST_SPILLS = 32  # vector registers; a few cost nothing
+    # `look_up_kernel` finds twice, in four trips: stamps, numbers and outcomes, drafts, stamps
+    # again. Of sampled drafts LLVM reads the distributions of a fallback after those of a branch,
+    # in a fifth. Then once each the newest stamp, the draft's state, and in the loop both this and
+    # the heads.
+    _TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 5 + 3}
 
-@pytest.fixture(scope="module", params=LOCAL_MEMORY)
-def compiled(request, tmp_path_factory) -> Compiled:
-    found = Compiled(request.param, [], [])
-    for title, launch in launches(tmp_path_factory.mktemp("tables")):
-        with only_compiling(found.arch) as kernels:
-            try:
-                launch()
-            except Exception as error:  # of any stage of the compiler
-                found.errors.append(f"{title}: {error.__cause__ or error}")
-        found.kernels += [(title, kernel) for kernel in kernels]
-    return found
+    @dataclass
+    class Compiled:
+        """All launches for one GPU. kernels: each with the name of its launch. errors: of launches
+        that do not compile."""
 
+        arch: str
+        kernels: list[tuple[str, Any]]
+        errors: list[str]
 
-def launched() -> set[str]:
-    """The kernels that the package launches: what is called as ``kernel[grid](...)``."""
-    return {
-        call.func.value.id
-        for path in Path(vllm_ssd.__file__).parent.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Subscript)
-        and isinstance(call.func.value, ast.Name)
-    }
+    @pytest.fixture(scope="module", params=LOCAL_MEMORY)
+    def compiled(request, tmp_path_factory) -> Compiled:
+        found = Compiled(request.param, [], [])
+        for title, launch in launches(tmp_path_factory.mktemp("tables")):
+            with only_compiling(found.arch) as kernels:
+                try:
+                    launch()
+                except Exception as error:  # of any stage of the compiler
+                    found.errors.append(f"{title}: {error.__cause__ or error}")
+            found.kernels += [(title, kernel) for kernel in kernels]
+        return found
 
+    def launched() -> set[str]:
+        """The kernels that the package launches: what is called as ``kernel[grid](...)``."""
+        return {
+            call.func.value.id
+            for path in Path(vllm_ssd.__file__).parent.rglob("*.py")
+            for call in ast.walk(ast.parse(path.read_text()))
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Subscript)
+            and isinstance(call.func.value, ast.Name)
+        }
 
-def test_every_kernel_compiles(compiled):
-    assert not compiled.errors
-    assert {kernel.metadata.name for _, kernel in compiled.kernels} == launched()
+    def test_every_kernel_compiles(compiled):
+        assert not compiled.errors
+        assert {kernel.metadata.name for _, kernel in compiled.kernels} == launched()
 
+    def test_every_kernel_fits(compiled):
+        for title, kernel in compiled.kernels:
+            assert local_memory(kernel) <= LOCAL_MEMORY[compiled.arch], title
+            assert spills(kernel) <= _MOST_SPILLS, title
 
-def test_every_kernel_fits(compiled):
-    for title, kernel in compiled.kernels:
-        assert local_memory(kernel) <= LOCAL_MEMORY[compiled.arch], title
-        assert spills(kernel) <= _MOST_SPILLS, title
+    def test_no_read_of_the_table_is_lost(compiled):
+        for title, kernel in compiled.kernels:
+            assert lost_reads(kernel) is None, title
 
+    def test_loops_that_look_at_the_table_read_one_value_of_it(compiled):
+        """Which is what keeps their other reads in the loop."""
+        looking = set()
+        for title, kernel in compiled.kernels:
+            for loads in looking_loops(kernel):
+                looking.add(kernel.metadata.name)
+                assert any(map(is_of_one_value, loads)), f"{title}: {loads}"
+        assert looking == {"look_up_kernel", "look_kernel"}
 
-def test_no_read_of_the_table_is_lost(compiled):
-    for title, kernel in compiled.kernels:
-        assert lost_reads(kernel) is None, title
+    def test_what_can_be_read_together_is(compiled):
+        for title, kernel in compiled.kernels:
+            if kernel.metadata.name == "look_up_kernel":
+                assert trips(kernel) <= _TRIPS[title], title
 
+    @triton.jit
+    def _spin(stamps, state, limit, found, READS_STATE: tl.constexpr):
+        """Waits for a change of a block of stamps, or of the state."""
+        lane = tl.arange(0, 4)
+        looks = 0
+        waiting = True
+        while waiting & (looks < limit):
+            waiting = tl.max(read(stamps + lane)) == 0
+            if READS_STATE:
+                waiting = waiting & (read(state) == 0)
+            looks += 1
+        tl.store(found, looks)
 
-def test_loops_that_look_at_the_table_read_one_value_of_it(compiled):
-    """Which is what keeps their other reads in the loop."""
-    looking = set()
-    for title, kernel in compiled.kernels:
-        for loads in looking_loops(kernel):
-            looking.add(kernel.metadata.name)
-            assert any(map(is_of_one_value, loads)), f"{title}: {loads}"
-    assert looking == {"look_up_kernel", "look_kernel"}
-
-
-def test_what_can_be_read_together_is(compiled):
-    for title, kernel in compiled.kernels:
-        if kernel.metadata.name == "look_up_kernel":
-            assert trips(kernel) <= _TRIPS[title], title
-
-
-@triton.jit
-def _spin(stamps, state, limit, found, READS_STATE: tl.constexpr):
-    """Waits for a change of a block of stamps, or of the state."""
-    lane = tl.arange(0, 4)
-    looks = 0
-    waiting = True
-    while waiting & (looks < limit):
-        waiting = tl.max(read(stamps + lane)) == 0
-        if READS_STATE:
-            waiting = waiting & (read(state) == 0)
-        looks += 1
-    tl.store(found, looks)
-
-
-@pytest.mark.parametrize("arch", LOCAL_MEMORY)
-def test_a_loop_without_such_a_read_is_found_out(arch):
-    zeros = torch.zeros(4, dtype=torch.int64)
-    with only_compiling(arch) as kernels:
-        for reads_state in (True, False):
-            _spin[(1,)](zeros, zeros, 1000, zeros, reads_state, num_warps=1)
-    sound, broken = kernels
-    assert lost_reads(sound) is None
-    assert lost_reads(broken) == "0 loads in loops for 1 volatile ones"
+    @pytest.mark.parametrize("arch", LOCAL_MEMORY)
+    def test_a_loop_without_such_a_read_is_found_out(arch):
+        zeros = torch.zeros(4, dtype=torch.int64)
+        with only_compiling(arch) as kernels:
+            for reads_state in (True, False):
+                _spin[(1,)](zeros, zeros, 1000, zeros, reads_state, num_warps=1)
+        sound, broken = kernels
+        assert lost_reads(sound) is None
+        assert lost_reads(broken) == "0 loads in loops for 1 volatile ones"

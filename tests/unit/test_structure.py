@@ -106,7 +106,7 @@ def test_imports_are_found():
     assert f"{PACKAGE}.protocol.rundir" in found, "a module from a folder"
     assert f"{PACKAGE}.protocol" in found, "a name from a folder"
     assert f"{PACKAGE}.worker.speculator" in IMPORTS[f"{PACKAGE}.hooks.runner_v2"], "in a function"
-    assert f"{PACKAGE}.worker.wait_tuner" in IMPORTS[f"{PACKAGE}.worker.speculator"], (
+    assert f"{PACKAGE}.worker.draft_limit" in IMPORTS[f"{PACKAGE}.worker.speculator"], (
         "for type checking"
     )
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
@@ -119,15 +119,15 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "protocol": 2200,
-    "draft": 4850,
+    "protocol": 2300,
+    "draft": 4900,
     "lifecycle": 2550,
-    "relay": 2000,
+    "relay": 1900,
     "config": 960,
     "metrics": 700,
-    "worker": 2050,
+    "worker": 2000,
     "hooks": 1500,
-    "tools": 2350,
+    "tools": 2250,
 }
 
 

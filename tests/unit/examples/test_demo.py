@@ -1,26 +1,27 @@
 """The demo: what counts as decoding, how it speculates by what steps cost, and what it says."""
 
+from rich.console import Console
+
 from examples.demo.__main__ import separate_cores
 from examples.demo.busy import CoreTimes, taken
 from examples.demo.engine import Piece
 from examples.demo.plan import DRAFT_ROWS, KS, Costs, best_plan
 from examples.demo.probe import matrices
 from examples.demo.report import first_difference, ratio, same_text, too_noisy, verdict
+from examples.demo.screen import Pane
 from examples.demo.side import Turn
 
 COUNTERS = {"rounds": 4, "hits": 2, "misses": 1, "late": 1, "wait_us": 8000, "accepted": [0, 4]}
 
 
-def turn(*pieces: Piece) -> Turn:
-    made = Turn()
-    for piece in pieces:
-        made.add(piece)
-    return made
-
-
-def turns(*speeds: float, taken: float = 0.0) -> list[Turn]:
+def turns(*speeds: float, taken: float = 0.0, token: int = 1) -> list[Turn]:
+    """Of ten tokens after the first one, at these many a second."""
     return [
-        Turn([[1, 2]], tokens=10, seconds=10 / speed, counters=COUNTERS, taken=taken)
+        Turn(
+            [Piece("a", [token], None, at=1.0), Piece("b", [2] * 10, "hits", at=1 + 10 / speed)],
+            counters=COUNTERS,
+            taken=taken,
+        )
         for speed in speeds
     ]
 
@@ -29,7 +30,7 @@ def costs(target_ms: dict[int, float], draft_ms: float, bfloat16: float = 0.5) -
     """Of a machine on which the draft's rows are free, and a step in bfloat16 has a given cost."""
     return Costs(
         plain=0.1,
-        target={rows: target_ms.get(rows, target_ms[8]) / 1000 for rows in (1, *range(2, 9))},
+        target={rows: target_ms.get(rows, target_ms[8]) / 1000 for rows in range(1, 9)},
         draft={
             "float32": dict.fromkeys(DRAFT_ROWS, draft_ms / 1000),
             "bfloat16": dict.fromkeys(DRAFT_ROWS, bfloat16 * draft_ms / 1000),
@@ -42,15 +43,25 @@ def plan():
 
 
 def test_only_what_follows_an_answers_first_piece_counts():
-    made = turn(
-        Piece(0, "a", [1], at=10.0),
-        Piece(0, "b", [2, 3, 4], at=10.5),
-        Piece(1, "c", [5], at=20.0),  # the pause before it is a prefill
-        Piece(1, "d", [6], at=20.5),
-    )
-    assert made.answers == [[1, 2, 3, 4], [5, 6]]
+    pieces = [("a", [1], 10.0), ("b", [2, 3, 4], 10.5), ("c", [5], 11.0)]
+    made = Turn([Piece(text, tokens, None, at) for text, tokens, at in pieces])
+    assert made.token_ids == [1, 2, 3, 4, 5]
     assert (made.tokens, made.seconds) == (4, 1.0)
-    assert made.tokens_per_second == 4.0
+
+
+def test_an_answer_is_shown_again_at_its_own_speed():
+    pane = Pane("plain", [Piece("one", [1], None, 101.0), Piece(" two", [2], "hits", 105.0)])
+    pane.asked, pane.shown_from = 100.0, 200.0
+
+    def shown(now):
+        console = Console(width=40, force_terminal=True, legacy_windows=False)
+        with console.capture() as captured:
+            console.print(pane.until(now))
+        return captured.get()
+
+    assert "one" in shown(202.0) and "two" not in shown(202.0)
+    assert "two" in shown(206.0) and "2 tokens, 5.0 s" in shown(206.0)
+    assert "\x1b[32m two" in shown(206.0), "a hit is green"
 
 
 def test_where_rows_are_free_and_the_draft_fast_most_tokens_are_drafted():
@@ -86,42 +97,46 @@ def test_what_others_take_is_what_is_neither_idle_nor_the_demos():
     assert taken(earlier, CoreTimes(10, 2, 0, 2), cores=2) == 0.0  # by a tick of the clock
 
 
-def test_ratio_is_of_the_middle_turns():
-    assert ratio(turns(5, 1, 6), turns(9, 10, 100)) == 2.0
+def test_ratio_is_of_all_tokens_and_all_seconds():
+    assert ratio(turns(5, 5), turns(5, 15)) == 1.5
 
 
 def test_a_quiet_machine_has_a_gain_and_a_busy_one_has_no_figure_to_trust():
-    plain, ssd = turns(5, 5.1, 5.2), turns(9, 9.1, 9.2)
+    plain, ssd = turns(5, 5.1, 5.2), turns(8, 9.1, 11)
     assert too_noisy(plain, ssd) is None
-    assert "1.78 times as fast" in verdict(plain, ssd, plan())
+    assert "1.81 times as fast" in verdict(plain, ssd, plan())
     busy = turns(9, 9.1, 9.2, taken=0.3)
     assert "other programs took 30%" in verdict(plain, busy, plan())
     spread = turns(3, 5, 6)
-    assert "turns from 3.0 to 6.0" in verdict(spread, ssd, plan())
+    assert "3.0 to 6.0 tokens a second" in verdict(spread, ssd, plan())
 
 
 def test_a_small_gain_is_explained_with_what_was_measured():
     said = verdict(turns(5, 5), turns(6, 6), plan())
-    assert "1.00 steps of plain vLLM" in said and "can gain 2.00 times" in said
-    assert "1.20 is what 2 ms a round" in said
+    assert "1.20 times" in said and "1.00 steps of plain vLLM" in said
+    assert "could gain 2.00 times" in said
+
+
+def test_other_texts_are_a_fault():
+    said = verdict(turns(5, 5), turns(9, 9, token=7), plan())
+    assert "a fault of ssd: after 0 tokens [1, 2, 2, 2] is not [7, 2, 2, 2]" in said
 
 
 def test_equal_answers_do_not_part():
-    assert first_difference([[1, 2], [3]], [[1, 2], [3]]) is None
+    assert first_difference([1, 2], [1, 2]) is None
 
 
-def test_first_difference_names_the_answer_and_the_place():
-    told = first_difference([[1], [1, 2, 3]], [[1], [1, 2, 4, 5]])
-    assert told == "answer 2 parts after 2 tokens: [3] is not [4, 5]"
+def test_first_difference_names_the_place():
+    assert first_difference([1, 2, 3], [1, 2, 4, 5]) == "after 2 tokens [3] is not [4, 5]"
 
 
 def test_an_answer_that_only_ends_sooner_is_a_difference():
-    assert first_difference([[1, 2]], [[1]]) == "answer 1 parts after 1 tokens: [2] is not []"
+    assert first_difference([1, 2], [1]) == "after 1 tokens [2] is not []"
 
 
-def test_every_turn_must_have_the_text_of_the_first():
-    assert same_text([Turn([[1, 2]]), Turn([[1, 2]])]) is None
-    assert "[2] is not [3]" in (same_text([Turn([[1, 2]]), Turn([[1, 2]]), Turn([[1, 3]])]) or "")
+def test_every_answer_must_be_the_same():
+    assert same_text(turns(5, 5), turns(9, 9)) is None
+    assert same_text(turns(5, 5), [*turns(9), *turns(9, token=3)]) is not None
 
 
 def test_separate_cores_are_some_of_those_available():

@@ -53,6 +53,17 @@ def test_out_of_a_package_once(package, tmp_path, monkeypatch):
     assert find_dataset("humaneval", tmp_path) == found
 
 
+def test_out_of_the_references_folder(tmp_path, monkeypatch):
+    file = tmp_path / "c4" / "c4_data_10000.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"text": "one"}\n')
+    monkeypatch.setenv("SSD_DATASET_DIR", str(tmp_path))
+    found = find_dataset("c4", tmp_path)
+    assert (found.name, found.questions) == ("c4", ["one"]) and str(file) in found.about
+    with pytest.raises(ValueError, match="no data set 'alpaca'"):
+        find_dataset("alpaca", tmp_path)
+
+
 class Tokenizer:
     """A token for each letter, and a chat template of two letters."""
 
