@@ -36,8 +36,8 @@ from benchmarks.serving.datasets import BUILT_IN
 from benchmarks.serving.records import Load
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
+from vllm_ssd.config.draft_server import FLAGS
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.tools.draft_server.configs import OPTIONS
 
 SIDES = ("plain", "own", "shared")
 NAME = "sharing-benchmark"
@@ -116,9 +116,7 @@ def _running(
     options = {"own": own, "shared": {"draft_server": NAME}}.get(side)
     if options is not None:
         # What is about the draft is its service's to say.
-        further = {
-            name: value for name, value in args.option if side == "own" or name not in OPTIONS
-        }
+        further = {name: value for name, value in args.option if side == "own" or name not in FLAGS}
         engine = engine | {"speculative_config": {"method": "ssd", **options, **further}}
     told = engine_environment(bool(subject.gpus), side != "plain", 1) | place.servers
     with ExitStack() as ends:

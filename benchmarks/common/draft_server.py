@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.models import Model
-from vllm_ssd.tools.draft_server.configs import OPTIONS
+from vllm_ssd.config.draft_server import FLAGS
 
 _LAST_WORDS = 3000
 
@@ -26,7 +26,7 @@ def service_words(
     words += ["--max-num-seqs", str(requests)]
     words += ["--draft-load-config", f'{{"load_format": "{draft.load_format}"}}']
     for option, value in options.items():
-        if option in OPTIONS:
+        if option in FLAGS:
             said = value if isinstance(value, str) else json.dumps(value)
             words += [f"--{option.replace('_', '-')}", said]
     return words

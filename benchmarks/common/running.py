@@ -1,6 +1,7 @@
 """Running engines seen from outside: their counters, their processes, what they leave."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ from vllm_ssd.protocol.draft_names import find_all
 def counters(run_dir: Path) -> dict[str, Any]:
     """An engine's counters at this moment."""
     return snapshot(SpeculationTable.open(rundir.table_path(run_dir), writable=False))
+
+
+def run_dir_of(processes: Sequence[psutil.Process]) -> Path | None:
+    """The run directory of the engine whose core is one of these processes; None if it does not use
+    method ssd."""
+    pids = {process.pid for process in processes}
+    for run_dir in rundir.living():
+        with suppress(OSError, ValueError):  # one that ends, or is of another version
+            owner = SpeculationTable.open(rundir.table_path(run_dir), writable=False).owner
+            if owner.model and owner.pid in pids:
+                return run_dir
+    return None
 
 
 def run_dirs_of(run_dir: Path) -> list[Path]:

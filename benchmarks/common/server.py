@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.common.running import run_dir_of
 from benchmarks.common.times import Times
-from vllm_ssd.lifecycle.own_table import run_dir_of
 
 VLLM = Path(sys.executable).with_name("vllm")
 VLLM_MODULE = "vllm.entrypoints.cli.main"

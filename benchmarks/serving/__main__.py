@@ -7,6 +7,7 @@ Prints a markdown table with the ratios between all sides measured; --json saves
 """
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -34,6 +35,8 @@ from benchmarks.standin.folders import say
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit status is 1 if a side failed, 2 if it was refused."""
     args = parse(arguments, __doc__)
+    if hub := os.environ.get("SSD_HF_CACHE"):  # the reference's variable
+        os.environ["HF_HUB_CACHE"] = hub
     try:
         for client in args.client:
             CLIENTS[client].check()

@@ -57,7 +57,11 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--quantisation", default="fp8", help="of ssd-quantised's draft, as vLLM names it")
     names = ", ".join((BUILT_IN, *PACKAGES))
     datasets: dict[str, Any] = {"type": lambda text: text.split(","), "default": [BUILT_IN]}
-    add("--dataset", help=f"{names} or FILE.jsonl, or several of them", **datasets)
+    add(
+        "--dataset",
+        help=f"{names}, FILE.jsonl or a folder in $SSD_DATASET_DIR; or several",
+        **datasets,
+    )
     add("--concurrency", type=numbers, help="requests at a time; 0: any number")
     add("--requests", type=int, default=8, help="of a load, at least")
     add("--requests-per-client", type=int, default=4, help="for each place, at least")

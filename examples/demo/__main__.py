@@ -1,8 +1,9 @@
 """`make demo`: the same questions for plain vLLM and for vLLM with SSD, on the same two cores.
 
-Both engines run at the same time and answer in turns, one while the other idles; a table then tells
-what SSD gained. All answers must be equal, token by token, or the exit status is 1. Nothing is
-needed but the installation: the models are built.
+Both engines run at the same time and answer in turns, one while the other idles. One exchange is
+shown as it is written; a table and a sentence tell what SSD gained. All answers must be equal,
+token by token, or the exit status is 1. Nothing is needed but the installation: the models are
+built.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
-from rich.rule import Rule
 
 from examples.demo import report
-from examples.demo.engine import EngineSpec, Piece
+from examples.demo.engine import EngineSpec
 from examples.demo.models import ensure_models
-from examples.demo.plan import DRAFT_DTYPES, DRAFT_ROWS, KS, Costs, Plan, best_plan
+from examples.demo.plan import DRAFT_DTYPES, DRAFT_ROWS, KS, Costs, best_plan
 from examples.demo.probe import Job, step_seconds
+from examples.demo.screen import show_exchange
 from examples.demo.side import EngineFailed, Side, Turn
 from vllm_ssd.lifecycle.cores import available_cores, parse_cores, split_cores
 
@@ -32,16 +33,13 @@ QUESTIONS = (
     "What are three tips for learning to cook?",
 )
 MAX_TOKENS = 56
-TURNS = 3  # of each engine
-LIMIT_S = 330.0  # of the whole demo: no turns begin that would end later, but for the first ones
+ANSWERS = 6  # of each side, at most
+LIMIT_S = 170.0  # of the whole demo: no exchange begins that would end later, but for the first one
 NUM_CORES = 2
-MODELS_ARE = """\
-The target is a stand-in: it computes the same function as SmolLM2-135M-Instruct, at the cost of
-a model of 1 B parameters. The draft is SmolLM2-135M-Instruct without its layer 3. What they say
-is a real small model's text, and the draft's mistakes are real; the target's size is for show.
-Both engines run the target in float32, as in 16 bits a step over several rows may round to another
-text than a step over one, and decode greedily."""
-COUNTED = "tokens/s counts decoding only: what came after the first token of each answer."
+MODELS_ARE = (
+    "Target: a stand-in that writes SmolLM2-135M-Instruct's text at the cost of 1 B parameters, in "
+    "float32. Draft: SmolLM2-135M-Instruct without one layer."
+)
 
 
 def main() -> int:
@@ -50,27 +48,24 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=Path(".models"), help="where models go")
     parser.add_argument("--cores", type=parse_cores, help='for example "0-1"; default: two cores')
     parser.add_argument("--tokens", type=int, default=MAX_TOKENS, help="the longest answer")
-    parser.add_argument("--turns", type=int, default=TURNS, help="of each engine, 1 at least")
+    parser.add_argument("--answers", type=int, default=ANSWERS, help="of each side, at most")
     args = parser.parse_args()
-    if args.turns < 1 or args.tokens < 2:
-        parser.error("a turn is the least, with answers of 2 tokens: write --turns 3 --tokens 56")
-    started = time.monotonic()
+    if args.answers < 1 or args.tokens < 2:
+        parser.error("an answer of 2 tokens is the least: write --answers 6 --tokens 56")
+    deadline = time.monotonic() + LIMIT_S
     cores = args.cores or separate_cores(available_cores())[:NUM_CORES]
     if len(cores) < NUM_CORES:
         parser.exit(1, "the demo needs two cores: one for the target and one for the draft\n")
     console = Console(highlight=False)
     try:
         os.sched_setaffinity(0, cores)  # every process of the demo inherits it
-        deadline = started + LIMIT_S
-        parting = compare(console, args.models, cores, args.tokens, args.turns, deadline)
+        same = compare(console, args.models, cores, args.tokens, args.answers, deadline)
     except EngineFailed as failure:
         print(failure)
         return 1
     except KeyboardInterrupt:
         return 130
-    console.print(f"Identical text: {'yes' if parting is None else 'no, ' + parting}")
-    console.print(f"The demo took {time.monotonic() - started:.0f} s.")
-    return 0 if parting is None else 1
+    return 0 if same else 1
 
 
 def compare(
@@ -78,102 +73,70 @@ def compare(
     models: Path,
     cores: Sequence[int],
     max_tokens: int,
-    turns: int,
+    answers: int,
     deadline: float,
-) -> str | None:
-    """Build the models, ask both engines in turns and say what came out; in words, where answers
-    part, or None. deadline: on the monotonic clock, in seconds; the first turns do not heed it."""
+) -> bool:
+    """Build the models, ask both engines in turns and say what came out. Returns whether all
+    answers are the same. deadline: on the monotonic clock, in seconds; the first exchange does not
+    heed it."""
     target, draft = ensure_models(console, models)
-    console.print(f"\n{MODELS_ARE}\n", soft_wrap=True)
+    console.print(MODELS_ARE, style="dim")
     split = split_cores(cores, 1, None, None)
     own = parse_cores(split.target or "0")
     with console.status("measuring what steps cost here"):
-        costs = measure(target, draft, cores, own, split.draft)
-    plan = best_plan(costs)
-    console.print(*costs_in_words(costs, plan, len(cores)), sep="\n", soft_wrap=True)
+        plan = best_plan(measure(target, draft, cores, own, split.draft))
     # vLLM's own choice would leave one of two cores to its other processes: 40% slower here.
     all_cores = ",".join(map(str, cores))
-    plain_spec = EngineSpec(target, None, environment(all_cores), models / "demo-plain.log")
-    options = {**plan.options(), "model": str(draft)}
-    ssd_spec = EngineSpec(target, options, environment("auto"), models / "demo-ssd.log")
     # vLLM leaves some shared memory to Python to remove, which would warn of it at the very end.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
+    drafting = {**plan.options(), "model": str(draft)}
+    specs = (
+        EngineSpec(target, None, environment(all_cores), models / "demo-plain.log"),
+        EngineSpec(target, drafting, environment("auto"), models / "demo-ssd.log"),
+    )
     titles = (
-        f"plain vLLM on cores {all_cores}",
-        f"vLLM with SSD (k={plan.k}, f={plan.f}), target on core {split.target}, "
-        f"draft on {','.join(map(str, split.draft))}",
+        f"plain vLLM, cores {all_cores}",
+        f"SSD, target on core {split.target}, draft on {','.join(map(str, split.draft))}",
     )
     with ExitStack() as stack:
-        sides = []
-        for title, spec in zip(titles, (plain_spec, ssd_spec)):
-            with console.status(f"starting {title}, which takes half a minute"):
-                side = stack.enter_context(Side(spec, QUESTIONS, max_tokens, cores))
+        sides = [stack.enter_context(Side(spec, QUESTIONS, max_tokens, cores)) for spec in specs]
+        with console.status("starting both engines"):
+            for side in sides:
                 side.wait_ready()
-            sides.append(side)
-        begun = now = time.monotonic()
-        for number in range(turns):
-            if number > 0 and now + (now - begun) / number > deadline:
-                console.print("This machine is slow today: the other turns are left out.")
+        exchanges: list[list[Turn]] = []
+        longest = 0.0
+        while len(exchanges) < answers:
+            begun = time.monotonic()
+            if exchanges and begun + longest > deadline:
                 break
-            for title, side in zip(titles, sides):
-                turn = answered(console, title, side, number)
-                console.print(f"turn {number + 1}: {turn.tokens_per_second:.1f} tokens/s")
-            now = time.monotonic()
-    plain, ssd = (side.turns for side in sides)
-    console.print("", report.table(plain, ssd), "")
+            number = len(exchanges) % len(QUESTIONS)
+            if exchanges:
+                with console.status("more questions, for the table"):
+                    turns = [side.take_turn(number, lambda piece: None) for side in sides]
+            else:
+                turns = show_exchange(console, QUESTIONS[number], number, titles, sides)
+            exchanges.append(turns)
+            longest = max(longest, time.monotonic() - begun)
+    plain, ssd = ([turns[place] for turns in exchanges] for place in range(2))
+    console.print(report.table(plain, ssd, plan))
     console.print(report.verdict(plain, ssd, plan), soft_wrap=True)
-    console.print(COUNTED, soft_wrap=True)
-    return report.same_text([*plain, *ssd])
-
-
-def answered(console: Console, title: str, side: Side, number: int) -> Turn:
-    """A turn of a side: its text is shown the first time, later ones would repeat it."""
-    if number > 0:
-        with console.status(title):
-            return side.take_turn(lambda piece: None)
-    console.print()
-    console.print(Rule(title, align="left"))
-    begun: set[int] = set()
-
-    def show(piece: Piece) -> None:
-        if piece.question not in begun:
-            begun.add(piece.question)
-            console.print(f"\n\n> {QUESTIONS[piece.question]}", style="bold")
-        console.out(piece.text, end="", highlight=False)
-
-    turn = side.take_turn(show)
-    console.print("\n")
-    return turn
+    return report.same_text(plain, ssd) is None
 
 
 def measure(
     target: Path, draft: Path, cores: Sequence[int], own: Sequence[int], drafts: Sequence[int]
 ) -> Costs:
-    """What steps cost on all cores, on the target's own and on the draft's."""
+    """What steps cost: of plain vLLM on all cores; and of target and draft on their own cores, both
+    at once, as they share the memory's bandwidth."""
+    (plain,) = step_seconds([Job(target, ("float32",), tuple(cores), (1,))])
     verified = (1, *(k + 1 for k in KS))
-    return Costs(
-        step_seconds(Job(target, "float32", tuple(cores), (1,)))[1],
-        step_seconds(Job(target, "float32", tuple(own), verified)),
-        {
-            dtype: step_seconds(Job(draft, dtype, tuple(drafts), tuple(DRAFT_ROWS)))
-            for dtype in DRAFT_DTYPES
-        },
+    both = step_seconds(
+        [
+            Job(target, ("float32",), tuple(own), verified),
+            Job(draft, DRAFT_DTYPES, tuple(drafts), tuple(DRAFT_ROWS)),
+        ]
     )
-
-
-def costs_in_words(costs: Costs, plan: Plan, cores: int) -> list[str]:
-    """What was measured and what is chosen by it."""
-    rows = plan.k + 1
-    draft = costs.draft[plan.draft_dtype]
-    return [
-        "Measured, in the matrix products of a step:",
-        f"  plain vLLM on {cores} cores, 1 row        {costs.plain * 1000:6.0f} ms",
-        f"  the target on its own, 1 row       {costs.target[1] * 1000:6.0f} ms",
-        f"  the target on its own, {rows} rows      {costs.target[rows] * 1000:6.0f} ms",
-        f"  the draft in {plan.draft_dtype:<8}, {rows * plan.f:>2} rows    "
-        f"{draft[rows * plan.f] * 1000:6.0f} ms",
-        f"so k={plan.k}, f={plan.f} and a draft in {plan.draft_dtype} should gain the most.",
-    ]
+    return Costs(plain["float32"][1], both[0]["float32"], both[1])
 
 
 def environment(bind: str) -> dict[str, str]:

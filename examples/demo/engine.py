@@ -1,7 +1,7 @@
 """One vLLM engine of the demo, in a process of its own.
 
 So its environment is its own, and what vLLM prints goes to a file while the answer goes to the
-terminal. It answers the questions as often as it is asked to, and idles in between.
+terminal. It answers one question at a time, and idles in between.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,17 +41,19 @@ class Ready:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step of the engine added to an answer. at: seconds on this process's clock."""
+    """What one step of the engine added to an answer. look: what the target found when it looked
+    for the draft tokens of this step, "hits", "misses" or "late"; None if it did not look. at:
+    seconds on the machine's clock."""
 
-    question: int
     text: str
     token_ids: list[int]
+    look: str | None
     at: float
 
 
 @dataclass(frozen=True)
 class Finished:
-    """All questions are answered once. counters: of SSD, while it answered; None without it."""
+    """The question is answered. counters: of SSD, while it answered; None without it."""
 
     counters: dict[str, Any] | None
 
@@ -60,8 +62,8 @@ Event = Ready | Piece | Finished
 
 
 def run(spec: EngineSpec, questions: Sequence[str], max_tokens: int, channel: Connection) -> None:
-    """Entry point of the process: start the engine; answer all questions for every True that comes
-    over the channel, and end with False or the channel."""
+    """Entry point of the process: start the engine; answer the question of every number that comes
+    over the channel, and end with the channel."""
     with spec.log.open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -76,7 +78,7 @@ async def _serve(
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from vllm_ssd.lifecycle.own_table import run_dir_of
+    from benchmarks.common.running import run_dir_of
 
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
@@ -91,43 +93,63 @@ async def _serve(
         )
     )
     try:
-        await _answer(engine, -1, questions[0], WARM_UP_TOKENS, None)
+        await _answer(engine, questions[0], WARM_UP_TOKENS, lambda piece: None, None)
         run_dir = run_dir_of(psutil.Process().children(recursive=True))
         channel.send(Ready(run_dir))
-        while await asyncio.to_thread(_next_order, channel):
-            channel.send(Finished(await _turn(engine, questions, max_tokens, channel, run_dir)))
+        looks = None if run_dir is None else Looks(run_dir)
+        while (number := await asyncio.to_thread(_next_order, channel)) is not None:
+            await _answer(engine, questions[number], max_tokens, channel.send, looks)
+            channel.send(Finished(None if looks is None else looks.counted()))
     finally:
         engine.shutdown()
 
 
-def _next_order(channel: Connection) -> bool:
+def _next_order(channel: Connection) -> int | None:
     try:
-        return bool(channel.recv())
+        return int(channel.recv())
     except EOFError:
-        return False
+        return None
 
 
-async def _turn(
-    engine: AsyncLLM,
-    questions: Sequence[str],
-    max_tokens: int,
-    channel: Connection,
-    run_dir: Path | None,
-) -> dict[str, Any] | None:
-    """Answer all questions; SSD's counters of just that time."""
-    from benchmarks.common.running import counters
-    from vllm_ssd.metrics import subtract
+class Looks:
+    """SSD's counters while one request runs: of the whole answer, and of its newest look."""
 
-    before = None if run_dir is None else counters(run_dir)
-    for number, question in enumerate(questions):
-        await _answer(engine, number, question, max_tokens, channel)
-    return None if run_dir is None or before is None else subtract(counters(run_dir), before)
+    def __init__(self, run_dir: Path):
+        from vllm_ssd.protocol import SpeculationTable, rundir
+
+        self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+        self.begin()
+
+    def begin(self) -> None:
+        """An answer begins."""
+        self._first = self._newest = self._now()
+
+    def newest(self) -> str | None:
+        """What the look since the last call has found."""
+        before, self._newest = self._newest, self._now()
+        names = ("hits", "misses", "late")
+        return next((name for name in names if self._newest[name] > before[name]), None)
+
+    def counted(self) -> dict[str, Any]:
+        from vllm_ssd.metrics import subtract
+
+        return subtract(self._now(), self._first)
+
+    def _now(self) -> dict[str, Any]:
+        from vllm_ssd.metrics import snapshot
+
+        return snapshot(self._table)
 
 
 async def _answer(
-    engine: AsyncLLM, number: int, question: str, max_tokens: int, channel: Connection | None
+    engine: AsyncLLM,
+    question: str,
+    max_tokens: int,
+    send: Callable[[Piece], None],
+    looks: Looks | None,
 ) -> None:
-    """Stream the greedy answer to one question into the channel."""
+    """Stream the greedy answer to one question. The target looks for draft tokens at the end of
+    each step, so a piece was found by the look before it."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -137,8 +159,11 @@ async def _answer(
     sampling = SamplingParams(
         temperature=0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA
     )
-    name = f"question {number} at {time.monotonic()}"
-    async for output in engine.generate(prompt, sampling, request_id=name):
-        if channel is not None:
-            step = output.outputs[0]
-            channel.send(Piece(number, step.text, list(step.token_ids), time.perf_counter()))
+    look = None
+    if looks is not None:
+        looks.begin()
+    async for output in engine.generate(prompt, sampling, request_id=f"at {time.monotonic()}"):
+        piece = output.outputs[0]
+        send(Piece(piece.text, list(piece.token_ids), look, time.monotonic()))
+        if looks is not None:
+            look = looks.newest()

@@ -17,30 +17,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LEAST_PASSES = 3  # the first one makes the kernels
-_SECONDS = 5.0  # of passes, for each job
+_SECONDS = 4.0  # of passes, for each data type
 _WEIGHTS_BYTES = 5e8  # of the layers that are measured; all others cost the same
 
 
 @dataclass(frozen=True)
 class Job:
-    """model: a checkpoint folder of a Llama. dtype: torch's name. cores: a thread for each. rows:
+    """model: a checkpoint folder of a Llama. dtypes: torch's names. cores: a thread for each. rows:
     the numbers of rows."""
 
     model: Path
-    dtype: str
+    dtypes: tuple[str, ...]
     cores: tuple[int, ...]
     rows: tuple[int, ...]
 
 
-def step_seconds(job: Job) -> dict[int, float]:
-    """Seconds of the matrix products of one step, by its number of rows. Has a process of its
-    own, whose number of threads is not anybody else's."""
+Seconds = dict[str, dict[int, float]]
+
+
+def step_seconds(jobs: Sequence[Job]) -> list[Seconds]:
+    """Seconds of the matrix products of one step, by data type and number of rows, for each job.
+    The jobs run at the same time. Each has a process of its own, with its own threads."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_measure, job).result()
+    with ProcessPoolExecutor(len(jobs), mp_context=context) as pool:
+        return list(pool.map(_measure, jobs))
 
 
-def _measure(job: Job) -> dict[int, float]:
+def _measure(job: Job) -> Seconds:
     with open(os.devnull, "w") as nowhere:  # vLLM's lines about its platform
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
@@ -48,9 +51,14 @@ def _measure(job: Job) -> dict[int, float]:
     import torch
 
     torch.set_num_threads(len(job.cores))
+    return {dtype: _of_dtype(job, dtype) for dtype in job.dtypes}
+
+
+def _of_dtype(job: Job, dtype_name: str) -> dict[int, float]:
+    import torch
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-    dtype = getattr(torch, job.dtype)
+    dtype = getattr(torch, dtype_name)
 
     def linear(outputs: int, inputs: int) -> torch.nn.Module:
         layer = torch.nn.Module()

@@ -1,9 +1,8 @@
-"""What the turns show, in words: the table, whether the texts are the same, and the verdict."""
+"""What the exchanges show: the table, and the sentence that judges it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -12,96 +11,96 @@ from examples.demo.plan import Plan
 from examples.demo.side import Turn
 from vllm_ssd.metrics import rates
 
-GAIN = 1.6  # from here on a gain needs no explanation
-# Up to here the turns of one engine differ by chance, and what others take changes little.
+GAIN = 1.3  # from here on a gain needs no explanation
+# Up to here plain vLLM's speeds differ by chance, and what others take changes little.
 MOST_SPREAD, MOST_TAKEN = 0.2, 0.05
 
 
+def speed(turns: Sequence[Turn]) -> float:
+    """Tokens a second of decoding."""
+    seconds = sum(turn.seconds for turn in turns)
+    return sum(turn.tokens for turn in turns) / seconds if seconds else 0.0
+
+
 def ratio(plain: Sequence[Turn], ssd: Sequence[Turn]) -> float:
-    """Tokens a second of the middle turn with SSD, times those of plain vLLM's."""
-    return median(_speeds(ssd)) / median(_speeds(plain))
+    """Tokens a second with SSD, times those of plain vLLM."""
+    return speed(ssd) / speed(plain)
 
 
-def table(plain: Sequence[Turn], ssd: Sequence[Turn]) -> Table:
+def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     """Both sides, a column each."""
-    shown = Table("", "plain", "SSD", title="what SSD gained")
+    sides = (plain, ssd)
+    shown = Table("", "plain vLLM", "SSD")
     shown.columns[1].justify = shown.columns[2].justify = "right"
-    derived = rates(_sum([turn.counters or {} for turn in ssd]))
-    shown.add_row("tokens/s, middle turn", *(f"{median(_speeds(t)):.1f}" for t in (plain, ssd)))
-    shown.add_row(
-        "slowest and fastest turn",
-        *(f"{min(_speeds(t)):.1f} to {max(_speeds(t)):.1f}" for t in (plain, ssd)),
-    )
+    counted = rates(_sum([turn.counters or {} for turn in ssd]))
+    shown.add_row("answers", *(str(len(turns)) for turns in sides))
+    shown.add_row("tokens a second, decoding only", *(f"{speed(turns):.1f}" for turns in sides))
     shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style="bold")
-    shown.add_row("tokens a round", "1", f"{derived['tokens_per_round']:.2f}")
-    for result in ("hit", "miss", "late"):
-        shown.add_row(f"share of rounds: {result}", "", f"{derived[result]:.0%}")
-    others = (f"{median([turn.taken for turn in turns]):.0%}" for turns in (plain, ssd))
-    shown.add_row("cores' time for other programs", *others)
+    shown.add_row("slowest and fastest answer", *(_range(turns) for turns in sides))
+    shown.add_row("tokens a step", "1", f"{counted['tokens_per_round']:.2f}")
+    shown.add_row("a step, in steps of plain vLLM", "1", f"{plan.round_cost:.2f}")
+    shown.add_row("waited for the draft, ms a step", "", f"{counted['wait_ms']:.0f}")
+    shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hit", "miss", "late"))
+    shown.add_row("hits / misses / late, %", "", shares)
+    shown.add_row("draft tokens, branches a position", "", f"k={plan.k}, f={plan.f}")
+    others = (max(turn.taken for turn in turns) for turns in sides)
+    shown.add_row("cores' time for other programs", *(f"{share:.0%}" for share in others))
     return shown
 
 
 def verdict(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> str:
-    """What to make of the table, in a sentence or two."""
+    """What to make of the table, in a sentence."""
     gain = ratio(plain, ssd)
-    unsettled = too_noisy(plain, ssd)
-    if unsettled is not None:
+    if (parting := same_text(plain, ssd)) is not None:
+        return f"The texts differ, which is a fault of ssd: {parting}."
+    if (reason := too_noisy(plain, ssd)) is not None:
         return (
-            f"This machine is too noisy to tell: {unsettled}. The ratio, {gain:.2f}, may be far "
-            "from what SSD gains; close other programs and run this again."
+            f"The texts are equal, but this machine is too noisy to tell the gain ({reason}): "
+            "close other programs and run this again."
         )
     if gain >= GAIN:
         return f"With SSD the same text comes {gain:.2f} times as fast, from the same cores."
-    derived = rates(_sum([turn.counters or {} for turn in ssd]))
-    tokens = derived["tokens_per_round"]
+    tokens = rates(_sum([turn.counters or {} for turn in ssd]))["tokens_per_round"]
     return (
-        f"A core each: verifying {plan.k + 1} tokens on the target's takes as long as "
-        f"{plan.round_cost:.2f} steps of plain vLLM on all cores, so {tokens:.1f} tokens a round "
-        f"can gain {tokens / plan.round_cost:.2f} times on this CPU; {gain:.2f} is what "
-        f"{derived['wait_ms']:.0f} ms a round of waiting for the draft leave of it. With a device "
-        "of the draft's own it costs the target nothing: benchmarks/results/h200-served.md."
+        f"With SSD the same text comes {gain:.2f} times as fast: on this CPU a step over "
+        f"{plan.k + 1} tokens on the target's core takes as long as {plan.round_cost:.2f} steps of "
+        f"plain vLLM on all cores, so that {tokens:.1f} tokens a step could gain "
+        f"{tokens / plan.round_cost:.2f} times at most, where on GPUs such a step costs about one."
     )
 
 
 def too_noisy(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str | None:
-    """Why the ratio means little, or None."""
-    for name, turns in (("plain vLLM", plain), ("vLLM with SSD", ssd)):
-        share = median([turn.taken for turn in turns])
+    """Why the ratio means little, or None. Plain vLLM decodes every text at one speed."""
+    for name, turns in (("plain vLLM", plain), ("SSD", ssd)):
+        share = max(turn.taken for turn in turns)
         if share > MOST_TAKEN:
             return f"other programs took {share:.0%} of the cores while {name} answered"
-        speeds = _speeds(turns)
-        spread = (max(speeds) - min(speeds)) / median(speeds)
-        if spread > MOST_SPREAD:
-            return f"{name} took turns from {min(speeds):.1f} to {max(speeds):.1f} tokens/s"
+    speeds = [speed([turn]) for turn in plain]
+    if (max(speeds) - min(speeds)) / speed(plain) > MOST_SPREAD:
+        return f"plain vLLM decoded at {_range(plain)} tokens a second"
     return None
 
 
-def same_text(turns: Sequence[Turn]) -> str | None:
-    """None if all turns have the same answers; else, in words, where one parts from the first."""
-    for turn in turns[1:]:
-        parting = first_difference(turns[0].answers, turn.answers)
-        if parting is not None:
-            return parting
-    return None
+def same_text(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str | None:
+    """None if both sides have the same answers; else, in words, where one parts."""
+    pairs = zip(plain, ssd, strict=True)
+    partings = (first_difference(one.token_ids, other.token_ids) for one, other in pairs)
+    return next((parting for parting in partings if parting is not None), None)
 
 
-def first_difference(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> str | None:
-    """Where answers part, in words; None if they do not."""
-    for number, (one, other) in enumerate(zip(left, right, strict=True), start=1):
-        if one == other:
-            continue
-        same = 0
-        while same < min(len(one), len(other)) and one[same] == other[same]:
-            same += 1
-        return (
-            f"answer {number} parts after {same} tokens: {list(one[same : same + 4])} is not "
-            f"{list(other[same : same + 4])}"
-        )
-    return None
+def first_difference(one: Sequence[int], other: Sequence[int]) -> str | None:
+    """Where two answers part, in words; None if they do not."""
+    if one == other:
+        return None
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    return f"after {same} tokens {list(one[same : same + 4])} is not {list(other[same : same + 4])}"
 
 
-def _speeds(turns: Sequence[Turn]) -> list[float]:
-    return [turn.tokens_per_second for turn in turns]
+def _range(turns: Sequence[Turn]) -> str:
+    speeds = [speed([turn]) for turn in turns]
+    return f"{min(speeds):.1f} to {max(speeds):.1f}"
 
 
 def _sum(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:

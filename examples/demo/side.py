@@ -22,29 +22,25 @@ class EngineFailed(Exception):
 
 @dataclass
 class Turn:
-    """All questions, answered once. tokens and seconds: of decoding, after each answer's first
-    token. taken: the share of the cores' time that other programs had, 0..1."""
+    """One question, answered. taken: the share of the cores' time that other programs had, 0..1."""
 
-    answers: list[list[int]] = field(default_factory=list)
-    tokens: int = 0
-    seconds: float = 0.0
+    pieces: list[Piece] = field(default_factory=list)
     counters: dict[str, Any] | None = None
     taken: float = 0.0
-    _newest: float = 0.0
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def token_ids(self) -> list[int]:
+        return [token for piece in self.pieces for token in piece.token_ids]
 
-    def add(self, piece: Piece) -> None:
-        """Take in what came, in the order it came. An answer's first piece is the prefill's."""
-        if piece.question == len(self.answers):
-            self.answers.append([])
-        else:
-            self.tokens += len(piece.token_ids)
-            self.seconds += piece.at - self._newest
-        self._newest = piece.at
-        self.answers[piece.question] += piece.token_ids
+    @property
+    def tokens(self) -> int:
+        """Tokens of decoding: all after the first piece, which is the prefill's."""
+        return sum(len(piece.token_ids) for piece in self.pieces[1:])
+
+    @property
+    def seconds(self) -> float:
+        """Of decoding."""
+        return self.pieces[-1].at - self.pieces[0].at if self.pieces else 0.0
 
 
 class Side:
@@ -56,7 +52,6 @@ class Side:
     ):
         self._spec = spec
         self._cores = cores
-        self.turns: list[Turn] = []
         context = multiprocessing.get_context("spawn")
         self._channel, theirs = context.Pipe()
         self._process = context.Process(
@@ -79,21 +74,20 @@ class Side:
         assert isinstance(event, Ready)
         self._ready = event
 
-    def take_turn(self, show: Callable[[Piece], None]) -> Turn:
-        """Answer all questions and show every piece. Raises ``EngineFailed``."""
+    def take_turn(self, question: int, show: Callable[[Piece], None]) -> Turn:
+        """Answer a question and show every piece. Raises ``EngineFailed``."""
         turn = Turn()
         before = look(self._cores, self._processes)
-        self._channel.send(True)
+        self._channel.send(question)
         for event in self._until_finished():
             match event:
                 case Piece():
-                    turn.add(event)
+                    turn.pieces.append(event)
                     show(event)
                 case Finished(counters):
                     turn.counters = counters
         after = look(self._cores, self._processes)
         turn.taken = taken(before, after, len(self._cores))
-        self.turns.append(turn)
         return turn
 
     def _until_finished(self) -> Iterator[Event]:
