@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from vllm_ssd.lifecycle.own_table import make_table
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.rundir import table_path
-from vllm_ssd.tools.check.findings import Finding, gib, refusal
+from vllm_ssd.tools.check.findings import GIB, Finding, gib, refusal
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 # Chunks of the queue between vLLM's engine core and its workers. vLLM allocates all of them.
 _QUEUE_CHUNKS = 10
@@ -22,6 +27,36 @@ def examine_memory() -> Finding:
     """Finding about host memory: it holds weights on their way to a GPU, both models on CPUs."""
     memory = psutil.virtual_memory()
     return Finding("ok", "host memory", f"{gib(memory.available)} of {gib(memory.total)} are free")
+
+
+def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]:
+    """Finding about the memory that vLLM asks for on CPUs before it loads a model; none on GPUs.
+    config: vLLM's defaults if left out."""
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
+
+    node = get_memory_node_info(get_allowed_cpu_list()[0].numa_node)
+    free, cache = node.available_memory, (config or VllmConfig()).cache_config
+    asked, why = cache.kv_cache_memory_bytes, "the size set for the KV cache"
+    if asked is None:
+        share = cache.gpu_memory_utilization
+        asked = math.ceil(share * node.total_memory)
+        why = f"{share:g} of {gib(node.total_memory)}, --gpu-memory-utilization"
+    fact = f"vLLM asks for {asked / GIB:.1f} GiB ({why}), and {free / GIB:.1f} GiB are free"
+    if asked <= free:
+        yield Finding("ok", "target's memory", fact)
+        return
+    yield Finding(
+        "bad",
+        "target's memory",
+        f"{fact}: vLLM would refuse to start",
+        "set the environment variable VLLM_CPU_KVCACHE_SPACE to the size of the KV cache in GiB, "
+        "such as 1, or end what else runs here",
+    )
 
 
 def examine_shared_memory(run_dir: Path, shape: TableShape, has_queue: bool) -> Iterator[Finding]:
