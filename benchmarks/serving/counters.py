@@ -19,13 +19,13 @@ class Counting:
 
     def __init__(self, server: Server, kind: Kind):
         self._server = server
-        self._kind = kind
+        self._speculates = kind not in ("plain", "sglang")
         self._run_dir = server.run_dir()
-        self._before = self._read()
+        self._before = self._read() if self._speculates else {}
 
     def since(self) -> Speculation | None:
-        """What was counted since it was made; None for plain vLLM."""
-        if self._kind == "plain":
+        """What was counted since it was made; None without speculation."""
+        if not self._speculates:
             return None
         now = self._read()
         if self._run_dir is None:

@@ -4,7 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd", "ssd-quantised"]
+Kind = Literal[
+    "plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd", "ssd-quantised", "sglang"
+]
 KINDS: tuple[Kind, ...] = (
     "plain",
     "draft_model",
@@ -13,6 +15,7 @@ KINDS: tuple[Kind, ...] = (
     "ssd-f0",
     "ssd",
     "ssd-quantised",
+    "sglang",
 )
 OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draft of their own
 
@@ -72,7 +75,8 @@ class Speculation(msgspec.Struct, frozen=True):
 
 class Side(msgspec.Struct, frozen=True):
     """A server to measure. gpus: of target and draft, 0 on CPUs. engine: arguments as vLLM's `LLM`
-    has them. environment: of its processes, added to this one's."""
+    has them. environment: of its processes, added to this one's. command: what starts another
+    server than vLLM's, without its name and address."""
 
     name: str
     kind: Kind
@@ -80,6 +84,7 @@ class Side(msgspec.Struct, frozen=True):
     gpus: int
     engine: dict[str, Any]
     environment: dict[str, str]
+    command: list[str] = []
 
 
 class Run(msgspec.Struct, frozen=True):
