@@ -25,7 +25,7 @@ def about_run(
         "command": shlex.join(["python", "-m", module, *words]),
         "machine": _machine(gpus),
         "versions": ", ".join(f"{name} {number}" for name, number in _versions().items()),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": _commit(),
         "compilation": "off" if is_uncompiled(engine) else "vLLM's default",
     }

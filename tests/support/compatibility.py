@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 LIST: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")

@@ -7,12 +7,12 @@ import argparse
 import importlib.util
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import pytest
-import tomllib
 from markdown_it import MarkdownIt
 from vllm.config.utils import get_field
 

@@ -12,6 +12,7 @@ import sysconfig
 import venv
 import zipfile
 from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,27 @@ def test_every_module_is_in_it(wheel):
     assert packed == modules
 
 
-def test_extras_ask_for_a_vllm_that_is_supported(wheel):
+@pytest.fixture(scope="module")
+def metadata(wheel) -> Message:
     archive = zipfile.ZipFile(wheel)
     (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    metadata = message_from_bytes(archive.read(about))
+    return message_from_bytes(archive.read(about))
+
+
+def test_what_it_says_of_itself(wheel, metadata):
+    """Licence, Pythons and the page that an index would show."""
+    assert metadata["License"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
+    (licence,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("/LICENSE"))
+    assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
+    named = [each.rpartition(" ")[2] for each in metadata.get_all("Classifier") if "Python" in each]
+    assert named and all(each in SpecifierSet(metadata["Requires-Python"]) for each in named)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "Python 3.11 or newer" in readme
+    assert metadata.get_payload(decode=True).decode().strip() == readme.strip()
+
+
+def test_extras_ask_for_a_vllm_that_is_supported(metadata):
     assert set(metadata.get_all("Provides-Extra")) >= {"cpu", "cuda", "rocm", "dev"}
     needs = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
 
