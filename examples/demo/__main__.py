@@ -119,7 +119,7 @@ def compare(
             longest = max(longest, time.monotonic() - begun)
     plain, ssd = ([turns[place] for turns in exchanges] for place in range(2))
     console.print(report.table(plain, ssd, plan))
-    console.print(report.verdict(plain, ssd, plan), soft_wrap=True)
+    console.print(report.verdict(plain, ssd), soft_wrap=True)
     return report.same_text(plain, ssd) is None
 
 

@@ -31,14 +31,12 @@ class Costs:
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of ssd, and what they should gain. gain: times plain vLLM's tokens a second.
-    round_cost: of a round's verification, in steps of plain vLLM."""
+    """Options of ssd, and what they should gain. gain: times plain vLLM's tokens a second."""
 
     k: int
     f: int
     draft_dtype: str
     gain: float
-    round_cost: float
 
     def options(self) -> dict[str, Any]:
         """As in ``speculative_config``, without the model. The target waits for all draft tokens,
@@ -62,4 +60,4 @@ def _plan(costs: Costs, k: int, f: int, draft_dtype: str) -> Plan:
     fallback = (1 - PREDICTED[f]) * k * DRAFT_OVERHEAD * draft[1]
     tokens = sum(ACCEPTED**accepted for accepted in range(k + 1))
     seconds = max(verification, ahead) + fallback
-    return Plan(k, f, draft_dtype, tokens * costs.plain / seconds, verification / costs.plain)
+    return Plan(k, f, draft_dtype, tokens * costs.plain / seconds)

@@ -37,8 +37,8 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     shown.add_row("tokens a second, decoding only", *(f"{speed(turns):.1f}" for turns in sides))
     shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style="bold")
     shown.add_row("slowest and fastest answer", *(_range(turns) for turns in sides))
-    shown.add_row("tokens a step", "1", f"{counted['tokens_per_round']:.2f}")
-    shown.add_row("a step, in steps of plain vLLM", "1", f"{plan.round_cost:.2f}")
+    shown.add_row("tokens a step", "1", f"{tokens_a_step(ssd):.2f}")
+    shown.add_row("a step, in steps of plain vLLM", "1", f"{step_cost(plain, ssd):.2f}")
     shown.add_row("waited for the draft, ms a step", "", f"{counted['wait_ms']:.0f}")
     shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hit", "miss", "late"))
     shown.add_row("hits / misses / late, %", "", shares)
@@ -48,7 +48,17 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     return shown
 
 
-def verdict(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> str:
+def tokens_a_step(turns: Sequence[Turn]) -> float:
+    """Tokens of decoding, by steps."""
+    return sum(turn.tokens for turn in turns) / max(sum(turn.steps for turn in turns), 1)
+
+
+def step_cost(plain: Sequence[Turn], ssd: Sequence[Turn]) -> float:
+    """How long a step takes with SSD, waits included, in steps of plain vLLM."""
+    return tokens_a_step(ssd) / tokens_a_step(plain) / ratio(plain, ssd)
+
+
+def verdict(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str:
     """What to make of the table, in a sentence."""
     gain = ratio(plain, ssd)
     if (parting := same_text(plain, ssd)) is not None:
@@ -60,12 +70,11 @@ def verdict(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> str:
         )
     if gain >= GAIN:
         return f"With SSD the same text comes {gain:.2f} times as fast, from the same cores."
-    tokens = rates(_sum([turn.counters or {} for turn in ssd]))["tokens_per_round"]
     return (
-        f"With SSD the same text comes {gain:.2f} times as fast: on this CPU a step over "
-        f"{plan.k + 1} tokens on the target's core takes as long as {plan.round_cost:.2f} steps of "
-        f"plain vLLM on all cores, so that {tokens:.1f} tokens a step could gain "
-        f"{tokens / plan.round_cost:.2f} times at most, where on GPUs such a step costs about one."
+        f"With SSD the same text comes {gain:.2f} times as fast: a step brings "
+        f"{tokens_a_step(ssd):.1f} tokens, and on the target's core of this CPU takes as long as "
+        f"{step_cost(plain, ssd):.1f} steps of plain vLLM on all cores, where on GPUs it takes "
+        "about one."
     )
 
 

@@ -38,6 +38,11 @@ class Turn:
         return sum(len(piece.token_ids) for piece in self.pieces[1:])
 
     @property
+    def steps(self) -> int:
+        """Steps of decoding: each brings a piece."""
+        return max(len(self.pieces) - 1, 0)
+
+    @property
     def seconds(self) -> float:
         """Of decoding."""
         return self.pieces[-1].at - self.pieces[0].at if self.pieces else 0.0
