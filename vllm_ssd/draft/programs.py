@@ -269,10 +269,11 @@ class Grow:
         hidden = self._model.forward(self.last_tokens, self._plan.positions)
         self._states.keep(inputs["states"].view(-1) + step, hidden)
         tokens = self.last_tokens.view(self.batch, self.branches)
+        draft_probs = None
         if self._sampler is None:
             chosen, probs = self._model.likeliest(hidden)
-            vocabulary = self._model.vocab_size
-            draft_probs = one_hot(tokens, self._top_m, vocabulary) if self._top_m else None
+            if self._top_m:
+                draft_probs = one_hot(chosen.view_as(tokens), self._top_m, self._model.vocab_size)
         else:
             logits = self._model.logits(hidden)
             temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)
