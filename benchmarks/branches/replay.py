@@ -5,8 +5,8 @@
 
 Rules with the same number of branches for the whole batch:
 
-    shared      ssd's: one shape for each number of draft tokens, learned from the outcomes of all
-                requests (OutcomeProbs)
+    shared      one shape for each number of draft tokens, learned from the outcomes of all requests
+    ssd         ssd's (OutcomeProbs): as scaled, but bonus tokens by rank
     free        each request's likeliest outcomes; acceptance by place, bonus tokens by rank
     lengths     acceptance by the draft's probability of the draft token, bonus tokens by rank
     raw         both are the draft's own probabilities
@@ -28,11 +28,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.branches.rounds import RANKS, Rounds, load
-from benchmarks.branches.rules import RULES, Likeliest, Shared
+from benchmarks.branches.rules import RULES, Likeliest, Ours
 from benchmarks.common.markdown import table_head, table_row
 
 SCORED = 6000  # rounds that a table counts, about
-COLUMNS = ("shared", *RULES, "batch", "bound")
+COLUMNS = ("shared", "ssd", *RULES, "batch", "bound")
 
 
 def batches(rounds: Rounds, requests: np.ndarray, size: int, seed: int) -> Iterator[np.ndarray]:
@@ -53,7 +53,8 @@ def replay(rounds: Rounds, size: int, each: list[int]) -> dict[str, np.ndarray]:
     k = rounds.chances.shape[1]
     found: dict[str, list[np.ndarray]] = {}
     for half in (0, 1):
-        shared = [Shared(number, k) for number in each]
+        shared = [Ours(number, k, shared=True) for number in each]
+        ours = [Ours(number, k) for number in each]
         rules = {name: Likeliest(*how) for name, how in RULES.items()}
         for teaching in (True, False):
             chosen = names[(np.arange(len(names)) % 2 == half) == teaching]
@@ -62,7 +63,8 @@ def replay(rounds: Rounds, size: int, each: list[int]) -> dict[str, np.ndarray]:
                 at = np.arange(size), batch.accepted, np.minimum(batch.rank, RANKS - 1)
                 listed = (batch.rank < RANKS)[:, None]
                 hits = {"row": rows, "bound": listed & (batch.rank[:, None] < numbers)}
-                hits["shared"] = np.stack([rule.replay(batch) for rule in shared], 1)
+                for name, ones in (("shared", shared), ("ssd", ours)):
+                    hits[name] = np.stack([rule.replay(batch) for rule in ones], 1)
                 for name, rule in rules.items():
                     scores = rule.scores(batch)
                     better = (scores > scores[at][:, None, None]).sum((1, 2))

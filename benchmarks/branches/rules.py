@@ -1,5 +1,7 @@
 """Rules that choose the outcomes which get a branch."""
 
+from math import nan
+
 import numpy as np
 
 from benchmarks.branches.rounds import RANKS, Rounds
@@ -11,27 +13,28 @@ EDGES = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95,
 BONUS_EDGES = np.geomspace(1e-4, 0.95, 24)
 
 
-class Shared:
-    """ssd's rule for ``size`` branches a request: their number at each accepted length follows
-    from earlier outcomes, and is the same for all requests with equally many drafts."""
+class Ours:
+    """ssd's rule for ``size`` branches a request. shared: their number at each accepted length
+    follows from earlier outcomes alone, and is the same for all requests with equally many
+    drafts."""
 
-    def __init__(self, size: int, k: int):
-        self._size = size
+    def __init__(self, size: int, k: int, shared: bool = False):
+        self._size, self._shared = size, shared
         self._probs = OutcomeProbs(k, max(size, RANKS))
 
     def replay(self, rounds: Rounds) -> np.ndarray:
         """bool [rows]: whether the outcome has a branch. The rule then learns from it."""
-        shapes = {
-            drafts: self._probs.fan_out(self._size, drafts, 1)
-            for drafts in set(rounds.drafts.tolist())
-        }
+        each = [row[:drafts] for row, drafts in zip(rounds.chances.tolist(), rounds.drafts)]
+        seen = [[nan] * len(row) for row in each] if self._shared else each
+        fan_outs = self._probs.fan_outs(self._size, seen, 1)
         hits: list[bool] = []
-        for drafts, accepted, rank in zip(rounds.drafts, rounds.accepted, rounds.rank):
-            lengths, ranks = outcomes(shapes[drafts], int(drafts))
+        rows = zip(fan_outs, each, rounds.drafts, rounds.accepted, rounds.rank)
+        for fan_out, token_probs, drafts, accepted, rank in rows:
+            lengths, ranks = outcomes(fan_out, int(drafts))
             found = (accepted, rank) in zip(lengths, ranks)
             hits.append(found)
             if drafts:
-                self._probs.count_drafts(int(drafts), int(accepted), False, 1)
+                self._probs.count_drafts(token_probs, int(accepted), False, 1)
                 known = lengths.count(accepted)
                 self._probs.count_bonus(accepted < drafts, int(rank) if found else None, known)
         return np.array(hits)

@@ -15,6 +15,7 @@ from vllm_ssd.draft.attention.kernels import pack_tree_masks
 from vllm_ssd.draft.attention.triton import TritonAttention
 from vllm_ssd.draft.fused.layers import FusedLayers
 from vllm_ssd.draft.fused.weights import LayerWeights, ModelWeights
+from vllm_ssd.draft.likeliest import likeliest_in_one_pass
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.device_publisher import DevicePublisher
 from vllm_ssd.protocol.kernel_layout import KernelLayout
@@ -47,6 +48,7 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "address", lambda: device_address(_zeros(1), _CPU)
     yield "swap", lambda: swap_kernel[(1,)](_zeros(1), _zeros(2))
     yield "masks", _pack_masks
+    yield "likeliest", lambda: likeliest_in_one_pass(_zeros(2, _VOCAB, dtype=torch.bfloat16))
     for dtype, head_dim in _HEADS:
         yield f"attention, {dtype}, heads of {head_dim}", partial(_attend, dtype, head_dim)
     for head_dim, count, all_parts in ((64, 24, False), (64, 50, True), (128, 128, True)):
@@ -81,7 +83,8 @@ def _publish(shape: TableShape) -> None:
     publisher.predict(Outcomes(rows, rows, rows, each, each))
     for branches, publish in ((_BRANCHES, publisher.extend), (1, publisher.fallback)):
         draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
-        publish(BranchTokens(rows, rows, _zeros(_BATCH, branches), _zeros(1), draft_probs))
+        tokens, probs = _zeros(_BATCH, branches), _zeros(_BATCH, branches, dtype=torch.float32)
+        publish(BranchTokens(rows, rows, tokens, probs, _zeros(1), draft_probs))
 
 
 def _pack_masks() -> None:
@@ -131,7 +134,7 @@ def _compute_layers(head_dim: int, count: int, all_parts: bool) -> None:
         None,
     )
     tokens = weight(_VOCAB, channels)
-    weights = ModelWeights(tokens, tokens, (layer,), weight(channels), 1e-5, 1.0, 1.0)
+    weights = ModelWeights(tokens, tokens, (layer,), weight(channels), 1e-5, 1.0, 1.0, 1.0)
     attention.plan = attention.chunk_plan(1, count)
     fused = FusedLayers(weights, attention)
     fused.likeliest(fused.forward(_zeros(count), _zeros(count)), _VOCAB)

@@ -83,7 +83,7 @@ def publishing_leaves_the_same_bytes(
             for publish, count in (("extend", branches), ("fallback", 1)):
                 tokens = torch.randint(0, 100, (4, count))
                 probs = torch.randint(0, 2**62, (4, count, top_m)) if top_m else None
-                give(publish, BranchTokens, stamps, tokens, at, probs)
+                give(publish, BranchTokens, stamps, tokens, torch.rand(4, count), at, probs)
             if device.type != "cpu":
                 torch.cuda.synchronize(device)
             for one, other in zip(ours, theirs):

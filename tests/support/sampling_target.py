@@ -121,7 +121,8 @@ class Play:
         for step in range(depth):
             last_tokens, draft_probs = self._grow(last_tokens, step)
             each, at = last_tokens.view(SLOTS, -1), torch.tensor([step])
-            self.publisher.extend(BranchTokens(self.where, stamps, each, at, draft_probs))
+            certain = torch.ones(each.shape)
+            self.publisher.extend(BranchTokens(self.where, stamps, each, certain, at, draft_probs))
 
     def _grow(self, last_tokens, step):
         logits, rows = self.q[last_tokens], len(last_tokens)
@@ -130,9 +131,9 @@ class Play:
         uniforms = torch.rand(rows, K, generator=self.draft_rng, dtype=torch.float64)
         temperatures = torch.full((rows,), self.scene.temperature, dtype=torch.float64)
         at = torch.tensor([step])
-        tokens, draft_probs = self.sampler.sample(logits, temperatures, uniforms, at)
+        tokens, _, draft_probs = self.sampler.sample(logits, temperatures, uniforms, at)
         if self.scene.lie:
-            _, draft_probs = self.honest.sample(logits, temperatures, uniforms, at)
+            *_, draft_probs = self.honest.sample(logits, temperatures, uniforms, at)
         return tokens, draft_probs.view(SLOTS, -1, self.width)
 
     def _verify(self, last, drafts, count, q):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -92,12 +93,14 @@ class BranchBudget:
             self._chosen[wanted] = self._choose(*wanted)
         return self._chosen[wanted]
 
-    def fan_out(self, shape: RoundShape, requests: int, drafts: int) -> tuple[int, ...]:
-        """The fan-out of a round of this shape for a row of which ``drafts`` drafts are verified.
-        They may be more than the round before was to have, or fewer."""
+    def fan_outs(
+        self, shape: RoundShape, requests: int, token_probs: Sequence[Sequence[float]]
+    ) -> Sequence[tuple[int, ...]]:
+        """The fan-outs of a round of this shape, in a batch of ``requests``. token_probs: for each
+        row, the draft's probability of each draft that is verified, nan if it is not known."""
         if not self._policy.adaptive:
-            return shape.fan_out
-        return self._shape(requests, sum(shape.fan_out), drafts)[0].fan_out
+            return [shape.fan_out] * len(token_probs)
+        return self._probs.fan_outs(sum(shape.fan_out), token_probs, requests)
 
     def _choose(self, window: Window, requests: int, feed_us: float, batches: int) -> RoundShape:
         limit_us = window.us(requests) / batches
@@ -144,7 +147,7 @@ class BranchBudget:
         left_over = accepted < len(drafts) and drafts[accepted] == bonus
         row, predicted = request.ahead, request.predicted
         requests = row.batch.size if row is not None else 1
-        self._probs.count_drafts(len(drafts), accepted, left_over, requests)
+        self._probs.count_drafts(request.token_probs, accepted, left_over, requests)
         if branch is not None and predicted is not None and not left_over:
             rank = predicted.ranks[branch] if branch >= 0 else None
             known = predicted.accepted.count(accepted)

@@ -170,11 +170,10 @@ class DraftEngine:
         steps = self.policy.tree_steps
         tree_size = steps * sum(shape.fan_out)
         glues = []
-        for request, count in zip(fitting, unfed):
+        fan_outs = self._budget.fan_outs(shape, size, [r.token_probs for r in fitting])
+        for request, count, fan_out in zip(fitting, unfed, fan_outs):
             has_room = request.table.reserve(len(request.fed) + count + tree_size)
-            drafts = len(request.drafts)
-            verified = self._states.verified(request.seat, 1 + drafts)
-            fan_out = self._budget.fan_out(shape, size, drafts)
+            verified = self._states.verified(request.seat, 1 + len(request.drafts))
             glues.append(request.glue(fan_out, shape.steps, verified, steps, has_room))
             self.requests.await_outcome(request)
         planned = Counter(glue.request.served for glue in glues if glue.prediction is not None)

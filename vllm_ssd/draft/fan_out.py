@@ -25,7 +25,7 @@ def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
     return [*counts, sum(fan_out) - sum(counts)]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def outcomes(fan_out: tuple[int, ...], num_drafts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """For each branch its accepted length, when ``num_drafts`` are verified, and the rank of its
     bonus among the tokens there."""

@@ -12,6 +12,7 @@ from vllm_ssd.draft.attention.registry import load_backend
 from vllm_ssd.draft.attention.self_test import first_sound
 from vllm_ssd.draft.fused.layers import MOST_ROWS
 from vllm_ssd.draft.fused.self_test import fused_layers
+from vllm_ssd.draft.likeliest import likeliest
 from vllm_ssd.draft.spec import DraftModelSpec
 
 if TYPE_CHECKING:
@@ -105,12 +106,12 @@ class DraftModel:
             hidden: torch.Tensor = self._model(known, positions)
         return hidden
 
-    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> int64 [n], the likeliest token after each."""
+    def likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, hidden] -> int64 [n], the likeliest token after each, and float32 [n], its
+        probability."""
         if self.fused is not None and len(hidden) <= MOST_ROWS:
             return self.fused.likeliest(hidden, self.vocab_size)
-        # On CPUs ``max`` is four times as fast as argmax.
-        return self.logits(hidden).max(dim=-1).indices
+        return likeliest(self.logits(hidden))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], cut to the tokens that the target knows."""

@@ -15,21 +15,27 @@ _LARGE = 1e100  # weights of outcomes stay below this
 # A position of which little is known is taken for the one before it, with the weight of this number
 # of drafts.
 _ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
+# A draft of which the draft model is not certain is rejected less often than it says. At first, by
+# this factor. The weight is in doubts that add up, the newest one's is among all.
+_OVER_DOUBT, _DOUBT_WEIGHT, _NEWEST_DOUBT = 0.5, 4.0, 0.001
 
 
 class OutcomeProbs:
     """The probability of each outcome, by accepted length and rank of the bonus. The latest count
     most. branches: the most there can be; ranks beyond them do not matter.
 
-    The accepted length follows from the acceptance at each position. The rank depends only on
-    whether a draft was rejected. So what rounds with few drafts teach holds for longer ones. A
-    target with many requests trims: it verifies a part of the drafts. Outcomes after which a row
-    goes on with drafts that it has need no branch.
+    The accepted length follows from the acceptance at each position. For a round that is verified
+    now, a draft of probability p is accepted with probability ``1 - c (1 - p)``, with one learned
+    number c. The rank depends only on whether a draft was rejected. So what rounds with few drafts
+    teach holds for longer ones. A target with many requests trims: it verifies a part of the
+    drafts. Outcomes after which a row goes on with drafts that it has need no branch.
     """
 
     def __init__(self, k: int, branches: int):
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
         self._reached, self._accepted = [0.0] * k, [0.0] * k
+        # Of drafts whose probability is known: the sum of 1 - p, and the rejected ones.
+        self._doubted, self._rejected_of = 0.0, 0.0
         # By requests of a batch and position: the share of these drafts that came true and were not
         # verified.
         self._left_over: defaultdict[int, list[float]] = defaultdict(lambda: [0.0] * k)
@@ -57,6 +63,35 @@ class OutcomeProbs:
         counts = allocate(branches, self._of_drafts(drafts, requests).tolist())
         return counts + (0,) * (len(self._reached) - drafts)
 
+    def fan_outs(
+        self, branches: int, token_probs: Sequence[Sequence[float]], requests: int
+    ) -> list[tuple[int, ...]]:
+        """For each row, the fan-out of ``branches`` branches that misses least. token_probs: the
+        draft's probability of each of a row's drafts, nan if it is not known. requests: as in
+        ``fan_out``."""
+        rows, k = len(token_probs), len(self._reached)
+        drafts = np.array([len(row) for row in token_probs])
+        probs = np.full((rows, k), np.nan)
+        for row, known in zip(probs, token_probs):
+            row[: len(known)] = known
+        over_doubt = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
+        over_doubt /= self._doubted + _DOUBT_WEIGHT
+        acceptance = (1 - over_doubt * (1 - probs)).clip(0, 1)
+        acceptance = np.where(np.isnan(acceptance), self.acceptance, acceptance)
+        reached = np.ones((rows, k + 1))
+        goes_on = np.maximum(acceptance - self._left_over[requests], 0.0)
+        goes_on.cumprod(axis=1, out=reached[:, 1:])
+        length, last = np.arange(k + 1), drafts[:, None]
+        ends = np.where(length < last, 1 - np.pad(acceptance, ((0, 0), (0, 1))), length == last)
+        # A rank that seems likelier than the one before it is taken for as likely.
+        by_rank = np.minimum.accumulate([self._rejected[:branches], self._whole[:branches]], axis=1)
+        by_rank /= [[sum(self._rejected)], [sum(self._whole)]]
+        chances = (reached * ends)[:, :, None] * by_rank[(length == last).astype(int)]
+        best = np.argpartition(chances.reshape(rows, -1), -branches, axis=1)[:, -branches:]
+        counts = np.zeros((rows, k + 1), int)
+        np.add.at(counts, (np.arange(rows)[:, None], best // branches), 1)
+        return [tuple(row) for row in counts.tolist()]
+
     def hit(self, fan_out: Sequence[int], drafts: int, requests: int) -> float:
         """The probability that a round with ``drafts`` drafts does not miss."""
         rows = zip(self._of_drafts(drafts, requests), spread(fan_out, drafts))
@@ -70,14 +105,20 @@ class OutcomeProbs:
         rejected, whole = (np.array(row) / sum(row) for row in (self._rejected, self._whole))
         return np.vstack([np.outer(reached[:-1] * (1 - acceptance), rejected), reached[-1] * whole])
 
-    def count_drafts(self, drafts: int, accepted: int, left_over: bool, requests: int) -> None:
-        """Take in that the target accepted the first ``accepted`` of ``drafts`` drafts. left_over:
-        the next one came true, too, and was not verified."""
+    def count_drafts(
+        self, token_probs: Sequence[float], accepted: int, left_over: bool, requests: int
+    ) -> None:
+        """Take in that the target accepted the first ``accepted`` of a round's drafts. token_probs:
+        as in ``fan_outs``. left_over: the next one came true, too, and was not verified."""
         trimmed = self._left_over[requests]
-        for position in range(min(accepted + 1, drafts)):
+        for position, prob in enumerate(token_probs[: accepted + 1]):
             verified = position < accepted
+            right = verified or left_over
             self._reached[position] += 1 - _NEWEST * self._reached[position]
-            self._accepted[position] += (verified or left_over) - _NEWEST * self._accepted[position]
+            self._accepted[position] += right - _NEWEST * self._accepted[position]
+            if prob == prob:  # it is not nan
+                self._doubted += 1 - prob - _NEWEST_DOUBT * self._doubted
+                self._rejected_of += (not right) - _NEWEST_DOUBT * self._rejected_of
             trimmed[position] += _NEWEST * ((not verified and left_over) - trimmed[position])
 
     def count_bonus(self, rejected: bool, rank: int | None, predicted: int) -> None:

@@ -269,16 +269,18 @@ class Grow:
         hidden = self._model.forward(self.last_tokens, self._plan.positions)
         self._states.keep(inputs["states"].view(-1) + step, hidden)
         tokens = self.last_tokens.view(self.batch, self.branches)
+        draft_probs = None
         if self._sampler is None:
-            self.last_tokens.copy_(self._model.likeliest(hidden))
-            vocabulary = self._model.vocab_size
-            draft_probs = one_hot(tokens, self._top_m, vocabulary) if self._top_m else None
+            chosen, probs = self._model.likeliest(hidden)
+            if self._top_m:
+                draft_probs = one_hot(chosen.view_as(tokens), self._top_m, self._model.vocab_size)
         else:
             logits = self._model.logits(hidden)
             temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)
             uniforms = inputs["uniforms"].flatten(0, 1)
-            drawn, drawn_from = self._sampler.sample(logits, temperatures, uniforms, step)
-            self.last_tokens.copy_(drawn)
-            draft_probs = drawn_from.view(self.batch, self.branches, -1)
-        self._publish(BranchTokens(inputs["where"], inputs["stamp"], tokens, step, draft_probs))
+            chosen, probs, of = self._sampler.sample(logits, temperatures, uniforms, step)
+            draft_probs = of.view(self.batch, self.branches, -1)
+        self.last_tokens.copy_(chosen)
+        rows = inputs["where"], inputs["stamp"]
+        self._publish(BranchTokens(*rows, tokens, probs.view_as(tokens), step, draft_probs))
         step += 1

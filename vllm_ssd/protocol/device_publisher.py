@@ -63,4 +63,4 @@ def _arguments(new: BranchTokens) -> tuple[torch.Tensor, ...]:
     """The first arguments of ``extend_kernel`` and of ``fallback_kernel``."""
     # A kernel needs a tensor here even if it reads none.
     draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
-    return new.where, new.stamps, new.tokens, draft_probs, new.step
+    return new.where, new.stamps, new.tokens, new.token_probs, draft_probs, new.step

@@ -88,14 +88,15 @@ def extend_kernel(
     where,
     stamp_of,
     tokens,
+    token_probs,
     draft_probs,
     step_at,
     BRANCHES: tl.constexpr,
     AT: tl.constexpr,
 ):
     """Add one token to every branch (``PredictionWriter.extend``). where, stamp_of: int64 [rows];
-    tokens: int64 [rows, BRANCHES]; draft_probs: int64 [rows, BRANCHES, top_m]; step_at: int64 [1],
-    tokens of each branch before these."""
+    tokens: int64 [rows, BRANCHES]; token_probs: float32 [rows, BRANCHES]; draft_probs: int64 [rows,
+    BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
     row = tl.program_id(0)
     place = _own_place(where, stamp_of, row, False, 0, AT.prediction_size)
     step = tl.load(step_at).to(tl.int32)
@@ -105,7 +106,10 @@ def extend_kernel(
         lane = tl.arange(0, AT.branch_lanes)
         real = lane < BRANCHES
         new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
-        tl.store(words + record + AT.prediction_tokens + lane * AT.k + step, new, mask=real)
+        at = words + record + lane * AT.k + step
+        tl.store(at + AT.prediction_tokens, new, mask=real)
+        probs = tl.load(token_probs + row * BRANCHES + lane, mask=real, other=0)
+        tl.store(at + AT.prediction_token_probs, probs.to(tl.int32, bitcast=True), mask=real)
         if AT.top_m > 0:
             rank = tl.arange(0, AT.prob_lanes)
             probs_at = stamps + (record + AT.prediction_draft_probs) // 2
@@ -122,9 +126,10 @@ def extend_kernel(
 
 
 @triton.jit
-def fallback_kernel(where, stamp_of, tokens, draft_probs, step_at, AT: tl.constexpr):
+def fallback_kernel(where, stamp_of, tokens, token_probs, draft_probs, step_at, AT: tl.constexpr):
     """Add one token to every fallback (``PredictionWriter.publish_fallback``). where, stamp_of,
-    tokens: int64 [rows]; draft_probs: int64 [rows, top_m]; step_at: int64 [1], earlier tokens."""
+    tokens: int64 [rows]; token_probs: float32 [rows]; draft_probs: int64 [rows, top_m]; step_at:
+    int64 [1], earlier tokens."""
     row = tl.program_id(0)
     step = tl.load(step_at).to(tl.int32)
     first = AT.fallback - AT.prediction
@@ -135,7 +140,10 @@ def fallback_kernel(where, stamp_of, tokens, draft_probs, step_at, AT: tl.conste
         record = first + (stamp & 1) * AT.fallback_size
         if step == 0:
             tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
-        tl.store(words + record + AT.fallback_tokens + step, tl.load(tokens + row).to(tl.int32))
+        at = words + record + step
+        tl.store(at + AT.fallback_tokens, tl.load(tokens + row).to(tl.int32))
+        prob = tl.load(token_probs + row).to(tl.int32, bitcast=True)
+        tl.store(at + AT.fallback_token_probs, prob)
         if AT.top_m > 0:
             rank = tl.arange(0, AT.prob_lanes)
             whole = rank < AT.top_m

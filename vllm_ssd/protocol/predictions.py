@@ -28,6 +28,8 @@ class PredictionWriter:
         self._stamps, self._counts = prediction["stamp"], prediction["count"]
         self._accepted, self._bonus = prediction["accepted"], prediction["bonus"]
         self._depths, self._tokens = prediction["depth"], prediction["tokens"]
+        self._token_probs = prediction["token_probs"]
+        self._fallback_token_probs = fallback["token_probs"]
 
     def publish(
         self,
@@ -57,9 +59,11 @@ class PredictionWriter:
         stamp: np.uint64,
         tokens: Sequence[int],
         draft_probs: NDArray[np.int64] | None = None,
+        token_probs: NDArray[np.float32] | float = np.nan,
     ) -> None:
         """Add one token to every branch of the prediction, in the order of its outcomes. Does
-        nothing if they have all k. draft_probs: int64 [branches, top_m], their distributions."""
+        nothing if they have all k. draft_probs: int64 [branches, top_m], their distributions.
+        token_probs: float32 [branches], the draft's probabilities of them; nan: not known."""
         at = slot, int(stamp) & 1
         if self._stamps.item(at) != stamp:
             return
@@ -68,6 +72,7 @@ class PredictionWriter:
         if depth == record["tokens"].shape[1]:
             return  # this step only showed the model the last tokens
         record["tokens"][: len(tokens), depth] = tokens
+        record["token_probs"][: len(tokens), depth] = token_probs
         if draft_probs is not None:
             record["draft_probs"][: len(tokens), depth] = draft_probs
         record["depth"] = depth + 1
@@ -83,9 +88,11 @@ class PredictionWriter:
         tokens: Sequence[int],
         known: int = 0,
         draft_probs: NDArray[np.int64] | None = None,
+        token_probs: NDArray[np.float32] | float = np.nan,
     ) -> None:
         """Add drafts for the outcome ``stamp``, which was not predicted. known: drafts that are
-        published already. draft_probs: int64 [len(tokens), top_m], the tokens' distributions."""
+        published already. draft_probs: int64 [len(tokens), top_m], the tokens' distributions.
+        token_probs: float32 [len(tokens)], the draft's probabilities of them; nan: not known."""
         at = slot, int(stamp) & 1
         there = self._fallback_stamps.item(at)
         if there != stamp and (known or there > stamp):
@@ -95,6 +102,7 @@ class PredictionWriter:
             record["stamp"] = 0
         depth = known + len(tokens)
         record["tokens"][known:depth] = tokens
+        record["token_probs"][known:depth] = token_probs
         if draft_probs is not None:
             record["draft_probs"][known:depth] = draft_probs
         record["depth"] = depth
@@ -113,19 +121,21 @@ class PredictionWriter:
                 return branch
         return -1
 
-    def branch_tokens(self, slot: int, stamp: int, branch: int) -> list[int]:
-        """The tokens published for a branch of round ``stamp``; empty for another round."""
+    def branch_tokens(self, slot: int, stamp: int, branch: int) -> tuple[list[int], list[float]]:
+        """The tokens published for a branch of round ``stamp``, and the draft's probabilities of
+        them; empty for another round."""
         at = slot, stamp & 1
         depth = self._depths.item(at) if self._stamps.item(at) == stamp else 0
-        tokens: list[int] = self._tokens[at][branch, :depth].tolist()
-        return tokens
+        drafts = branch, slice(depth)
+        return self._tokens[at][drafts].tolist(), self._token_probs[at][drafts].tolist()
 
-    def fallback_tokens(self, slot: int, stamp: int) -> list[int]:
-        """The tokens published for the outcome ``stamp``, which was not predicted."""
+    def fallback_tokens(self, slot: int, stamp: int) -> tuple[list[int], list[float]]:
+        """The tokens published for the outcome ``stamp``, which was not predicted, and the draft's
+        probabilities of them."""
         at = slot, stamp & 1
         depth = self._fallback_depths.item(at) if self._fallback_stamps.item(at) == stamp else 0
-        tokens: list[int] = self._fallback_tokens[at][:depth].tolist()
-        return tokens
+        drafts = self._fallback_tokens[at][:depth], self._fallback_token_probs[at][:depth]
+        return drafts[0].tolist(), drafts[1].tolist()
 
     def clear(self, slot: int, generation: int) -> None:
         """Withdraw what was published in a slot for this generation and for earlier ones."""

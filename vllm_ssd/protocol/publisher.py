@@ -34,13 +34,15 @@ class Outcomes:
 @dataclass(frozen=True)
 class BranchTokens:
     """One more token for every branch of a batch. where, stamps: int64 [batch], the values in the
-    batch's ``Outcomes``; tokens: int64 [batch, branches]; step: int64 [1], tokens of each branch
-    before these; draft_probs: int64 [batch, branches, top_m], the distributions that the tokens
-    were sampled from, None if they were not sampled."""
+    batch's ``Outcomes``; tokens: int64 [batch, branches]; token_probs: float32 [batch, branches],
+    the draft's probabilities of them; step: int64 [1], tokens of each branch before these;
+    draft_probs: int64 [batch, branches, top_m], the distributions that the tokens were sampled
+    from, None if they were not sampled."""
 
     where: torch.Tensor
     stamps: torch.Tensor
     tokens: torch.Tensor
+    token_probs: torch.Tensor
     step: torch.Tensor
     draft_probs: torch.Tensor | None
 
@@ -92,13 +94,13 @@ class HostPublisher:
 
     def extend(self, new: BranchTokens) -> None:
         for row, writer, slot, stamp in self._real(new):
-            tokens, draft_probs = _of_row(new, row)
-            writer.extend(slot, stamp, tokens, draft_probs)
+            writer.extend(slot, stamp, *_of_row(new, row))
 
     def fallback(self, new: BranchTokens) -> None:
         for row, writer, slot, stamp in self._real(new):
-            tokens, draft_probs = _of_row(new, row)
-            writer.publish_fallback(slot, stamp, tokens, int(new.step), draft_probs)
+            tokens, draft_probs, token_probs = _of_row(new, row)
+            known = int(new.step)
+            writer.publish_fallback(slot, stamp, tokens, known, draft_probs, token_probs)
 
     def _real(
         self, new: Outcomes | BranchTokens
@@ -109,7 +111,10 @@ class HostPublisher:
                 yield row, *self._slots[where], np.uint64(stamp)
 
 
-def _of_row(new: BranchTokens, row: int) -> tuple[list[int], NDArray[np.int64] | None]:
-    """The tokens of a row, and their distributions, int64 [branches, top_m], or None."""
+def _of_row(
+    new: BranchTokens, row: int
+) -> tuple[list[int], NDArray[np.int64] | None, NDArray[np.float32]]:
+    """The tokens of a row; their distributions, int64 [branches, top_m], or None; and their
+    probabilities, float32 [branches]."""
     draft_probs = None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
-    return new.tokens[row].tolist(), draft_probs
+    return new.tokens[row].tolist(), draft_probs, new.token_probs[row].numpy(force=True)

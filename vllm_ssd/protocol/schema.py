@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 15
+VERSION = 16
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
 # draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
@@ -174,6 +174,8 @@ class TableShape:
                 ("accepted", "i4", (self.branches,)),
                 ("bonus", "i4", (self.branches,)),
                 ("tokens", "i4", (self.branches, self.k)),
+                # The draft's probability of each token, for the draft itself; nan: not known.
+                ("token_probs", "f4", (self.branches, self.k)),
                 *self._draft_probs(self.branches, self.k),
             ],
             align=True,
@@ -183,6 +185,7 @@ class TableShape:
                 ("stamp", "u8"),
                 ("depth", "i4"),
                 ("tokens", "i4", (self.k,)),
+                ("token_probs", "f4", (self.k,)),
                 *self._draft_probs(self.k),
             ],
             align=True,

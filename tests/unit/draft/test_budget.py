@@ -27,7 +27,12 @@ def window():
 def verified(budget, window, accepted, branch, drafts=K, bonus=BONUS):
     served = SimpleNamespace(window=window)
     request = SimpleNamespace(
-        drafts=[0] * drafts, predicted=EVEN, ahead=None, decided_ns=0, served=served
+        drafts=[0] * drafts,
+        token_probs=[0.5] * drafts,
+        predicted=EVEN,
+        ahead=None,
+        decided_ns=0,
+        served=served,
     )
     budget.outcome(request, accepted, bonus, branch)
 

@@ -127,7 +127,7 @@ class Batches:
         temperatures = torch.full((len(texts),), request.sampling.temperature).double()
         for step in range(depth):
             said = logits[torch.arange(len(texts)), lengths - 1 + step]
-            tokens, _ = self._sampler.sample(
+            tokens, *_ = self._sampler.sample(
                 said, temperatures, torch.from_numpy(numbers), torch.tensor([step])
             )
             assert tokens.tolist() == [branch[step] for branch in branches]

@@ -25,6 +25,7 @@ else:
     from vllm_ssd.draft.fused.layers import FusedLayers
     from vllm_ssd.draft.fused.self_test import TOLERANCE, largest_difference
     from vllm_ssd.draft.fused.weights import read_weights
+    from vllm_ssd.draft.likeliest import likeliest_in_one_pass as in_one_pass
     from vllm_ssd.draft.model import DraftModel
 
     VOCAB = 300
@@ -81,5 +82,8 @@ else:
             assert largest_difference(other, *theirs, counts=(5,)) > TOLERANCE
             hidden = torch.randn(20, model.hidden_size)
             for known in (VOCAB, 70):  # by all tiles of the vocabulary, and by a part of one
-                likeliest = model.logits(hidden)[:, :known].argmax(dim=1)
-                assert fused.likeliest(hidden, known).equal(likeliest)
+                logits = model.logits(hidden)[:, :known]
+                probs = logits.softmax(dim=1).amax(dim=1)
+                for tokens, found in (fused.likeliest(hidden, known), in_one_pass(logits)):
+                    assert tokens.equal(logits.argmax(dim=1))
+                    assert torch.allclose(found, probs)

@@ -1,6 +1,7 @@
 """Which outcomes are likely, learned from outcomes."""
 
 import random
+from math import nan
 
 import pytest
 
@@ -24,7 +25,7 @@ def replay(probs, rounds, rng, branches=8, trim=K, drafts=K, chance=0.8, top=0.5
         rank = next(r for r in range(10**6) if rng.random() > top)
         known = spread(fan_out, drafts)[accepted]
         found = rank if rank < known else None
-        probs.count_drafts(drafts, accepted, left_over, 16)
+        probs.count_drafts([nan] * drafts, accepted, left_over, 16)
         if not left_over:
             probs.count_bonus(accepted < drafts, found, known)
         good += number >= rounds / 2 and (left_over or found is not None)
@@ -61,10 +62,10 @@ def test_short_rounds_teach_long_ones():
 def test_a_draft_that_was_left_out_counts_as_accepted():
     probs = OutcomeProbs(K, BRANCHES)
     for _ in range(2000):
-        probs.count_drafts(3, 1, True, 1)
+        probs.count_drafts([nan] * 3, 1, True, 1)
     assert probs.acceptance[1] > 0.9
     for _ in range(2000):
-        probs.count_drafts(3, 1, False, 1)
+        probs.count_drafts([nan] * 3, 1, False, 1)
     assert probs.acceptance[1] < 0.1
 
 
@@ -77,3 +78,42 @@ def test_the_latest_outcomes_count_most():
     for _ in range(10**5):  # weights stay finite
         probs.count_bonus(True, 0, 1)
     assert 0 <= probs.hit((1,) * 8, K, 16) <= 1
+
+
+@pytest.mark.parametrize("branches", [4, 8, 24])
+def test_rows_of_unknown_probabilities_are_as_all_others(branches):
+    probs, rng = OutcomeProbs(K, BRANCHES), random.Random(branches)
+    replay(probs, 500, rng)
+    rows = probs.fan_outs(branches, [[nan] * drafts for drafts in range(K + 1)], 16)
+    for drafts, counts in enumerate(rows):
+        assert spread(counts, drafts) == spread(probs.fan_out(branches, drafts, 16), drafts)
+
+
+def test_branches_are_where_the_draft_doubts():
+    """As many rejections as doubts: what the draft says is what happens."""
+    probs, rng = OutcomeProbs(K, BRANCHES), random.Random(0)
+    for _ in range(3000):
+        row = [rng.random() for _ in range(K)]
+        accepted = next((n for n, prob in enumerate(row) if rng.random() > prob), K)
+        probs.count_drafts(row, accepted, False, 1)
+    sure, unsure, early, late = [0.999] * K, [0.05] * K, [0.999] * K, [0.999] * K
+    early[1], late[5] = 0.3, 0.3
+    fan_outs = probs.fan_outs(8, [sure, unsure, early, late, []], 1)
+    assert all(sum(counts) == 8 for counts in fan_outs)
+    assert fan_outs[0][K] == 8, "all drafts are accepted"
+    assert fan_outs[1][0] >= 6
+    assert fan_outs[2][1] >= 4 and fan_outs[2][5] == 0
+    assert fan_outs[3][5] >= 4 and fan_outs[3][1] == 0
+    assert spread(fan_outs[4], 0) == [8]
+
+
+def test_what_the_draft_says_is_corrected():
+    """Of drafts with probability one half, few are rejected, or nearly all."""
+    found = []
+    for chance in (0.95, 0.05):
+        probs, rng = OutcomeProbs(K, BRANCHES), random.Random(0)
+        for _ in range(3000):
+            accepted = next((n for n in range(K) if rng.random() > chance), K)
+            probs.count_drafts([0.5] * K, accepted, False, 1)
+        found.append(probs.fan_outs(8, [[0.5] * K], 1)[0])
+    assert found[0][K] > found[0][0] and found[1][0] >= 6

@@ -34,7 +34,7 @@ def test_tokens_have_the_distribution_that_is_reported(saguaro):
     torch.manual_seed(0)
     logits = torch.randn(1, VOCAB).expand(20000, -1)
     for step in range(K):
-        tokens, entries = sample(make(saguaro), logits, 0.7, step)
+        tokens, _, entries = sample(make(saguaro), logits, 0.7, step)
         (reported,) = dense(entries[:1].unsqueeze(0), VOCAB)[0]
         assert chance_of(tokens.unsqueeze(1), VOCAB, reported) > 1e-3
 
@@ -44,10 +44,12 @@ def test_the_report_is_the_drafts_own_distribution_cut_and_lowered():
     logits = torch.randn(4, VOCAB)
     temperature, saguaro, fan_out = 0.7, 0.3, (2, 1, 0, 4)
     for step in range(K):
-        _, entries = sample(make(saguaro, fan_out), logits, temperature, step)
-        for row, of_row in zip(logits, entries):
+        tokens, probs, entries = sample(make(saguaro, fan_out), logits, temperature, step)
+        for row, of_row, token, prob in zip(logits, entries, tokens, probs):
             scaled = (row / temperature).softmax(-1).sort(descending=True)
             kept = scaled.values[:TOP_M].clone()
+            of_token = kept[scaled.indices[:TOP_M] == token] / kept.sum()
+            torch.testing.assert_close(prob, of_token[0])
             kept[: fan_out[step]] *= saguaro
             tokens, probabilities = unpack(of_row)
             assert tokens.tolist() == scaled.indices[:TOP_M].tolist()
@@ -57,7 +59,7 @@ def test_the_report_is_the_drafts_own_distribution_cut_and_lowered():
 @pytest.mark.parametrize("saguaro", [1.0, 0.3])
 def test_greedy_requests_get_the_likeliest_token_with_certainty(saguaro):
     logits = torch.randn(6, VOCAB)
-    tokens, entries = sample(make(saguaro), logits, 0.0)
+    tokens, _, entries = sample(make(saguaro), logits, 0.0)
     assert tokens.tolist() == logits.argmax(-1).tolist()
     one_hot = torch.nn.functional.one_hot(tokens, VOCAB).float()
     assert torch.equal(dense(entries.unsqueeze(1), VOCAB)[:, 0], one_hot)
@@ -112,7 +114,7 @@ def test_logits_hold_the_newest_distribution_only():
     assert held.logits.exp().sum(-1).eq(1).all(), "one-hot from the start"
     for _ in range(5):
         rows = torch.randperm(slots)[:3]
-        _, entries = sample(make(), torch.randn(3 * K, VOCAB), 0.7)
+        *_, entries = sample(make(), torch.randn(3 * K, VOCAB), 0.7)
         entries = entries.view(3, K, TOP_M)
         entries[0, 1:] = certain(torch.tensor([8, 8]), TOP_M)
         held.update(rows, entries, warmth)

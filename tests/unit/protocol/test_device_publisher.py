@@ -76,8 +76,9 @@ if interpreter.HERE:
             for step in steps:
                 at = torch.tensor([step])
                 tokens = torch.randint(0, 100, (3, 2))
-                publisher.extend(BranchTokens(rows, stamps, tokens, at, probs))
-                one = tokens[:, :1], at, probs[:, :1]
+                certain = torch.rand(3, 2)
+                publisher.extend(BranchTokens(rows, stamps, tokens, certain, at, probs))
+                one = tokens[:, :1], certain[:, :1], at, probs[:, :1]
                 publisher.fallback(BranchTokens(rows, stamps, *one))
 
         def predict(generation):

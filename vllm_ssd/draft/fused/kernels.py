@@ -93,22 +93,26 @@ def likeliest_kernel(
     hidden,  # [rows, CHANNELS]
     weight,  # [vocabulary, CHANNELS]: of the output layer
     best,  # int64 [ROWS], LEAST before and after
+    parts,  # float32 [2, programs, ROWS]: each program's largest logit, and its sum (see below)
     arrived,  # int32 [1], 0 before and after
     tokens,  # int64 [rows]
+    probs,  # float32 [rows]: of these tokens
     rows,
     vocabulary,
     programs,
+    multiplier,  # factor on logits
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,  # tokens of the vocabulary at a time
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     AHEAD: tl.constexpr,
     LEAST: tl.constexpr,
+    PARTS: tl.constexpr,  # programs whose sums are added up at a time
     OVERLAP: tl.constexpr,
 ):
-    """Find the token with the largest logit, the first if several have it, without writing logits
-    to memory. Each program has every ``programs``-th tile of the vocabulary. The last program to
-    arrive writes the result."""
+    """Find the token with the largest logit, the first if several have it, and its probability,
+    without writing logits to memory. Each program has every ``programs``-th tile of the vocabulary.
+    It adds up ``exp(logit - its largest logit)``. The last program to arrive writes the result."""
     first = tl.program_id(0)
     fetch(weight, first * WIDTH + tl.arange(0, WIDTH), CHANNELS, 0, AHEAD, OVERLAP)
     wait_for_last(OVERLAP)
@@ -116,6 +120,7 @@ def likeliest_kernel(
     real = row < rows
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     token = tl.zeros([ROWS], tl.int32)
+    sum_of_exp = tl.zeros([ROWS], tl.float32)
     for tile in range(first, tl.cdiv(vocabulary, WIDTH), programs):
         output = tile * WIDTH + tl.arange(0, WIDTH)
         known = (output < vocabulary)[:, None]
@@ -127,11 +132,17 @@ def likeliest_kernel(
             at = hidden + row[None, :] * CHANNELS + column[:, None]
             seen = tl.load(at, mask=real[None, :], other=0)
             total = tl.dot(weights, seen, total, input_precision="ieee")
-        logits = tl.where(known, total.to(hidden.dtype.element_ty).to(tl.float32), float("-inf"))
+        rounded = total.to(hidden.dtype.element_ty).to(tl.float32) * multiplier
+        logits = tl.where(known, rounded, float("-inf"))
         top, place = tl.max(logits, axis=0, return_indices=True)
         token = tl.where(top > highest, tile * WIDTH + place, token)
-        highest = tl.maximum(top, highest)
+        higher = tl.maximum(top, highest)
+        sum_of_exp *= tl.exp(highest - higher)
+        sum_of_exp += tl.sum(tl.exp(logits - higher[None, :]), axis=0)
+        highest = higher
     let_next_begin(OVERLAP)
+    tl.store(parts + first * ROWS + row, highest)
+    tl.store(parts + (programs + first) * ROWS + row, sum_of_exp)
     # One number for a logit and its token, so that an atomic operation finds the largest of all
     # programs: the logit's bits in the order of its value, then how early the token comes.
     bits = highest.to(tl.int32, bitcast=True)
@@ -144,5 +155,16 @@ def likeliest_kernel(
     if last:
         key = tl.load(best + row, mask=real, other=0, cache_modifier=".cg")
         tl.store(tokens + row, 0x7FFFFFFF - (key & 0x7FFFFFFF), mask=real)
+        bits = (key >> 32).to(tl.int32)
+        highest = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        sum_of_exp = tl.zeros([ROWS], tl.float32)
+        for start in range(0, programs, PARTS):
+            part = start + tl.arange(0, PARTS)
+            at = parts + part[:, None] * ROWS + row[None, :]
+            there = (part < programs)[:, None] & real[None, :]
+            tops = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(at + programs * ROWS, mask=there, other=0, cache_modifier=".cg")
+            sum_of_exp += tl.sum(sums * tl.exp(tops - highest[None, :]), axis=0)
+        tl.store(probs + row, 1 / sum_of_exp, mask=real)
         tl.store(best + row, tl.full([ROWS], LEAST, tl.int64))
         tl.store(arrived, 0)

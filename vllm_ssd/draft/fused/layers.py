@@ -36,6 +36,7 @@ _GROUP, _WIDE_GROUP = 4, 8  # heads that a program rotates, of few and of many t
 _TOKEN_WARPS = 8  # warps of a program that adds and norms
 # Programs of the output layer for each multiprocessor, and the most bytes that each loads ahead.
 _OUTPUT_PROGRAMS, _OUTPUT_LOADED = 2, 100 * 1024
+_PARTS = 16  # of these programs' sums are added up at a time
 _LEAST = -(2**63)  # less than any number that stands for a logit and its token
 
 
@@ -66,6 +67,7 @@ class FusedLayers:
         self._best = torch.full((MOST_ROWS,), _LEAST, dtype=torch.int64, device=device)
         self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
         self._output_programs = _OUTPUT_PROGRAMS * _multiprocessors(device)
+        self._parts = torch.empty(2 * self._output_programs * MOST_ROWS, device=device)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [tokens], int64 [tokens] -> final hidden states [tokens, C]. Tokens attend to what
@@ -93,28 +95,34 @@ class FusedLayers:
             self._project_and_add(passed, layer.down, layer.down_bias, stream, next_gain, normed)
         return normed
 
-    def likeliest(self, hidden: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    def likeliest(self, hidden: torch.Tensor, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Final hidden states [tokens, C] -> int64 [tokens], the likeliest of the first
-        ``vocabulary`` tokens after each; for up to ``MOST_ROWS``."""
+        ``vocabulary`` tokens after each, and float32 [tokens], its probability; for up to
+        ``MOST_ROWS``."""
         weight, count = self._weights.output, len(hidden)
         rows = _rows(count)
         tiling = self._tiling(_WIDTH, self._channels, self._output_programs, rows, _OUTPUT_LOADED)
         tokens = torch.empty(count, dtype=torch.int64, device=hidden.device)
+        probs = torch.empty(count, dtype=torch.float32, device=hidden.device)
         options = self._product_options(rows, tiling)
         likeliest_kernel[(self._output_programs,)](
             hidden,
             weight,
             self._best,
+            self._parts,
             self._arrived,
             tokens,
+            probs,
             count,
             min(vocabulary, len(weight)),
             self._output_programs,
+            self._weights.logits_multiplier,
             CHANNELS=self._channels,
             LEAST=_LEAST,
+            PARTS=_PARTS,
             **options,
         )
-        return tokens
+        return tokens, probs
 
     def _project_heads(
         self, index: int, layer: LayerWeights, normed: torch.Tensor, positions: torch.Tensor

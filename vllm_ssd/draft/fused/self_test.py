@@ -66,10 +66,10 @@ def largest_difference(
     attention: PagedAttention,
     counts: Sequence[int] = _COUNTS,
 ) -> float:
-    """The largest error over texts of these numbers of tokens; nan if an error is nan. Two errors
+    """The largest error over texts of these numbers of tokens; nan if an error is nan. Three errors
     count: how far a token's hidden states are from those of ``forward``, relative to their length;
-    and how far the logit of the chosen token is below the largest one, relative to the logits'
-    range."""
+    how far the logit of the chosen token is below the largest one, relative to the logits' range;
+    and how far its probability is from that of the likeliest token."""
     errors = []
     room = min(attention.padding_block * attention.block_size, attention.max_len)
     for count in counts:
@@ -85,8 +85,9 @@ def largest_difference(
         if count > MOST_ROWS:
             continue
         all_logits = logits(reference).float()
-        chosen = fused.likeliest(reference, all_logits.shape[1]).unsqueeze(1)
+        chosen, probs = fused.likeliest(reference, all_logits.shape[1])
         least, largest = all_logits.aminmax(dim=1)
-        missing = largest - all_logits.gather(1, chosen).squeeze(1)
+        missing = largest - all_logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
         errors.append((missing / (largest - least)).max())
+        errors.append((probs - all_logits.softmax(dim=1).amax(dim=1)).abs().max())
     return torch.stack(errors).max().item()

@@ -43,7 +43,7 @@ class ModelWeights:
     """Weights of a model with V tokens and hidden size C. embedding: [V, C]. output: [V, C], of the
     output layer. last_gain: [C], of the norm after all layers. epsilon: of all norms.
     embedding_multiplier: factor on embeddings; residual_multiplier: factor on what each half of a
-    layer adds."""
+    layer adds; logits_multiplier: factor on logits."""
 
     embedding: torch.Tensor
     output: torch.Tensor
@@ -52,6 +52,7 @@ class ModelWeights:
     epsilon: float
     embedding_multiplier: float
     residual_multiplier: float
+    logits_multiplier: float
 
 
 def read_weights(model: Any) -> ModelWeights:
@@ -65,9 +66,9 @@ def read_weights(model: Any) -> ModelWeights:
     if len(epsilons) > 1 or len(multipliers) > 1:
         raise Unsuited("has layers that differ")
     embedding, output = stack.embed_tokens, model.lm_head
-    # Scaling or capping logits does not change which one is the largest.
-    has_bias = getattr(output, "bias", None) is not None
-    if has_bias or _is_quantized(output, "UnquantizedEmbeddingMethod"):
+    logits = model.logits_processor
+    other = getattr(output, "bias", None) is not None or logits.soft_cap is not None
+    if other or _is_quantized(output, "UnquantizedEmbeddingMethod"):
         raise Unsuited("has another output layer")
     return ModelWeights(
         embedding.weight[: embedding.org_vocab_size],  # the rest is padding
@@ -77,6 +78,7 @@ def read_weights(model: Any) -> ModelWeights:
         epsilons.pop(),
         float(getattr(stack.config, "embedding_multiplier", 1.0)),
         float(multipliers.pop()),
+        float(logits.scale),
     )
 
 
