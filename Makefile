@@ -1,7 +1,7 @@
 # make setup | bench-clients | demo | unit | test | upstream | upstream-short | lint | wheel | clean.
 # Everything happens in .venv, .venv-bench, .models and .upstream of this folder. unit: the tests that
-# start no engine, in two to three minutes. test: lint and all tests. upstream: vLLM's own tests, with ssd.
-# wheel: the package, into dist.
+# start no engine, in two to three minutes. test: lint and all tests, with the most telling of vLLM's own.
+# upstream: all of vLLM's own tests that run with ssd. wheel: the package, into dist.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,7 +52,7 @@ lint: setup
 unit: setup
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
 
-test: lint unit bench-clients
+test: lint unit bench-clients upstream-short
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
 # vLLM's own tests, in engines with method ssd; and the most telling of them. The first run downloads

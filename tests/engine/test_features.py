@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from benchmarks.common.running import counters
 from tests.support.features import FEATURES, OPTIONS, run_all
-from tests.support.features.prompts import LONG, SHORT
+from tests.support.features.prompts import LONG, PEOPLE, QUESTION, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
 from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, wait_for
@@ -21,6 +23,8 @@ from vllm_ssd.metrics import subtract
 
 # One token a request, which ends with its prompt; or no request at all.
 WITHOUT_DRAFTS = {"beam search", "embed"}
+# More than run at a time: their order says which run side by side.
+ROWS = [SHORT, LONG, PEOPLE, QUESTION, "A river is", "1, 2, 3, 4,"]
 
 
 @dataclass
@@ -140,3 +144,16 @@ def test_a_request_can_turn_drafting_off(runs):
     assert counters(run_dir)["rounds"] == before["rounds"]
     assert texts_of([on, on, off, off]) == expected
     assert counters(run_dir)["rounds"] > before["rounds"]
+
+
+@pytest.fixture(scope="module")
+def in_order(runs) -> list[Any]:
+    return generate(runs.llm, ROWS, greedy(12))
+
+
+@settings(max_examples=8, deadline=None)
+@example(order=list(range(len(ROWS))))  # the same once more
+@given(order=st.permutations(range(len(ROWS))))
+def test_same_texts_in_any_order(runs, in_order, order):
+    found = generate(runs.llm, [ROWS[row] for row in order], greedy(12))
+    assert found == [in_order[row] for row in order]
