@@ -1,4 +1,4 @@
-"""Chooses the outcomes of the coming round that are worth a branch.
+"""Outcomes of the coming round, by numbers of branches for each accepted length.
 
 An outcome is ``(accepted, bonus)``. After the glue the draft knows its own logits at every position
 of ``[bonus, d_1 .. d_n]``. If the target accepts ``j`` drafts, the token that it samples next is
@@ -41,19 +41,6 @@ def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
     while ceiling > 1 and sum(min(count, ceiling) for count in fan_out) > budget:
         ceiling -= 1
     return tuple(min(count, ceiling) for count in fan_out)
-
-
-def allocate(budget: int, probs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """The fan-out of ``budget`` branches that misses least.
-
-    probs: [k + 1][ranks], the probability of each accepted length with a bonus of each rank; more
-    ranks than branches.
-    """
-    counts = [0] * len(probs)
-    for _ in range(budget):
-        gains = [row[count] for row, count in zip(probs, counts)]
-        counts[gains.index(max(gains))] += 1
-    return tuple(counts)
 
 
 def choose(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import nan
 
 import numpy as np
 
-from vllm_ssd.draft.fan_out import allocate, spread
+from vllm_ssd.draft.fan_out import spread
 
 _NEWEST = 0.005  # weight of the newest outcome among all
 _LARGE = 1e100  # weights of outcomes stay below this
@@ -58,10 +59,9 @@ class OutcomeProbs:
         return np.array(chances)
 
     def fan_out(self, branches: int, drafts: int, requests: int) -> tuple[int, ...]:
-        """The fan-out of ``branches`` branches that misses least when rows have ``drafts`` drafts,
-        in batches of ``requests`` requests."""
-        counts = allocate(branches, self._of_drafts(drafts, requests).tolist())
-        return counts + (0,) * (len(self._reached) - drafts)
+        """The fan-out of ``branches`` branches that misses least for a row with ``drafts`` drafts
+        of which nothing else is known, in batches of ``requests`` requests."""
+        return self.fan_outs(branches, [[nan] * drafts], requests)[0]
 
     def fan_outs(
         self, branches: int, token_probs: Sequence[Sequence[float]], requests: int

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_ssd.draft.fan_out import allocate, choose, shrink, spread
+from vllm_ssd.draft.fan_out import choose, shrink, spread
 
 VOCAB = 50
 fan_outs = st.lists(st.integers(0, 5), min_size=2, max_size=9)
@@ -29,17 +29,6 @@ def test_shrink_takes_from_the_largest(fan_out, budget):
     assert not cut or (len(set(cut)) == 1 and cut[0] == max(smaller))
     if sum(fan_out) <= budget:
         assert smaller == tuple(fan_out)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.integers(0, 80))
-def test_allocate_misses_least(lengths, budget):
-    """With probabilities that fall with the rank, no branch would do better elsewhere."""
-    probs = [[length / 2**rank for rank in range(90)] for length in lengths]
-    counts = allocate(budget, probs)
-    assert sum(counts) == budget
-    taken = [row[count - 1] for row, count in zip(probs, counts) if count]
-    left = [row[count] for row, count in zip(probs, counts)]
-    assert not taken or min(taken) >= max(left)
 
 
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=6), st.integers(0, 2**31), st.data())

@@ -81,12 +81,17 @@ def test_the_latest_outcomes_count_most():
 
 
 @pytest.mark.parametrize("branches", [4, 8, 24])
-def test_rows_of_unknown_probabilities_are_as_all_others(branches):
+def test_no_branch_would_do_better_elsewhere(branches):
     probs, rng = OutcomeProbs(K, BRANCHES), random.Random(branches)
     replay(probs, 500, rng)
-    rows = probs.fan_outs(branches, [[nan] * drafts for drafts in range(K + 1)], 16)
-    for drafts, counts in enumerate(rows):
-        assert spread(counts, drafts) == spread(probs.fan_out(branches, drafts, 16), drafts)
+    counts = list(probs.fan_out(branches, K, 16))
+    best = probs.hit(counts, K, 16)
+    for taken in range(K + 1):
+        for given in range(K + 1):
+            if counts[taken] and given != taken:
+                other = counts.copy()
+                other[taken], other[given] = counts[taken] - 1, counts[given] + 1
+                assert probs.hit(other, K, 16) <= best + 1e-3
 
 
 def test_branches_are_where_the_draft_doubts():
