@@ -13,7 +13,7 @@ from vllm_ssd.protocol.draft_probs import pack
 from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.confidence import MANY_ROWS
-from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_SIBLING, GUESSED, LEFT_OVER
+from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
 DRAFTS = [11, 12, 13, 14]
@@ -205,57 +205,6 @@ def what_is_left_over_says_nothing_of_the_next_supply(folder, device):
     assert 0.4 < confidence.typical[0] / confidence.acceptance[FROM_BRANCH, 0] < 0.6
 
 
-def _missed(folder, device, limits, accepted=0):
-    """A target whose request in slot 0 has an outcome with another bonus than was predicted."""
-    target = Target(folder / "t", device, on_miss="skip", limits=limits)
-    target.add("a", 0, [1, 2])
-    predictions = PredictionWriter(target.table)
-    for round_ in range(2):
-        stamp = make_stamp(1, round_)
-        predictions.publish(0, stamp, [K, accepted, accepted], [5, 6, 7])
-        for draft in DRAFTS:
-            predictions.extend(0, stamp, [draft + 50, draft, draft + 60])
-    target.write(0, [BONUS])
-    return target
-
-
-def the_likeliest_siblings_drafts_are_used_while_they_are_worth_it(folder, device):
-    target = _missed(folder, device, "vLLM")
-    confidence = target.client.confidence
-    assert target.step([(0, 1)]) == [DRAFTS]
-    assert target.confirmed(0, 1, 0) == DRAFTS
-    assert confidence.current[0].tolist() == confidence.acceptance[FROM_SIBLING].tolist()
-    assert target.counted("misses") == 1
-    target.write(0, [99])  # none was accepted
-    target.step([(0, 1, K)])
-    assert confidence.acceptance[FROM_SIBLING, 0] < confidence.acceptance[GUESSED, 0]
-    assert target.confirmed(0, 1, 1) == DRAFTS, "it was not known yet"
-    PredictionWriter(target.table).publish(0, make_stamp(1, 2), [0], [6])
-    PredictionWriter(target.table).extend(0, make_stamp(1, 2), [11])
-    target.write(0, [98])
-    target.step([(0, 1, K)])
-    assert target.confirmed(0, 1, 2) == []
-
-
-def siblings_are_not_used_where_all_drafts_are_verified(folder, device):
-    target = _missed(folder, device, "nobody")
-    target.step([(0, 1)])
-    assert target.confirmed(0, 1, 0) == []
-
-
-def those_at_another_length_are_no_siblings(folder, device):
-    target = _missed(folder, device, "vLLM", accepted=1)
-    target.step([(0, 1)])
-    assert target.confirmed(0, 1, 0) == []
-
-
-def a_fallback_is_better_than_a_sibling(folder, device):
-    target = _missed(folder, device, "vLLM")
-    PredictionWriter(target.table).publish_fallback(0, make_stamp(1, 0), [8])
-    target.step([(0, 1)])
-    assert target.confirmed(0, 1, 0) == [8]
-
-
 def a_row_without_an_outcome_is_worth_nothing(folder, device):
     target = _with_a_hit(folder, device)
     target.client.confidence.both.fill_(1)
@@ -276,9 +225,5 @@ TRIMMED_CASES = [
     what_drafts_are_worth_does_not_follow_from_which_they_are,
     few_rows_are_expected_to_have_drafts_next,
     what_is_left_over_says_nothing_of_the_next_supply,
-    the_likeliest_siblings_drafts_are_used_while_they_are_worth_it,
-    siblings_are_not_used_where_all_drafts_are_verified,
-    those_at_another_length_are_no_siblings,
-    a_fallback_is_better_than_a_sibling,
     a_row_without_an_outcome_is_worth_nothing,
 ]

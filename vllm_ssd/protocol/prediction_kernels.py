@@ -205,9 +205,8 @@ def find(
     AT: tl.constexpr,
 ):
     """Find the drafts for an outcome (``PredictionReader.find``). Returns published, predicted,
-    drafts int32 [token_lanes], their number, the number that a branch will have, and sibling.
-    sibling: there were no other drafts than those of the likeliest bonus at this accepted length.
-    Writes the drafts' distributions to the pointer ``draft_probs``, int64 [k, top_m].
+    drafts int32 [token_lanes], their number, and the number that a branch will have. Writes the
+    drafts' distributions to the pointer ``draft_probs``, int64 [k, top_m].
 
     Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
     a stamp is masked by the drafts' validity, so that it cannot overtake them.
@@ -233,12 +232,11 @@ def find(
     branch_at = words + prediction + branch
     lengths = read_where(branch_at + AT.prediction_accepted, listed)
     bonuses = read_where(branch_at + AT.prediction_bonus, listed)
-    match = listed & (branch < count) & (lengths == accepted) & (bonuses == bonus)
-    own = tl.min(tl.where(match, branch, AT.branch_lanes))
-    predicted = own < AT.branch_lanes
-    siblings = listed & (branch < count) & (lengths == accepted)
-    chosen = tl.where(predicted, own, tl.min(tl.where(siblings, branch, AT.branch_lanes)))
-    depth = tl.where(chosen < AT.branch_lanes, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
+    wanted = tl.where(branch < count, bonus, -2)  # no token: nothing matches beyond the count
+    match = listed & (lengths == accepted) & (bonuses == wanted)
+    chosen = tl.min(tl.where(match, branch, AT.branch_lanes))
+    predicted = chosen < AT.branch_lanes
+    depth = tl.where(predicted, tl.minimum(tl.maximum(depth, 0), AT.k), 0)
     other_depth = tl.minimum(tl.maximum(other_depth, 0), AT.k)
 
     branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
@@ -262,11 +260,10 @@ def find(
     predicted = predicted & published
     steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
     depth = tl.where(published, depth, 0)
-    further = has_fallback & (other_depth > tl.where(predicted, depth, 0))
-    sibling = published & (predicted == 0) & (further == 0)
+    further = has_fallback & (other_depth > depth)
     tokens = tl.where(further, other, tokens)
     depth = tl.where(further, other_depth, depth)
     depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
         store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
-    return published, predicted, tokens, depth, steps, sibling
+    return published, predicted, tokens, depth, steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from vllm_ssd.worker.confidence_kernels import calibrate_kernel
-from vllm_ssd.worker.kinds import FROM_SIBLING, GUESSED, KINDS
+from vllm_ssd.worker.kinds import GUESSED, KINDS
 
 # Chances while nothing is measured: the draft's tokens are worth trying, guesses rather not.
 _DRAFT_PRIOR, _GUESS_PRIOR = 0.7, 0.2
@@ -37,7 +37,7 @@ class Confidence:
         self.both = torch.zeros(2, rows, k, dtype=torch.float32, device=device)
         self.current, self.expected = self.both
         prior = torch.full((KINDS, k), _DRAFT_PRIOR, dtype=torch.float32, device=device)
-        prior[[FROM_SIBLING, GUESSED]] = _GUESS_PRIOR
+        prior[GUESSED] = _GUESS_PRIOR
         self._prior = prior
         self.acceptance = prior.clone()
         self.supply = torch.zeros(k + 1, dtype=torch.float32, device=device)

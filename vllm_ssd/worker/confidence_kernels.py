@@ -8,11 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.worker.kinds import FROM_BRANCH, FROM_SIBLING, GUESSED, LEFT_OVER
+from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
 
-_BRANCH, _SIBLING, _LEFT, _GUESSED = (
-    tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_SIBLING, LEFT_OVER, GUESSED)
-)
+_BRANCH, _LEFT, _GUESSED = (tl.constexpr(kind) for kind in (FROM_BRANCH, LEFT_OVER, GUESSED))
 
 
 @triton.jit
@@ -53,15 +51,14 @@ def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts,
     lane = tl.arange(0, AT.token_lanes)
     there = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
     current = tl.load(acceptance + kind * AT.k + lane, mask=lane < there, other=0.0)
-    missed = (kind == _GUESSED) | (kind == _SIBLING)
     if kind != _LEFT:
-        count_supply(supply, tl.where(missed, 0, depth), AT)
+        count_supply(supply, depth, AT)
     # A branch of k draft tokens if every row is expected to have one, else what rows usually have.
     most = lane < tl.minimum(AT.k, most_drafts)
     all_drafts = tl.load(acceptance + _BRANCH * AT.k + lane, mask=most, other=0.0)
     usual = tl.load(typical + lane, mask=most, other=0.0)
     usual = tl.where(expects_drafts != 0, all_drafts, usual)
-    lacking = (kind == _LEFT) | (missed & (expects_drafts != 0))
+    lacking = (kind == _LEFT) | ((kind == _GUESSED) & (expects_drafts != 0))
     return current, tl.where(lacking, usual, current)
 
 

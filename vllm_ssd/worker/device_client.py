@@ -70,7 +70,6 @@ class DeviceClient:
         table, policy = connection.table, connection.policy
         self._table = table
         self._planner = WaitPlanner(policy, table, limits)
-        self._takes_siblings = int(limits == "vLLM")  # vLLM verifies only what is worth it
         self._texts = texts
         self._device = device
         self.slots = SlotMap(connection)
@@ -223,7 +222,6 @@ class DeviceClient:
             min(plan.drafts, most_drafts),
             int(self._planner.waits_for_texts),
             int(len(drafts) < MANY_ROWS),
-            self._takes_siblings,
             self._look_ns,
             self._turn,
             *self._constants,

@@ -24,7 +24,6 @@ from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 from vllm_ssd.worker.kinds import (
     FROM_BRANCH,
     FROM_FALLBACK,
-    FROM_SIBLING,
     GUESSED,
     LEFT_OVER,
 )
@@ -35,8 +34,8 @@ from vllm_ssd.worker.kinds import (
 # that the draft was not told of. The kernel publishes nothing for it.
 SLOT_STATE_FIELDS = 7
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
-_BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
-    tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, FROM_SIBLING, LEFT_OVER, GUESSED)
+_BRANCH, _FALLBACK, _LEFT, _GUESSED = (
+    tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, LEFT_OVER, GUESSED)
 )
 
 
@@ -48,7 +47,6 @@ _BRANCH, _FALLBACK, _SIBLING, _LEFT, _GUESSED = (
         "most_drafts",
         "waits_for_texts",
         "expects_drafts",
-        "takes_siblings",
         "look_ns",
         "turn",
     ],
@@ -89,7 +87,6 @@ def look_up_kernel(
     most_drafts,  # drafts that a row may have, 0..k; 0: the draft is told nothing
     waits_for_texts,  # 1: wait in a request's first round and while the draft reads its text, too
     expects_drafts,  # 1: expect a row without draft tokens to have all of them next
-    takes_siblings,  # 1: use a sibling's drafts if there are no others and guesses are worth less
     look_ns,  # nanoseconds that a look takes
     turn,  # 0 and 1 in alternate steps
     MAX_LEN: tl.constexpr,
@@ -147,14 +144,13 @@ def look_up_kernel(
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
-        published, predicted, tokens, depth, steps, sibling = find(
+        published, predicted, tokens, depth, steps = find(
             words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
         found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
         found = tl.where(predicted & (depth >= steps), AT.counter_hits, found)
 
-        ready = tl.where(sibling, 0, depth)
-        tl.atomic_add(counters + AT.counter_ready + ready, 1, sem="relaxed")
+        tl.atomic_add(counters + AT.counter_ready + depth, 1, sem="relaxed")
         key = tl.load(state + 6)
         own = tl.where(is_graded, verified * drafted, 0)
         record, waited_us = count_round(stamps, tallies, slot, key, found, own, accepted, AT)
@@ -162,7 +158,7 @@ def look_up_kernel(
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
         wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
-        short = ready < tl.minimum(room, wanted)
+        short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_for_texts != 0))
@@ -176,7 +172,7 @@ def look_up_kernel(
             now = read_heads(stamps, prediction, fallback)
             hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
-                published, predicted, tokens, depth, steps, sibling = find(
+                published, predicted, tokens, depth, steps = find(
                     words,
                     stamps,
                     prediction,
@@ -191,16 +187,11 @@ def look_up_kernel(
                 wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
             heads = now
             looks += 1
-            ready = tl.where(sibling, 0, depth)
-            waiting = (ready < tl.minimum(room, wanted)) & (hopeless == 0)
+            waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
         overdue = tl.where(waiting, stamp, overdue)
 
-        of_sibling = tl.load(acceptance + _SIBLING * AT.k)
-        sibling = sibling & (left == 0) & (takes_siblings != 0)
-        sibling = sibling & (of_sibling >= tl.load(acceptance + _GUESSED * AT.k))
-        depth = tl.minimum(tl.where(sibling, depth, ready), room)
+        depth = tl.minimum(depth, room)
         kind = tl.where(published & predicted, _BRANCH, _FALLBACK)
-        kind = tl.where(sibling, _SIBLING, kind)
         further = left > depth
         probs_row = last_probs + slot * AT.k * AT.top_m
         if AT.top_m > 0:
