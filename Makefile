@@ -1,4 +1,4 @@
-# make setup | bench-clients | demo | unit | test | upstream | upstream-short | lint | wheel | clean.
+# make setup | bench-clients | demo | unit | test | upstream | lint | wheel | clean.
 # Everything happens in .venv, .venv-bench, .models and .upstream of this folder. unit: the tests that
 # start no engine, in two to three minutes. test: lint and all tests, with the most telling of vLLM's own.
 # upstream: all of vLLM's own tests that run with ssd. wheel: the package, into dist.
@@ -15,7 +15,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 BENCH := .venv-bench
 BENCH_PACKAGES := sglang==0.4.1.post4 aiohttp transformers jinja2
 
-.PHONY: setup bench-clients demo unit test upstream upstream-short lint wheel clean
+.PHONY: setup bench-clients demo unit test upstream lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -52,16 +52,12 @@ lint: setup
 unit: setup
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
 
-test: lint unit bench-clients upstream-short
+test: lint unit bench-clients
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
-# vLLM's own tests, in engines with method ssd; and the most telling of them. The first run downloads
-# them.
+# vLLM's own tests, in engines with method ssd. The first run downloads them.
 upstream: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.upstream
-
-upstream-short: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.upstream --short
 
 # What an earlier build has left would be packed, too.
 wheel: setup

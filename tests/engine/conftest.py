@@ -35,6 +35,7 @@ LONGEST = [
         "restart",
         "server",
         "tune",
+        "upstream",
         "sampling",
         "soak",
         "start",
