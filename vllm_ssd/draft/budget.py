@@ -24,7 +24,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.window import Window
 
 # Shapes of rounds are chosen anew after this number of outcomes of each request. A GPU waits for
-# that between a hit and its next branches, 60 to 200 us.
+# that between a hit and its next branches, 60 to 200 us. (It waits 40 to 120 us for fan-outs.)
 _SAME_SHAPES = 8
 _FEWEST = 4  # branches that each request gets at least, where only their sum counts
 _SIXTHS = (6, 4, 2, 1)  # sizes of rounds, in sixths of the largest
@@ -39,7 +39,8 @@ class RoundCost(NamedTuple):
 
 
 class RoundShape(NamedTuple):
-    """fan_out: branches for each accepted length 0..k; steps: tokens of each branch, 1..k."""
+    """fan_out: branches for each accepted length 0..k, of a row of which only its number of drafts
+    is known; steps: tokens of each branch, 1..k."""
 
     fan_out: tuple[int, ...]
     steps: int

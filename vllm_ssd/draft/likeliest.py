@@ -17,8 +17,9 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     its probability."""
     if logits.device.type != "cuda":
         # On CPUs ``max`` is four times as fast as argmax.
-        top = logits.max(dim=-1)
-        return top.indices, (top.values - logits.logsumexp(dim=-1)).exp().float()
+        top = logits.max(dim=-1, keepdim=True)
+        sums = (logits - top.values).exp_().sum(dim=-1, dtype=torch.float32)
+        return top.indices.squeeze(1), 1 / sums
     return likeliest_in_one_pass(logits)
 
 

@@ -79,7 +79,7 @@ class OutcomeProbs:
         acceptance = (1 - over_doubt * (1 - probs)).clip(0, 1)
         acceptance = np.where(np.isnan(acceptance), self.acceptance, acceptance)
         reached = np.ones((rows, k + 1))
-        goes_on = np.maximum(acceptance - self._left_over[requests], 0.0)
+        goes_on = acceptance * self._verified(requests)
         goes_on.cumprod(axis=1, out=reached[:, 1:])
         length, last = np.arange(k + 1), drafts[:, None]
         ends = np.where(length < last, 1 - np.pad(acceptance, ((0, 0), (0, 1))), length == last)
@@ -100,10 +100,15 @@ class OutcomeProbs:
     def _of_drafts(self, drafts: int, requests: int) -> np.ndarray:
         """float64 [drafts + 1, ranks]: the probabilities of outcomes that need a branch."""
         acceptance = self.acceptance[:drafts]
-        goes_on = np.maximum(acceptance - self._left_over[requests][:drafts], 0.0)
+        goes_on = acceptance * self._verified(requests)[:drafts]
         reached = np.cumprod([1.0, *goes_on])
         rejected, whole = (np.array(row) / sum(row) for row in (self._rejected, self._whole))
         return np.vstack([np.outer(reached[:-1] * (1 - acceptance), rejected), reached[-1] * whole])
+
+    def _verified(self, requests: int) -> np.ndarray:
+        """float64 [k]: by position, the share of drafts that are verified, of those that come true
+        after all before them."""
+        return np.maximum(1 - np.array(self._left_over[requests]) / self.acceptance, 0.0)
 
     def count_drafts(
         self, token_probs: Sequence[float], accepted: int, left_over: bool, requests: int
@@ -116,7 +121,7 @@ class OutcomeProbs:
             right = verified or left_over
             self._reached[position] += 1 - _NEWEST * self._reached[position]
             self._accepted[position] += right - _NEWEST * self._accepted[position]
-            if prob == prob:  # it is not nan
+            if 0 <= prob <= 1:  # neither unknown nor damaged
                 self._doubted += 1 - prob - _NEWEST_DOUBT * self._doubted
                 self._rejected_of += (not right) - _NEWEST_DOUBT * self._rejected_of
             trimmed[position] += _NEWEST * ((not verified and left_over) - trimmed[position])

@@ -140,7 +140,7 @@ class Fallback(Record):
     """Draft tokens for an outcome that was not predicted, a record for each parity. They arrive a
     few steps at a time. tokens: those after the known ones, ordered by step, then branch; a
     fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the rest of
-    the record, sent only while no tokens are known."""
+    the record but for ``token_probs``, sent only while no tokens are known."""
 
     writer = Side.DRAFT
     name = "fallback"

@@ -1,7 +1,7 @@
 """Which outcomes are likely, learned from outcomes."""
 
 import random
-from math import nan
+from math import inf, nan
 
 import pytest
 
@@ -122,3 +122,29 @@ def test_what_the_draft_says_is_corrected():
             probs.count_drafts([0.5] * K, accepted, False, 1)
         found.append(probs.fan_outs(8, [[0.5] * K], 1)[0])
     assert found[0][K] > found[0][0] and found[1][0] >= 6
+
+
+def test_sure_rows_of_a_trimmed_batch_get_none_beyond_either():
+    """Half of the rows are sure, half are not; the target verifies three drafts of each."""
+    probs, rng = OutcomeProbs(K, BRANCHES), random.Random(0)
+    rows = [[0.99] * K, [0.5] * K]
+    for number in range(4000):
+        row = rows[number % 2]
+        right = next((n for n, prob in enumerate(row) if rng.random() > prob), K)
+        probs.count_drafts(row, min(right, 3), right > 3, 64)
+    for counts in probs.fan_outs(8, rows, 64):
+        assert sum(counts) == 8 and sum(counts[4:]) == 0
+
+
+@pytest.mark.parametrize("damaged", [inf, -inf, -3e38, 1.5, nan])
+def test_a_damaged_probability_teaches_nothing(damaged):
+    taught, other = OutcomeProbs(K, BRANCHES), OutcomeProbs(K, BRANCHES)
+    rng = random.Random(0)
+    for number in range(200):
+        row = [rng.random() for _ in range(K)]
+        taught.count_drafts(row, 2, False, 1)
+        other.count_drafts(row, 2, False, 1)
+        if number == 100:
+            taught.count_drafts([damaged], 1, False, 1)
+    rows = [[rng.random() for _ in range(K)]]
+    assert taught.fan_outs(24, rows, 1) == other.fan_outs(24, rows, 1)

@@ -30,8 +30,8 @@ def examine_memory() -> Finding:
 
 
 def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]:
-    """Finding about the memory that vLLM asks for on CPUs before it loads a model; none on GPUs.
-    config: vLLM's defaults if left out."""
+    """Finding about the memory that vLLM asks for on CPUs; none on GPUs. config: vLLM's defaults if
+    left out."""
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
 
@@ -40,8 +40,13 @@ def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]
     from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 
     node = get_memory_node_info(get_allowed_cpu_list()[0].numa_node)
-    free, cache = node.available_memory, (config or VllmConfig()).cache_config
-    asked, why = cache.kv_cache_memory_bytes, "the size set for the KV cache"
+    try:
+        cache = (config or VllmConfig()).cache_config
+    except ValueError as error:  # of an environment variable
+        yield refusal("target's memory", error)
+        return
+    free = node.available_memory
+    asked, why = cache.kv_cache_memory_bytes, "set for the KV cache, besides weights"
     if asked is None:
         share = cache.gpu_memory_utilization
         asked = math.ceil(share * node.total_memory)
@@ -54,7 +59,7 @@ def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]
         "bad",
         "target's memory",
         f"{fact}: vLLM would refuse to start",
-        "set the environment variable VLLM_CPU_KVCACHE_SPACE to the size of the KV cache in GiB, "
+        "set the environment variable VLLM_CPU_KVCACHE_SPACE to the whole GiB of the KV cache, "
         "such as 1, or end what else runs here",
     )
 
