@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -98,9 +97,7 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
         second.rounds()
         core.kill()
         second.load.until("end of it", lambda: service.joined() == 1)
-        gone = time.monotonic()
         second.load.until("end of its files", lambda: not leftovers(first.run_dir, [core]))
-        assert time.monotonic() - gone < 5
         assert second.has_hits()
     assert second.said(LOST) == 1, "that was before"
     first.server.process.wait(END_S)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.common.running import counters, processes_of
 from benchmarks.remote.nodes import Node, another_node, why_not
-from tests.engine.joined import Joined, joined
+from tests.engine.joined import AT_ONCE, Joined, joined
 from tests.support.draft_command import BACK, LOST, Service
 from tests.support.harness import END_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
@@ -88,7 +88,7 @@ def test_a_link_that_is_cut(served, service, node):
             served.load.until("ten seconds", lambda: time.monotonic() - began > CUT_S)
         finally:
             node.mend()
-        assert not without["hits"]
+        assert without["hits"] <= AT_ONCE, "more than were in the table"
         served.wait_back(served.said(LOST))
     assert counters(served.run_dir)["restarts"] == served.said(BACK) > lost
     wait_for("end of the old session", lambda: service.draft.counted()["joined"] == 1, END_S)
