@@ -69,6 +69,29 @@ class OutcomeProbs:
         """For each row, the fan-out of ``branches`` branches that misses least. token_probs: the
         draft's probability of each of a row's drafts, nan if it is not known. requests: as in
         ``fan_out``."""
+        lengths, whole = self._lengths(token_probs, requests)
+        # A rank that seems likelier than the one before it is taken for as likely.
+        by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)
+        chances = lengths[:, :, None] * by_rank[whole.astype(int)]
+        rows = len(chances)
+        best = np.argpartition(chances.reshape(rows, -1), -branches, axis=1)[:, -branches:]
+        counts = np.zeros(lengths.shape, int)
+        np.add.at(counts, (np.arange(rows)[:, None], best // branches), 1)
+        return [tuple(row) for row in counts.tolist()]
+
+    def hit(self, fan_out: Sequence[int], drafts: int, requests: int) -> float:
+        """The probability that a round with ``drafts`` drafts does not miss."""
+        (lengths,), (whole,) = self._lengths([[nan] * drafts], requests)
+        by_rank = self._ranks()[whole.astype(int)]
+        rows = zip(lengths, by_rank, spread(fan_out, drafts))
+        return 1 - float(sum(length * ranks[count:].sum() for length, ranks, count in rows))
+
+    def _lengths(
+        self, token_probs: Sequence[Sequence[float]], requests: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """float64 [rows, k + 1], the probability of each accepted length, as far as its outcomes
+        need a branch; and bool [rows, k + 1], whether it is all of a row's drafts. token_probs and
+        requests: as in ``fan_outs``."""
         rows, k = len(token_probs), len(self._reached)
         drafts = np.array([len(row) for row in token_probs])
         probs = np.full((rows, k), np.nan)
@@ -76,39 +99,21 @@ class OutcomeProbs:
             row[: len(known)] = known
         over_doubt = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
         over_doubt /= self._doubted + _DOUBT_WEIGHT
-        acceptance = (1 - over_doubt * (1 - probs)).clip(0, 1)
-        acceptance = np.where(np.isnan(acceptance), self.acceptance, acceptance)
+        acceptance, usual = (1 - over_doubt * (1 - probs)).clip(0, 1), self.acceptance
+        acceptance = np.where(np.isnan(acceptance), usual, acceptance)
         reached = np.ones((rows, k + 1))
-        goes_on = acceptance * self._verified(requests)
-        goes_on.cumprod(axis=1, out=reached[:, 1:])
+        # Of drafts that come true after all before them, by position: the share that is verified.
+        verified = np.maximum(1 - np.array(self._left_over[requests]) / usual, 0.0)
+        (acceptance * verified).cumprod(axis=1, out=reached[:, 1:])
         length, last = np.arange(k + 1), drafts[:, None]
         ends = np.where(length < last, 1 - np.pad(acceptance, ((0, 0), (0, 1))), length == last)
-        # A rank that seems likelier than the one before it is taken for as likely.
-        by_rank = np.minimum.accumulate([self._rejected[:branches], self._whole[:branches]], axis=1)
-        by_rank /= [[sum(self._rejected)], [sum(self._whole)]]
-        chances = (reached * ends)[:, :, None] * by_rank[(length == last).astype(int)]
-        best = np.argpartition(chances.reshape(rows, -1), -branches, axis=1)[:, -branches:]
-        counts = np.zeros((rows, k + 1), int)
-        np.add.at(counts, (np.arange(rows)[:, None], best // branches), 1)
-        return [tuple(row) for row in counts.tolist()]
+        return reached * ends, length == last
 
-    def hit(self, fan_out: Sequence[int], drafts: int, requests: int) -> float:
-        """The probability that a round with ``drafts`` drafts does not miss."""
-        rows = zip(self._of_drafts(drafts, requests), spread(fan_out, drafts))
-        return 1 - float(sum(row[count:].sum() for row, count in rows))
-
-    def _of_drafts(self, drafts: int, requests: int) -> np.ndarray:
-        """float64 [drafts + 1, ranks]: the probabilities of outcomes that need a branch."""
-        acceptance = self.acceptance[:drafts]
-        goes_on = acceptance * self._verified(requests)[:drafts]
-        reached = np.cumprod([1.0, *goes_on])
-        rejected, whole = (np.array(row) / sum(row) for row in (self._rejected, self._whole))
-        return np.vstack([np.outer(reached[:-1] * (1 - acceptance), rejected), reached[-1] * whole])
-
-    def _verified(self, requests: int) -> np.ndarray:
-        """float64 [k]: by position, the share of drafts that are verified, of those that come true
-        after all before them."""
-        return np.maximum(1 - np.array(self._left_over[requests]) / self.acceptance, 0.0)
+    def _ranks(self) -> np.ndarray:
+        """float64 [2, ranks]: the probability of each rank of the bonus, after a rejected draft and
+        after none."""
+        by_rank = np.array([self._rejected, self._whole])
+        return by_rank / by_rank.sum(axis=1, keepdims=True)
 
     def count_drafts(
         self, token_probs: Sequence[float], accepted: int, left_over: bool, requests: int
