@@ -114,16 +114,12 @@ class DraftLimits:
         self._k, self._limited_by = k, limits
         self._classes: dict[int, _SizeClass] = {}  # by log2 of the requests
         self._class: _SizeClass | None = None  # of the last batch
-        self._now = 0.0
-        self._tokens = 0
         self._since_prompt = 0
 
-    def limit(self, batch: int, has_prompts: bool, tokens: int, now: float) -> int:
+    def limit(self, batch: int, has_prompts: bool, seconds: float, gained: int) -> int:
         """Return the most draft tokens of a row in a step of ``batch`` requests. has_prompts:
-        whether it reads prompts. tokens: verified so far, of all requests. now: monotonic
-        seconds."""
-        seconds, gained = now - self._now, tokens - self._tokens
-        self._now, self._tokens = now, tokens
+        whether it reads prompts. seconds, gained: what the step before it took, and the tokens of
+        all requests that it verified."""
         self._since_prompt = 0 if has_prompts else self._since_prompt + 1
         size = log2(max(batch, 1))
         if self._class is not None and abs(size - self._class.size) <= _SAME_SIZE:

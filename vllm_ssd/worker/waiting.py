@@ -69,21 +69,21 @@ class WaitPlanner:
             return self._fixed
         tokens = int(self._accepted @ self._gained) + undrafted
         now = time.monotonic()
-        drafts = self._limits.limit(batch, has_prompts, tokens, now)
-        self._average(now, tokens)
+        seconds, gained = now - (self._now or now), tokens - self._tokens
+        self._now, self._tokens = now, tokens
+        drafts = self._limits.limit(batch, has_prompts, seconds, gained)
+        self._average(seconds, gained)
         if not drafts:
             return WaitPlan(0, 0, 0)
         fallback = self._worth("fallback")
         return WaitPlan(self._worth("branch"), fallback if fallback >= _FALLBACK else 0, drafts)
 
-    def _average(self, now: float, tokens: int) -> None:
+    def _average(self, seconds: float, gained: int) -> None:
         """Take in a step that has ended."""
-        took_s, gained = now - (self._now or now), tokens - self._tokens
-        self._now, self._tokens = now, tokens
         if self._mean_s:  # a pause or a prompt says little about the next step
-            took_s = min(took_s, 2 * self._mean_s)
+            seconds = min(seconds, 2 * self._mean_s)
         weight = _NEWEST if self._mean_s else 1.0
-        self._mean_s += weight * (took_s - self._mean_s)
+        self._mean_s += weight * (seconds - self._mean_s)
         self._mean_tokens += weight * (gained - self._mean_tokens)
 
     def _worth(self, kind: str) -> int:

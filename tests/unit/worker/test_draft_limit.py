@@ -22,19 +22,21 @@ class Target:
         self.noise, self.prompts, self.prompt_steps = noise, prompts, prompt_steps
         self.rng = random.Random(0)
         self.now, self.tokens, self.missed = 1.0, 0, 0
+        self.last = 0.0, 0  # seconds of the last step, and its tokens
 
     def run(self, steps, batch=64):
         """Steps by limit, and the tokens a second for each request."""
         began, before, followed = self.now, self.tokens, Counter()
         for _ in range(steps):
             has_prompts = self.rng.random() < self.prompts
-            limit = self.limits.limit(batch, has_prompts, self.tokens, self.now)
+            limit = self.limits.limit(batch, has_prompts, *self.last)
             followed[limit] += 1
             self.missed = max(self.missed - 40, 0) if limit else self.missed + 1
             rate = min(self.rates[limit], 0.93) if limit and self.missed else self.rates[limit]
             usual = 4 if limit else 1
-            self.tokens += round(batch * max(self.rng.gauss(usual, usual * self.noise), 0))
-            self.now += usual / rate * (1 + self.prompt_steps * has_prompts)
+            gained = round(batch * max(self.rng.gauss(usual, usual * self.noise), 0))
+            self.last = usual / rate * (1 + self.prompt_steps * has_prompts), gained
+            self.now, self.tokens = self.now + self.last[0], self.tokens + gained
         return followed, (self.tokens - before) / (self.now - began) / batch
 
 
