@@ -64,6 +64,9 @@ def start(models: tuple[str, str], tmp_path: Path) -> Callable[..., tuple[str, i
     return run
 
 
+needs_two = pytest.mark.skipif(GPUS < 2, reason="needs a second GPU, for a target that has memory")
+
+
 def no_memory(said: str) -> list[str]:
     """The sentences in which a start says that the GPU of the draft has none."""
     name = re.escape(gpu_environment(DRAFTS, False)["CUDA_VISIBLE_DEVICES"])
@@ -75,6 +78,7 @@ def no_memory(said: str) -> list[str]:
     )
 
 
+@needs_two
 @pytest.mark.parametrize("left_mib", [64, 768], ids=["no CUDA context", "no weights"])
 def test_a_full_gpu(start, left_mib):
     """What a CUDA context takes depends on the GPU; the sentence does not."""
@@ -84,7 +88,7 @@ def test_a_full_gpu(start, left_mib):
     assert no_memory(said), said
 
 
-@pytest.mark.skipif(GPUS < 2, reason="needs a second GPU, for a target that has memory")
+@needs_two
 def test_a_full_gpu_of_a_draft_that_is_not_required(start):
     with full(DRAFTS, 64):
         said, status = start(DRAFTS, required=False)
