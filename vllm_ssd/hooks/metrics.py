@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import MPClient
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+    from vllm_ssd.metrics.prometheus import SpeculationCollector
     from vllm_ssd.metrics.tables import EngineTables
 
 _RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
@@ -67,7 +68,7 @@ def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
             from vllm_ssd.metrics.prometheus import SpeculationCollector
 
             name = vllm_config.model_config.served_model_name
-            REGISTRY.register(SpeculationCollector(name, tables_of(vllm_config)))
+            REGISTRY.register(SpeculationCollector(name, _tables_of(vllm_config)))
 
     return __init__
 
@@ -76,19 +77,24 @@ def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
     """Add ssd's metrics in one of several API servers, whose ``/metrics`` collects only files."""
 
     def collect(self: MultiProcessCollector) -> Iterator[Any]:
-        from prometheus_client import REGISTRY
-
-        from vllm_ssd.metrics.prometheus import SpeculationCollector
-
         yield from original(self)
-        for collector in list(REGISTRY._collector_to_names):
-            if isinstance(collector, SpeculationCollector):
-                yield from collector.collect()
+        for collector in collectors():
+            yield from collector.collect()
 
     return collect
 
 
-def tables_of(vllm_config: VllmConfig) -> EngineTables:
+def collectors() -> list[SpeculationCollector]:
+    """Return ssd's collectors of this frontend: one, or none for another speculative method."""
+    from prometheus_client import REGISTRY
+
+    from vllm_ssd.metrics.prometheus import SpeculationCollector
+
+    registered = list(REGISTRY._collector_to_names)
+    return [each for each in registered if isinstance(each, SpeculationCollector)]
+
+
+def _tables_of(vllm_config: VllmConfig) -> EngineTables:
     """Return the tables of the engines that this frontend has heard from."""
     from vllm_ssd.metrics.tables import EngineTables
     from vllm_ssd.protocol.rundir import table_path

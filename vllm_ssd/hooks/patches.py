@@ -135,8 +135,6 @@ PATCHES = (
         "self",
     ),
     # A request's span in a trace says how ssd served it.
-    Patch(_FRONT, f"{_ENGINE}.async_llm:AsyncLLM.__init__", "traces.with_tables_at_hand"),
-    Patch(_FRONT, f"{_ENGINE}.llm_engine:LLMEngine.__init__", "traces.with_tables_at_hand"),
     Patch(
         _FRONT,
         f"{_ENGINE}.output_processor:OutputProcessor.do_tracing",

@@ -54,14 +54,14 @@ class SpeculationCollector(Collector):
 
     def __init__(self, model: str, tables: EngineTables):
         self._model = model
-        self._tables = tables
+        self.tables = tables
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering this collector does not read the tables."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        engines = [Engine.read(self._model, engine, table) for engine, table in self._tables]
+        engines = [Engine.read(self._model, engine, table) for engine, table in self.tables]
         if engines:
             yield from families(engines)
 
