@@ -124,10 +124,10 @@ CEILINGS = {
     "lifecycle": 2550,
     "relay": 1900,
     "config": 960,
-    "metrics": 700,
+    "metrics": 650,
     "worker": 2000,
     "hooks": 1500,
-    "tools": 2250,
+    "tools": 1990,
 }
 
 

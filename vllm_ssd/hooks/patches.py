@@ -54,6 +54,7 @@ _ALL, _FRONT, _MADE, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _ENGINE = "vllm.v1.engine"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2_WORKER = "vllm.v1.worker.gpu"
 _STATES = f"{_V2_WORKER}.states:RequestState"
@@ -69,38 +70,6 @@ ASKING_FOR_SSD = Patch(
 )
 # Executors override it without calling super, so it is replaced on the class of the one made.
 STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
-# An engine serves only once its draft is loaded too.
-AWAITING = Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited")
-# The draft frees its memory while the target sleeps.
-SLEEPING = Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep")
-WAKING = Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake")
-# vLLM's metrics count only draft tokens that ssd's draft made and the target verified.
-COUNTING = Patch(
-    _MADE,
-    "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
-    "scheduler.with_verified_drafts",
-)
-# vLLM's responses count only these draft tokens for each request.
-COUNTING_OF_REQUESTS = Patch(
-    _MADE,
-    "vllm.v1.core.sched.scheduler:Scheduler.add_request",
-    "scheduler.with_own_verifications",
-    "self request",
-)
-# The scheduler schedules no draft tokens while the worker's plan has none.
-SCHEDULING = Patch(
-    _MADE,
-    "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
-    "scheduler.with_plan_followed",
-    "self scheduler_output",
-)
-# Frontends learn where the engine's counters are.
-TELLING = Patch(
-    _MADE,
-    f"{_ENGINE}.core:EngineCoreProc._make_ready_response",
-    "metrics.with_run_dir_told",
-    "self",
-)
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
@@ -108,13 +77,29 @@ PATCHES = (
     # The draft is started and stopped with the target.
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
     STOPPING,
-    AWAITING,
-    SLEEPING,
-    WAKING,
-    COUNTING,
-    COUNTING_OF_REQUESTS,
-    SCHEDULING,
-    TELLING,
+    # An engine serves only once its draft is loaded too.
+    Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited"),
+    # The draft frees its memory while the target sleeps.
+    Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep"),
+    Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake"),
+    # vLLM's metrics count only draft tokens that ssd's draft made and the target verified. Its
+    # responses count only these for each request.
+    Patch(_MADE, f"{_SCHEDULER}.make_stats", "scheduler.with_verified_drafts"),
+    Patch(_MADE, f"{_SCHEDULER}.add_request", "scheduler.with_own_verifications", "self request"),
+    # The scheduler schedules no draft tokens while the worker's plan has none.
+    Patch(
+        _MADE,
+        f"{_SCHEDULER}._update_after_schedule",
+        "scheduler.with_plan_followed",
+        "self scheduler_output",
+    ),
+    # Frontends learn where the engine's counters are.
+    Patch(
+        _MADE,
+        f"{_ENGINE}.core:EngineCoreProc._make_ready_response",
+        "metrics.with_run_dir_told",
+        "self",
+    ),
     Patch(
         _FRONT,
         f"{_ENGINE}.core_client:MPClient._apply_ready_response",

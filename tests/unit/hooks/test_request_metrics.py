@@ -5,8 +5,7 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from tests.support.v2_scheduler import K, run, v2_scheduler
-from vllm_ssd.hooks.patches import COUNTING_OF_REQUESTS, apply_one
+from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
 from vllm_ssd.metrics.requests import RequestCounters, request_key
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
@@ -17,7 +16,7 @@ TOKENS = 10
 def made(engine_args, models, tmp_path, monkeypatch):
     """(a function that makes a scheduler of a request "a", the worker's counters)"""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    apply_one(COUNTING_OF_REQUESTS)
+    apply_named("scheduler.with_own_verifications")
     table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
 
     def make(level):

@@ -1,4 +1,4 @@
-"""Tries a GPU in a process of its own: python -m vllm_ssd.tools.check.device_trial < trial.json
+"""Tries a GPU in a process of its own: python -m vllm_ssd.tools.check.device_trial < TRIAL
 
 Like the draft's process it sees one GPU only, and a process that has used a GPU keeps some of its
 memory. It prints each part of the trial before it begins, and each finding as a line of JSON.
@@ -7,6 +7,7 @@ memory. It prints each part of the trial before it begins, and each finding as a
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "vllm_ssd.tools.check.device_trial"],
-            input=msgspec.json.encode(trial),
+            input=pickle.dumps(trial),
             env={**os.environ, **absolute_paths(os.environ), **environment},
             capture_output=True,
             timeout=LIMIT_S,
@@ -67,7 +68,7 @@ def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def main() -> None:
     """Entry point of a trial's process."""
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    trial: Trial = pickle.load(sys.stdin.buffer)
     for finding in examine_device(trial, torch.device("cuda", 0)):
         print(f"{_FOUND}{msgspec.json.encode(finding).decode()}", flush=True)
     # Skip the libraries' exit handlers, which can take minutes on GPU machines.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -21,23 +21,6 @@ _SDPA = 'write "tree_backend": "sdpa"'
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Sizes of a draft's attention. dtype: torch's name for it, such as "bfloat16"."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-
-    def shape(self, device: torch.device) -> AttentionShape:
-        """These sizes as an ``AttentionShape`` with the usual scale, head_dim**-0.5."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        sizes = (self.layers, self.heads, self.kv_heads, self.head_dim)
-        return AttentionShape(*sizes, self.head_dim**-0.5, dtype, device)
-
-
-@dataclass(frozen=True)
 class DraftMemory:
     """Bytes that a draft needs. weights: None if unknown. kv_cache: most for the KV cache. least:
     one KV block, which the draft needs to start. of_free: share of the memory left by the weights
@@ -51,11 +34,11 @@ class DraftMemory:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft as its device sees it. backends: its attention backends, the preferred one first.
-    left_out: other backends, with the reason as the end of a sentence. memory: None if no draft is
-    known."""
+    """A draft as its device sees it. attention: its shape, on any device. backends: its attention
+    backends, the preferred one first. left_out: other backends, with the reason as the end of a
+    sentence. memory: None if no draft is known."""
 
-    heads: Heads
+    attention: AttentionShape
     backends: tuple[Backend, ...]
     left_out: tuple[tuple[str, str], ...]
     memory: DraftMemory | None
@@ -129,6 +112,7 @@ def _examine_backends(
     publishes from the GPU, which must then reach the table."""
     if device.type != "cpu":  # in a process of its own, which may end here
         print("trying the draft's attention", flush=True)
+    shape = replace(draft.attention, device=device)
     faults: dict[Backend, str | None] = {}
     times: dict[Backend, str] = {}
     used: Backend | None = None
@@ -138,7 +122,7 @@ def _examine_backends(
         seconds = []
         for _ in range(2):  # kernels are compiled in the first test
             began = time.perf_counter()
-            faults[backend] = find_fault(backend, draft.heads.shape(device), BLOCK_SIZE)
+            faults[backend] = find_fault(backend, shape, BLOCK_SIZE)
             seconds.append(time.perf_counter() - began)
         times[backend] = f"{seconds[0]:.2f} s at first, {seconds[1] * 1000:.0f} ms again"
         if faults[backend] is None:

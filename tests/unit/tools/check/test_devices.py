@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 
+from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
 from vllm_ssd.protocol import SpeculationTable, TableShape, pages
 from vllm_ssd.tools.check import device_trial, devices
@@ -15,19 +16,18 @@ from vllm_ssd.tools.check.device_trial import last_words, try_gpu
 from vllm_ssd.tools.check.devices import (
     Draft,
     DraftMemory,
-    Heads,
     Trial,
     examine_device,
     judge_memory,
 )
 from vllm_ssd.tools.check.findings import GIB
 
-HEADS = Heads(layers=2, heads=4, kv_heads=2, head_dim=16, dtype="bfloat16")
 CPU = torch.device("cpu")
+ATTENTION = AttentionShape(2, 4, 2, 16, 0.25, torch.bfloat16, CPU)
 
 
 def look(*backends: str, left_out=(), memory=None, all_backends=False):
-    draft = Draft(HEADS, backends, left_out, memory)
+    draft = Draft(ATTENTION, backends, left_out, memory)
     return list(examine_device(Trial("cores 0", draft, all_backends), CPU))
 
 
@@ -99,7 +99,7 @@ def test_a_table_out_of_reach(tmp_path, monkeypatch, graphs, state):
     monkeypatch.setattr(pages, "register", refuse)
     monkeypatch.setattr(Deaf, "graphs", graphs)
     monkeypatch.setattr(devices, "load_backend", lambda _: Deaf)
-    draft = Draft(HEADS, ("sdpa",), (), None)
+    draft = Draft(ATTENTION, ("sdpa",), (), None)
     users = ("draft", "target")
     trial = Trial("GPU 1", draft, table=str(tmp_path / "table"), users=users)
     *_, of_draft, of_target = examine_device(trial, CPU)
@@ -112,7 +112,7 @@ def test_a_table_out_of_reach(tmp_path, monkeypatch, graphs, state):
 def test_a_trial_in_a_process_without_a_gpu(monkeypatch):
     """Its end is found, too, with its last words."""
     monkeypatch.setattr(device_trial, "LIMIT_S", 120.0)
-    draft = Draft(HEADS, ("sdpa",), (), None)
+    draft = Draft(ATTENTION, ("sdpa",), (), None)
     (found,) = try_gpu(Trial("GPU 7", draft), {"PYTHONPATH": ":".join(sys.path)})
     assert found.state == "bad" and found.fact.startswith("GPU 7 cannot be used (")
 
