@@ -270,7 +270,7 @@ class SSDConfig(SpeculativeConfig):
             )
 
     def _add_draft(self) -> None:
-        """Load the draft's config and check that it fits the target."""
+        """Make the draft's config and check that it fits the target."""
         target = self.target_model_config
         self.draft_model = (
             self.draft_model or self.model or default_draft(target.hf_text_config, target.model)

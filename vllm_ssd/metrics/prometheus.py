@@ -86,7 +86,7 @@ def _of_draft(engines: _Engines) -> Iterator[Metric]:
         for kind in WORK:
             busy.add_metric((*labels, kind), counted[f"{kind}_us"] / 1e6)
             work.add_metric((*labels, kind), counted[kind])
-        rounds.add_metric(labels, counted["planned"])
+        rounds.add_metric(labels, counted["drafted_ahead"])
         branches.add_metric(labels, counted["branches"])
     yield from (up, age, link, requests, kv, restarts, busy, work, rounds, branches)
 

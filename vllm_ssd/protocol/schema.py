@@ -121,16 +121,16 @@ class TableShape:
         """The draft's status and counters. heartbeat: monotonic nanoseconds, 0 without a draft.
         pid: the draft's process. live: requests it drafts for. blocks, free_blocks: of its KV
         cache. Then, for each kind of work, the amount done (prompt tokens for prefill, forwards for
-        the others) and the microseconds it took. planned: rounds of requests that it drafts ahead
-        for. branches: the branches of all these rounds. restarts: counted by the keeper, or by an
-        engine that has joined a service. That engine also clears the heartbeat of a draft that is
-        gone. joined: engines that the service drafts for. away: why there is no heartbeat,
+        the others) and the microseconds it took. drafted_ahead: rounds of requests that it drafts
+        ahead for. branches: the branches of all these rounds. restarts: counted by the keeper, or
+        by an engine that has joined a service. That engine also clears the heartbeat of a draft
+        that is gone. joined: engines that the service drafts for. away: why there is no heartbeat,
         ``ASLEEP``, ``FOR_GOOD`` or ``RELOADING``; 0 = none of these (the draft is there, is gone or
         loads). link_us: microseconds from the target's node to the draft's and back, written by the
         relay between them; 0 = there is no relay."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
-        names += ["planned", "branches", "restarts", "joined", "away", "link_us"]
+        names += ["drafted_ahead", "branches", "restarts", "joined", "away", "link_us"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:

@@ -65,7 +65,7 @@ def test_the_draft(table):
     draft["heartbeat"] = time.monotonic_ns() - 2_000_000_000
     draft["blocks"], draft["free_blocks"], draft["live"] = 8, 6, 3
     draft["glue"], draft["glue_us"] = 4, 1_500_000
-    draft["planned"], draft["branches"], draft["restarts"] = 10, 80, 1
+    draft["drafted_ahead"], draft["branches"], draft["restarts"] = 10, 80, 1
     found = scraped({0: table.path})
     assert found["vllm:ssd_draft_up"] == {("0",): 1}
     assert 2 <= found["vllm:ssd_draft_heartbeat_age_seconds"]["0",] < 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,38 +109,23 @@ def _examine_backends(
 ) -> Generator[Finding, None, bool]:
     """Findings about the draft's attention; ssd uses the first sound backend. Returns whether that
     publishes from the GPU, which must then reach the table."""
-    if device.type != "cpu":  # in a process of its own, which may end here
-        print("trying the draft's attention", flush=True)
     shape = replace(draft.attention, device=device)
-    faults: dict[Backend, str | None] = {}
-    times: dict[Backend, str] = {}
     used: Backend | None = None
     for backend in draft.backends:
         if used is not None and not all_backends:
-            break
-        seconds = []
-        for _ in range(2):  # kernels are compiled in the first test
-            began = time.perf_counter()
-            faults[backend] = find_fault(backend, shape, BLOCK_SIZE)
-            seconds.append(time.perf_counter() - began)
-        times[backend] = f"{seconds[0]:.2f} s at first, {seconds[1] * 1000:.0f} ms again"
-        if faults[backend] is None:
-            used = used or backend
-    for backend in draft.backends:
-        if backend not in faults:
             fact = f"{backend}: not tried because {used} is used; --all-backends tries it"
             yield Finding("ok", "attention", fact)
-        elif faults[backend] is None:
-            chosen = ", is used" if backend == used else ""
-            fact = f"{backend}: right in the self-test ({times[backend]}){chosen}"
-            yield Finding("ok", "attention", fact)
-        elif used is None:
-            yield Finding("bad", "attention", f"{backend} {faults[backend]}", _SDPA)
+        elif fault := find_fault(backend, shape, BLOCK_SIZE):
+            remedy = "nothing to do if another one is right"
+            yield Finding("note", "attention", f"{backend} {fault}", remedy)
         else:
-            remedy = f"nothing to do: {used} is used instead"
-            yield Finding("note", "attention", f"{backend} {faults[backend]}", remedy)
+            used = used or backend
+            chosen = ", is used" if backend == used else ""
+            yield Finding("ok", "attention", f"{backend}: right in the self-test{chosen}")
     for name, why in draft.left_out:
         yield Finding("ok", "attention", f"{name} {why}: not used")
+    if used is None:
+        yield Finding("bad", "attention", "no backend computes correctly", _SDPA)
     return used is not None and load_backend(used).graphs
 
 
@@ -152,7 +136,6 @@ def _examine_table(
     from vllm_ssd.protocol.pages import REMEDY, register
     from vllm_ssd.worker.device_client import measure_look_ns
 
-    print("trying the speculation table", flush=True)
     table = SpeculationTable.open(path)
     problem = ""
     try:

@@ -17,7 +17,7 @@ from vllm_ssd import __version__
 from vllm_ssd.tools.check.findings import quiet_vllm, say, say_wait
 from vllm_ssd.tools.options import add_option
 from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, report, search, speedup
-from vllm_ssd.tools.tune.measure import LOADS, PROMPTS, measure
+from vllm_ssd.tools.tune.measure import CLIENTS, PROMPTS, measure
 
 _AS_TEXT = "{{ bos_token }}{{ messages[0].content }}"  # a chat template that adds nothing
 
@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
     add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
     add("--at-most COUNT", "Candidates to measure, plain vLLM not counted.", int, 12)
     add("--limit SECONDS", "Seconds for each candidate, with its server's start.", float, 1800)
-    add = partial(add_option, parser.add_argument_group("the load"))
+    add = partial(add_option, parser.add_argument_group("the requests"))
     add("--prompts FILE", "Your prompts, one a line. Default: 12 questions of many kinds.", Path)
     add("--clients COUNT,...", "Numbers of requests at the same time.", numbers, [1, 8])
     add("--requests COUNT", "Requests that each client sends.", int, 8)
@@ -117,7 +117,7 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
 
 
 def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequence[str]) -> Path:
-    """Make a folder with the load of this setting; results of other settings do not compare."""
+    """Make a folder with the requests of this setting; results of other settings do not compare."""
     import vllm
 
     shared = ("target", "speculative_config", "requests", "tokens", "temperature")
@@ -129,11 +129,11 @@ def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequ
     (folder / "setting.json").write_text(about)
     contents = [{"content": [{"type": "text", "text": prompt}]} for prompt in prompts]
     (folder / PROMPTS).write_text("".join(json.dumps(each) + "\n" for each in contents))
-    loads = [
+    clients = [
         {"max-concurrency": n, "num-prompts": n * args.requests, "num-warmups": n * 2}
         for n in args.clients
     ]
-    (folder / LOADS).write_text(json.dumps(loads))
+    (folder / CLIENTS).write_text(json.dumps(clients))
     return folder
 
 

@@ -1,5 +1,5 @@
 """Measures a candidate with ``vllm bench sweep serve``, which starts a server for it and runs
-``vllm bench serve`` with each number of clients."""
+``vllm bench serve`` with each number of clients. Without pandas it fails once all is saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.tune.candidates import Candidate, Outcome
 
-PROMPTS, LOADS = "prompts.jsonl", "loads.json"  # files in the folder of results
+PROMPTS, CLIENTS = "prompts.jsonl", "clients.json"  # files in the folder of results
 
 
 def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folder: Path) -> Outcome:
@@ -74,7 +74,7 @@ def _sweep(
         *("bench", "sweep", "serve", "--resume", "--show-stdout"),
         serve_cmd=shlex.join(serve),
         bench_cmd=shlex.join(bench),
-        bench_params=results.parent / LOADS,
+        bench_params=results.parent / CLIENTS,
         after_bench_cmd="true",  # vLLM's own would empty the prefix cache
         server_ready_timeout=int(args.limit),
         num_runs=1,
