@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
     from vllm_ssd.metrics.prometheus import SpeculationCollector
-    from vllm_ssd.metrics.tables import EngineTables
 
 _RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
 
@@ -68,7 +67,7 @@ def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
             from vllm_ssd.metrics.prometheus import SpeculationCollector
 
             name = vllm_config.model_config.served_model_name
-            REGISTRY.register(SpeculationCollector(name, _tables_of(vllm_config)))
+            REGISTRY.register(SpeculationCollector(name, _table_paths(vllm_config)))
 
     return __init__
 
@@ -94,12 +93,11 @@ def collectors() -> list[SpeculationCollector]:
     return [each for each in registered if isinstance(each, SpeculationCollector)]
 
 
-def _tables_of(vllm_config: VllmConfig) -> EngineTables:
-    """Return the tables of the engines that this frontend has heard from."""
-    from vllm_ssd.metrics.tables import EngineTables
+def _table_paths(vllm_config: VllmConfig) -> dict[int, Path]:
+    """Return the paths of the tables of the engines that this frontend has heard from."""
     from vllm_ssd.protocol.rundir import table_path
 
     config: Any = vllm_config.speculative_config
     # An engine core in this process tells nothing: the config here has its run directory.
     run_dirs = config.run_dirs or {0: config.run_dir}
-    return EngineTables({engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()})
+    return {engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()}

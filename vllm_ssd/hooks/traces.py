@@ -49,7 +49,7 @@ def _attributes_of(request_id: str) -> dict[str, int | float]:
     from vllm_ssd.metrics.requests import read_request, request_key
 
     key = request_key(request_id)
-    tables = (table for collector in collectors() for _, table in collector.tables)
+    tables = (table for collector in collectors() for _, table in collector.tables())
     counted = next(filter(None, (read_request(table, key) for table in tables)), None)
     if counted is None:
         return {}

@@ -6,8 +6,9 @@ an engine, and they continue while the draft is away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -17,11 +18,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import snapshot
-from vllm_ssd.metrics.tables import EngineTables
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.heartbeat import draft_lives, heartbeat_age_s
 from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
+
+logger = get_logger(__name__)
 
 WORK = ("prefill", "glue", "branch", "fallback")
 _RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}
@@ -30,24 +33,43 @@ _Engines = Sequence[tuple[tuple[str, str], SpeculationTable]]  # values of ``_LA
 
 
 class SpeculationCollector(Collector):
-    """Collects the metrics of a server's engines. Engines on other machines have none here."""
+    """Collects the metrics of a server's engines. Engines on other machines have none here. paths:
+    of the engines' tables, by their index in the data parallel group."""
 
     # vLLM unregisters collectors with such a name before it registers its metrics anew.
     _name = "vllm:ssd"
 
-    def __init__(self, model: str, tables: EngineTables):
+    def __init__(self, model: str, paths: Mapping[int, Path]):
         self._model = model
-        self.tables = tables
+        self._paths = paths
+        self._opened: dict[Path, SpeculationTable | None] = {}
+
+    def tables(self) -> Iterator[tuple[int, SpeculationTable]]:
+        """Yield each engine's index and its table, which is opened on first use."""
+        for engine, path in sorted(self._paths.items()):
+            if path not in self._opened:
+                self._opened[path] = _open(path)
+            table = self._opened[path]
+            if table is not None:
+                yield engine, table
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering this collector does not read the tables."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        engines = [((self._model, str(engine)), table) for engine, table in self.tables]
+        engines = [((self._model, str(engine)), table) for engine, table in self.tables()]
         if engines:
             yield from _of_draft(engines)
             yield from _of_rounds(engines)
+
+
+def _open(path: Path) -> SpeculationTable | None:
+    try:
+        return SpeculationTable.open(path, writable=False)
+    except (OSError, ValueError) as error:  # for example, the engine is on another machine
+        logger.warning("SSD: no metrics of an engine whose table cannot be read here: %s", error)
+        return None
 
 
 def _of_draft(engines: _Engines) -> Iterator[Metric]:

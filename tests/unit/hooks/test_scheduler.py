@@ -48,16 +48,6 @@ def scheduled(scheduler, output):
     return output.num_spec_tokens_to_schedule
 
 
-def test_no_drafts_are_scheduled_while_the_worker_does_without(made, tmp_path):
-    scheduler, _ = made
-    plan = SpeculationTable.open(tmp_path / "t").plan
-    found = []
-    for undrafted in (0, 1, 0):
-        plan["undrafted"] = undrafted
-        found.append(scheduled(scheduler, SimpleNamespace(num_spec_tokens_to_schedule=K)))
-    assert found == [K, 0, K]
-
-
 def test_an_engine_without_a_table_goes_on(made, monkeypatch):
     scheduler, _ = made
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir / "none")

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.support.scraping import values
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.metrics.prometheus import SpeculationCollector
-from vllm_ssd.metrics.tables import EngineTables
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.predictions import LookupResult
 
@@ -25,9 +24,9 @@ def table(tmp_path):
     return SpeculationTable.create(tmp_path / "t", TableShape(slots=1, k=2, branches=2))
 
 
-def scraped(tables):
+def scraped(paths):
     registry = CollectorRegistry()
-    registry.register(SpeculationCollector("m", EngineTables(tables)))
+    registry.register(SpeculationCollector("m", paths))
     return values(generate_latest(registry).decode())
 
 
