@@ -124,10 +124,10 @@ CEILINGS = {
     "lifecycle": 2550,
     "relay": 1900,
     "config": 960,
-    "metrics": 650,
+    "metrics": 600,
     "worker": 2000,
-    "hooks": 1500,
-    "tools": 1990,
+    "hooks": 1390,
+    "tools": 1920,
 }
 
 

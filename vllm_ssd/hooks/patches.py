@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from vllm_ssd.config.versions import SUPPORTED, version_mismatch
 
 _PATCHED = "_patched_by_vllm_ssd"
+Original = Callable[..., Any]  # a function of vLLM's, as it was
 
 
 class Where(Enum):
@@ -30,9 +31,10 @@ class Where(Enum):
 
 @dataclass(frozen=True)
 class Patch:
-    """Replaces ``function``, a "module:name", by the result of ``wrapper``, a "module.function" of
-    this folder. parameters: names of all parameters of the function, separated by spaces, if the
-    wrapper relies on them. if_imported: replace only where the module is imported already."""
+    """Replaces ``function``, a "module:name", by ``wrapper``, a "module.function" of this folder,
+    which gets the original function first. parameters: names of all parameters of the function,
+    separated by spaces, if the wrapper relies on them. if_imported: replace only where the module
+    is imported already."""
 
     where: Where
     function: str
@@ -229,9 +231,18 @@ def apply_one(patch: Patch, owner: type | None = None) -> None:
     named, name = _owner(patch)
     original = getattr(owner or named, name)
     if not hasattr(original, _PATCHED):
-        replacement = functools.wraps(original)(wrapper(original))
-        setattr(replacement, _PATCHED, True)
-        setattr(owner or named, name, replacement)
+        setattr(owner or named, name, wrapped(original, wrapper))
+
+
+def wrapped(original: Original, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that calls ``wrapper`` with the original function, then its own arguments."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(replacement, _PATCHED, True)
+    return replacement
 
 
 def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:

@@ -12,13 +12,13 @@ even if none is verified, because the runner prepares for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original
 from vllm_ssd.log import get_logger
 
 if TYPE_CHECKING:
@@ -84,43 +84,39 @@ class VerifiedDrafts:
         return np.stack([self._counters["verified"], self._counters["taken"]])
 
 
-def with_verified_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make_stats(
-        self: Scheduler, spec_decoding_stats: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        view = _view(self)
-        if view is not None:
-            spec_decoding_stats = view.verified.news()
-        return original(self, spec_decoding_stats, *args, **kwargs)
-
-    return make_stats
-
-
-def with_own_verifications(original: Callable[..., Any]) -> Callable[..., Any]:
-    def add_request(self: Scheduler, request: Request) -> None:
-        original(self, request)
-        metrics = request.spec_decode_metrics
-        if metrics is not None and (view := _view(self)) is not None:
-            from vllm_ssd.hooks.request_metrics import OwnVerifications
-
-            request.spec_decode_metrics = OwnVerifications(
-                metrics.num_spec_tokens, view.table, request.request_id
-            )
-
-    return add_request
+def with_verified_drafts(
+    original: Original,
+    self: Scheduler,
+    spec_decoding_stats: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    view = _view(self)
+    if view is not None:
+        spec_decoding_stats = view.verified.news()
+    return original(self, spec_decoding_stats, *args, **kwargs)
 
 
-def with_plan_followed(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_verifications(original: Original, self: Scheduler, request: Request) -> None:
+    original(self, request)
+    metrics = request.spec_decode_metrics
+    if metrics is not None and (view := _view(self)) is not None:
+        from vllm_ssd.hooks.request_metrics import OwnVerifications
+
+        request.spec_decode_metrics = OwnVerifications(
+            metrics.num_spec_tokens, view.table, request.request_id
+        )
+
+
+def with_plan_followed(
+    original: Original, self: Scheduler, scheduler_output: SchedulerOutput
+) -> Any:
     """Schedule no draft tokens if the plan has none. They are those that this step proposes and the
     next one would verify."""
-
-    def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> Any:
-        view = _view(self)
-        if view is not None and view.undrafted:
-            scheduler_output.num_spec_tokens_to_schedule = 0
-        return original(self, scheduler_output)
-
-    return _update_after_schedule
+    view = _view(self)
+    if view is not None and view.undrafted:
+        scheduler_output.num_spec_tokens_to_schedule = 0
+    return original(self, scheduler_output)
 
 
 def _view(scheduler: Scheduler) -> _WorkersView | None:

@@ -6,11 +6,11 @@ worker has counted the request's rounds in the engine's table, which the fronten
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.metrics import collectors
+from vllm_ssd.hooks.patches import Original
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
@@ -20,27 +20,24 @@ if TYPE_CHECKING:
 _attributes: ContextVar[dict[str, int | float] | None] = ContextVar("ssd_attributes", default=None)
 
 
-def with_request_found(original: Callable[..., Any]) -> Callable[..., Any]:
-    def do_tracing(
-        self: OutputProcessor,
-        engine_core_output: EngineCoreOutput,
-        req_state: RequestState,
-        *args: Any,
-    ) -> None:
-        token = _attributes.set(_attributes_of(req_state.request_id))
-        try:
-            original(self, engine_core_output, req_state, *args)
-        finally:
-            _attributes.reset(token)
-
-    return do_tracing
+def with_request_found(
+    original: Original,
+    self: OutputProcessor,
+    engine_core_output: EngineCoreOutput,
+    req_state: RequestState,
+    *args: Any,
+) -> None:
+    token = _attributes.set(_attributes_of(req_state.request_id))
+    try:
+        original(self, engine_core_output, req_state, *args)
+    finally:
+        _attributes.reset(token)
 
 
-def with_counts_added(original: Callable[..., Any]) -> Callable[..., Any]:
-    def instrument_manual(*args: Any, attributes: dict[str, Any], **kwargs: Any) -> Any:
-        return original(*args, attributes={**attributes, **(_attributes.get() or {})}, **kwargs)
-
-    return instrument_manual
+def with_counts_added(
+    original: Original, *args: Any, attributes: dict[str, Any], **kwargs: Any
+) -> Any:
+    return original(*args, attributes={**attributes, **(_attributes.get() or {})}, **kwargs)
 
 
 def _attributes_of(request_id: str) -> dict[str, int | float]:

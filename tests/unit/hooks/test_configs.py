@@ -157,7 +157,7 @@ def test_each_runner_gets_what_it_knows(monkeypatch, v2):
     monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: not v2))
     speculation = SSDConfig(k=2, enable_adaptive_verification=False)
     made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=v2)
-    config = with_proposer(lambda args: made)(None)
+    config = with_proposer(lambda args: made, None)
     assert config.speculative_config.method == ("ssd" if v2 else "custom_class")
     assert config.speculative_config.model == (None if v2 else PROPOSER)
 
@@ -166,4 +166,4 @@ def test_v2_on_cpus():
     speculation = SSDConfig(k=2, enable_adaptive_verification=False)
     made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=True)
     with pytest.raises(ValueError, match="V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"):
-        with_proposer(lambda args: made)(None)
+        with_proposer(lambda args: made, None)

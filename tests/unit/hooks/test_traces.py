@@ -1,5 +1,6 @@
 """A request's span: what the tables of its frontend say of it."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.metrics import with_ssd_metrics
+from vllm_ssd.hooks.patches import wrapped
 from vllm_ssd.hooks.traces import with_counts_added, with_request_found
 from vllm_ssd.metrics.requests import RequestCounters, request_key
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
@@ -14,12 +16,12 @@ from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 OWN = {"gen_ai.latency.e2e": 1.5}
 
 
-@with_counts_added
+@partial(wrapped, wrapper=with_counts_added)
 def instrument_manual(span_name, start_time, attributes=None):
     spans.append(attributes)
 
 
-@with_request_found
+@partial(wrapped, wrapper=with_request_found)
 def do_tracing(frontend, output, request, stats):
     """As vLLM makes the span."""
     instrument_manual(span_name="llm_request", start_time=1, attributes=OWN)
@@ -47,7 +49,7 @@ def counters(tmp_path, monkeypatch):
     frontend = SimpleNamespace(
         speculative_config=config, model_config=SimpleNamespace(served_model_name="m")
     )
-    with_ssd_metrics(lambda *args: None)(None, frontend)
+    with_ssd_metrics(lambda *args: None, None, frontend)
     yield writers
     unregister_vllm_metrics()
 
