@@ -34,10 +34,6 @@ logger = get_logger(__name__)
 _KV_TOKENS, _KV_TOKEN_MS = "_ssd_kv_tokens", "_ssd_kv_token_ms"
 
 
-def _is_ours(manager: AdaptiveVerificationManager) -> bool:
-    return getattr(manager.req_states, SPECULATOR, None) is not None
-
-
 def with_two_confidences(
     original: Original,
     self: AdaptiveVerificationManager,
@@ -63,7 +59,7 @@ def with_kv_measured_apart(
 ) -> Iterator[dict[str, int]]:
     """Choose the steps to measure at start-up; ``step_costs.py`` gives the reasons."""
     batches = list(original(self, capture_sizes))
-    if not _is_ours(self) or not batches:
+    if getattr(self.req_states, SPECULATOR, None) is None or not batches:
         yield from batches
         return
     vllms = sorted({batch["num_tokens"] for batch in batches})
