@@ -44,7 +44,7 @@ def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
         from vllm_ssd.lifecycle.own_draft import OwnDraft
 
         return OwnDraft(vllm_config)
-    if config.draft_is_remote:
+    if config.draft_server_key is not None:  # it is on another node
         from vllm_ssd.relay.remote_draft import RemoteDraft
 
         return RemoteDraft(vllm_config)
