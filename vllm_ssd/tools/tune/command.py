@@ -42,13 +42,13 @@ def add_command(commands: Any) -> None:
     add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
     add("--at-most COUNT", "Candidates to measure, plain vLLM not counted.", int, 12)
     add("--limit SECONDS", "Seconds for each candidate, with its server's start.", float, 1800)
+    add("--results FOLDER", "Folder for results and logs.", Path, Path("ssd-tune"))
     add = partial(add_option, parser.add_argument_group("the requests"))
     add("--prompts FILE", "Your prompts, one a line. Default: 12 questions of many kinds.", Path)
     add("--clients COUNT,...", "Numbers of requests at the same time.", numbers, [1, 8])
     add("--requests COUNT", "Requests that each client sends.", int, 8)
     add("--tokens COUNT", "Tokens of the longest answer.", int, 256)
     add("--temperature T", "Temperature of the requests. Default: the model's own.", float)
-    add("--results FOLDER", "Folder for results and logs.", Path, Path("ssd-tune"))
     parser.set_defaults(run=run, takes_further=True, speculative_config={})
 
 
