@@ -13,6 +13,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["vllm_ssd", "vllm_ssd.*"]),
+    package_data={"vllm_ssd.tools.tune": ["prompts.jsonl"]},
     python_requires=">=3.11",  # as vLLM
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -63,13 +63,12 @@ def test_a_draft_is_compared_with_plain_vllm(base_model, spoken_pair, tmp_path):
     second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     assert second.stderr.count("measured before") == 1, "plain vLLM"
-    plain, drafted = (
-        json.loads(next(tmp_path.glob(f"results/*/*{name}-2.json")).read_text())
+    (plain,), (drafted,) = (
+        json.loads(next(tmp_path.glob(f"results/*/*{name}/*/summary.json")).read_text())
         for name in ("plain-vLLM", "k=2-f=1")
     )
     assert plain["completed"] == drafted["completed"] == 4
-    assert plain["ssd_hit_rate"] is None and 0 <= drafted["ssd_hit_rate"] <= 1
     assert drafted["spec_decode_acceptance_length"] > 1.5
     table, answer = second.stdout.split("\n\n")
-    assert f"{plain['output_throughput']:.1f} |    1.00 |" in table
+    assert f"{plain['output_throughput']:.1f}     1.00" in table
     assert answer.startswith(("Use this, ", "Leave ssd off: "))

@@ -11,7 +11,15 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_ssd.hooks.patches import PATCHES, apply_one
+
 K = 3
+
+
+def apply_named(wrapper):
+    """Replace the function of vLLM that has this wrapper."""
+    (patch,) = (patch for patch in PATCHES if patch.wrapper == wrapper)
+    apply_one(patch)
 
 
 def v2_scheduler(engine_args, monkeypatch, requests):

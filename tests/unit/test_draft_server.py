@@ -28,16 +28,13 @@ def start(tmp_path, monkeypatch, capsys):
     served: list[object] = []
 
     class Drafts:
-        def __init__(self, configs, name):
-            served.append((configs, name))
+        def __init__(self, configs, name, key_file):
+            served.extend([(configs, name), *filter(None, [key_file])])
 
-        def listen(self, key_file):
-            served.append(key_file)
-
-        def launch(self):
+        def start(self):
             pass
 
-        tend = wait_ready = stop = launch
+        tend = stop = start
 
     def start(*flags: str, name: str = "drafts"):
         monkeypatch.setattr(serving, "LocalDrafts", Drafts)

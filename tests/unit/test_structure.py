@@ -123,11 +123,11 @@ CEILINGS = {
     "draft": 5070,
     "lifecycle": 2550,
     "relay": 1900,
-    "config": 960,
-    "metrics": 700,
+    "config": 940,
+    "metrics": 600,
     "worker": 2000,
-    "hooks": 1500,
-    "tools": 2250,
+    "hooks": 1370,
+    "tools": 1910,
 }
 
 

@@ -50,10 +50,11 @@ def wheel(sources) -> Path:
     return made
 
 
-def test_every_module_is_in_it(wheel):
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "vllm_ssd").rglob("*.py")}
+def test_every_file_is_in_it(wheel):
+    """Modules, and the prompts of ``vllm-ssd tune``."""
+    files = (path for kind in ("py", "jsonl") for path in (ROOT / "vllm_ssd").rglob(f"*.{kind}"))
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == modules
+    assert packed == {str(path.relative_to(ROOT)) for path in files}
 
 
 @pytest.fixture(scope="module")

@@ -19,22 +19,12 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.lifecycle.placement import device_names, local_engines, own_draft_name
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-_INTERNAL = {
-    "draft_model",
-    "asked_for_adaptive_verification",
-    "schedule",
-    "run_dir",
-    "run_dirs",
-    "engines",
-    "own_draft",
-    "share_draft",
-}
 OPTIONS = (
     "model",
-    *(
-        field.name
-        for field in dataclasses.fields(SSDConfig)
-        if field.name not in _INHERITED | _INTERNAL
+    *(  # a field that is not for users has no description
+        name
+        for name, field in SSDConfig.__pydantic_fields__.items()
+        if field.description and name not in _INHERITED
     ),
     "draft_sample_method",
     "enable_adaptive_verification",

@@ -52,7 +52,6 @@ class SSDConfig(SpeculativeConfig):
 
     if TYPE_CHECKING:  # inherited
         model: str | None
-        num_speculative_tokens: int | None
         draft_model_config: ModelConfig | None
 
     method: Literal["ssd", "custom_class"] | None = "ssd"
@@ -202,11 +201,6 @@ class SSDConfig(SpeculativeConfig):
         return f"SSDConfig({draft=}, k={self.k}, f={self.f}, on_miss={self.on_miss!r})"
 
     @property
-    def draft_is_remote(self) -> bool:
-        """Whether the draft service is on another node."""
-        return self.draft_server_key is not None
-
-    @property
     def fan_out(self) -> tuple[int, ...]:
         """Predicted bonus tokens for each accepted length 0..k."""
         return tuple(self.f) if isinstance(self.f, list) else (self.f,) * (self.k + 1)
@@ -230,10 +224,7 @@ class SSDConfig(SpeculativeConfig):
         return resolve_tree_backends(self.tree_backend, self.draft_model_config, platform)
 
     def draft_shares_target_positions(self) -> bool:
-        """Return True: a draft with a shorter context does not shorten the target's context.
-
-        The draft stops drafting where its own context ends.
-        """
+        """Return True: a draft with a shorter context stops at its end, and the target goes on."""
         return True
 
     def _check_fan_out(self) -> None:
@@ -270,7 +261,7 @@ class SSDConfig(SpeculativeConfig):
             )
 
     def _add_draft(self) -> None:
-        """Load the draft's config and check that it fits the target."""
+        """Make the draft's config and check that it fits the target."""
         target = self.target_model_config
         self.draft_model = (
             self.draft_model or self.model or default_draft(target.hf_text_config, target.model)

@@ -176,9 +176,9 @@ class DraftEngine:
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
             glues.append(request.glue(fan_out, shape.steps, verified, steps, has_room))
             self.requests.await_outcome(request)
-        planned = Counter(glue.request.served for glue in glues if glue.prediction is not None)
-        for served, count in planned.items():
-            served.count("planned", count)
+        ahead = Counter(glue.request.served for glue in glues if glue.prediction is not None)
+        for served, count in ahead.items():
+            served.count("drafted_ahead", count)
             served.count("branches", count * sum(shape.fan_out))
         self._ahead.append(self._executor.glue(glues, feeds, shape))
 

@@ -8,22 +8,20 @@ tokens, ``apply_top_k_only`` takes the maximum of an empty tensor, which ends th
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-
-def with_every_request_expanded(_: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return functools.partial(expand_batch_to_tokens)  # a new object: ``apply_one`` sets attributes
+from vllm_ssd.hooks.patches import Original
 
 
-def with_empty_steps(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def apply_sampling_constraints(logits: torch.Tensor, *args: Any) -> torch.Tensor:
-        return original(logits, *args) if len(logits) else logits
+def with_every_request_expanded(_: Original, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return expand_batch_to_tokens(*args, **kwargs)
 
-    return apply_sampling_constraints
+
+def with_empty_steps(original: Original, logits: torch.Tensor, *args: Any) -> torch.Tensor:
+    result: torch.Tensor = original(logits, *args) if len(logits) else logits
+    return result
 
 
 def expand_batch_to_tokens(

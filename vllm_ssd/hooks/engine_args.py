@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.hooks.patches import Where, apply, check_vllm
+from vllm_ssd.hooks.patches import Original, Where, apply, check_vllm
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -16,16 +15,13 @@ PROPOSER = "vllm_ssd.hooks.runner_v1.make_proposer"
 _CONFIG_MODULE = "vllm_ssd.config.ssd_config"  # has one class, ``SSDConfig``
 
 
-def with_ssd_options(original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_speculative_config(self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
-        if not _asks_for_ssd(self):
-            return original(self, *args, **kwargs)
-        check_vllm()
-        apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
-        apply(Where.FRONTEND)
-        return _make_config(self, *args, **kwargs)
-
-    return create_speculative_config
+def with_ssd_options(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+    if not _asks_for_ssd(self):
+        return original(self, *args, **kwargs)
+    check_vllm()
+    apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
+    apply(Where.FRONTEND)
+    return _make_config(self, *args, **kwargs)
 
 
 def _asks_for_ssd(args: EngineArgs) -> bool:
@@ -61,22 +57,19 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
     return config
 
 
-def with_proposer(original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
-        config: VllmConfig = original(self, *args, **kwargs)
-        if uses_ssd(config):
-            from vllm_ssd.config.target_checks import check_runner
-            from vllm_ssd.config.verification import choose_verification
+def with_proposer(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+    config: VllmConfig = original(self, *args, **kwargs)
+    if uses_ssd(config):
+        from vllm_ssd.config.target_checks import check_runner
+        from vllm_ssd.config.verification import choose_verification
 
-            choose_verification(config)
-            check_runner(config)
-        if uses_ssd(config) and not config.use_v2_model_runner:
-            # With this method, the V1 runner takes a proposer from outside of vLLM.
-            config.speculative_config.method = "custom_class"
-            config.speculative_config.model = PROPOSER
-        return config
-
-    return create_engine_config
+        choose_verification(config)
+        check_runner(config)
+    if uses_ssd(config) and not config.use_v2_model_runner:
+        # With this method, the V1 runner takes a proposer from outside of vLLM.
+        config.speculative_config.method = "custom_class"
+        config.speculative_config.model = PROPOSER
+    return config
 
 
 def uses_ssd(config: VllmConfig) -> bool:

@@ -7,13 +7,14 @@ that all of them write. Each API server reads the same tables, so all give the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original
 
 if TYPE_CHECKING:
     from prometheus_client.multiprocess import MultiProcessCollector
@@ -22,78 +23,70 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import MPClient
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    from vllm_ssd.metrics.tables import EngineTables
+    from vllm_ssd.metrics.prometheus import SpeculationCollector
 
 _RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
 
 
-def with_run_dir_told(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_run_dir_told(original: Original, self: EngineCoreProc) -> Any:
     """Add the run directory to the engine core's ready response. vLLM's frontends ignore unknown
     fields."""
-
-    def _make_ready_response(self: EngineCoreProc) -> Any:
-        response = original(self)
-        if not uses_ssd(self.vllm_config):
-            return response
-        run_dir = self.vllm_config.speculative_config.run_dir
-        return {**msgspec.to_builtins(response), _RUN_DIR: run_dir}
-
-    return _make_ready_response
+    response = original(self)
+    if not uses_ssd(self.vllm_config):
+        return response
+    run_dir = self.vllm_config.speculative_config.run_dir
+    return {**msgspec.to_builtins(response), _RUN_DIR: run_dir}
 
 
-def with_run_dir_heard(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_run_dir_heard(original: Original, self: MPClient, payload: bytes) -> None:
     """Store the run directory of an engine's ready response, in a frontend."""
-
-    def _apply_ready_response(self: MPClient, payload: bytes) -> None:
-        original(self, payload)
-        if payload and uses_ssd(self.vllm_config):
-            response = msgspec.msgpack.decode(payload)
-            run_dirs = self.vllm_config.speculative_config.run_dirs
-            run_dirs[response[_ENGINE]] = response[_RUN_DIR]
-
-    return _apply_ready_response
+    original(self, payload)
+    if payload and uses_ssd(self.vllm_config):
+        response = msgspec.msgpack.decode(payload)
+        run_dirs = self.vllm_config.speculative_config.run_dirs
+        run_dirs[response[_ENGINE]] = response[_RUN_DIR]
 
 
-def with_ssd_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_ssd_metrics(
+    original: Original,
+    self: PrometheusStatLogger,
+    vllm_config: VllmConfig,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """Register ssd's metrics in a frontend that has metrics."""
-
-    def __init__(
-        self: PrometheusStatLogger, vllm_config: VllmConfig, *args: Any, **kwargs: Any
-    ) -> None:
-        original(self, vllm_config, *args, **kwargs)
-        if uses_ssd(vllm_config):
-            from prometheus_client import REGISTRY
-
-            from vllm_ssd.metrics.prometheus import SpeculationCollector
-
-            name = vllm_config.model_config.served_model_name
-            REGISTRY.register(SpeculationCollector(name, tables_of(vllm_config)))
-
-    return __init__
-
-
-def with_ssd_collected(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ssd's metrics in one of several API servers, whose ``/metrics`` collects only files."""
-
-    def collect(self: MultiProcessCollector) -> Iterator[Any]:
+    original(self, vllm_config, *args, **kwargs)
+    if uses_ssd(vllm_config):
         from prometheus_client import REGISTRY
 
         from vllm_ssd.metrics.prometheus import SpeculationCollector
 
-        yield from original(self)
-        for collector in list(REGISTRY._collector_to_names):
-            if isinstance(collector, SpeculationCollector):
-                yield from collector.collect()
-
-    return collect
+        name = vllm_config.model_config.served_model_name
+        REGISTRY.register(SpeculationCollector(name, _table_paths(vllm_config)))
 
 
-def tables_of(vllm_config: VllmConfig) -> EngineTables:
-    """Return the tables of the engines that this frontend has heard from."""
-    from vllm_ssd.metrics.tables import EngineTables
+def with_ssd_collected(original: Original, self: MultiProcessCollector) -> Iterator[Any]:
+    """Add ssd's metrics in one of several API servers, whose ``/metrics`` collects only files."""
+    yield from original(self)
+    for collector in collectors():
+        yield from collector.collect()
+
+
+def collectors() -> list[SpeculationCollector]:
+    """Return ssd's collectors of this frontend: one, or none for another speculative method."""
+    from prometheus_client import REGISTRY
+
+    from vllm_ssd.metrics.prometheus import SpeculationCollector
+
+    registered = list(REGISTRY._collector_to_names)
+    return [each for each in registered if isinstance(each, SpeculationCollector)]
+
+
+def _table_paths(vllm_config: VllmConfig) -> dict[int, Path]:
+    """Return the paths of the tables of the engines that this frontend has heard from."""
     from vllm_ssd.protocol.rundir import table_path
 
     config: Any = vllm_config.speculative_config
     # An engine core in this process tells nothing: the config here has its run directory.
     run_dirs = config.run_dirs or {0: config.run_dir}
-    return EngineTables({engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()})
+    return {engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()}

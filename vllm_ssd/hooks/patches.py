@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from vllm_ssd.config.versions import SUPPORTED, version_mismatch
 
 _PATCHED = "_patched_by_vllm_ssd"
+Original = Callable[..., Any]  # a function of vLLM's, as it was
 
 
 class Where(Enum):
@@ -30,9 +31,10 @@ class Where(Enum):
 
 @dataclass(frozen=True)
 class Patch:
-    """Replaces ``function``, a "module:name", by the result of ``wrapper``, a "module.function" of
-    this folder. parameters: names of all parameters of the function, separated by spaces, if the
-    wrapper relies on them. if_imported: replace only where the module is imported already."""
+    """Replaces ``function``, a "module:name", by ``wrapper``, a "module.function" of this folder,
+    which gets the original function first. parameters: names of all parameters of the function,
+    separated by spaces, if the wrapper relies on them. if_imported: replace only where the module
+    is imported already."""
 
     where: Where
     function: str
@@ -54,6 +56,7 @@ _ALL, _FRONT, _MADE, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _ENGINE = "vllm.v1.engine"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2_WORKER = "vllm.v1.worker.gpu"
 _STATES = f"{_V2_WORKER}.states:RequestState"
@@ -69,38 +72,6 @@ ASKING_FOR_SSD = Patch(
 )
 # Executors override it without calling super, so it is replaced on the class of the one made.
 STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
-# An engine serves only once its draft is loaded too.
-AWAITING = Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited")
-# The draft frees its memory while the target sleeps.
-SLEEPING = Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep")
-WAKING = Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake")
-# vLLM's metrics count only draft tokens that ssd's draft made and the target verified.
-COUNTING = Patch(
-    _MADE,
-    "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
-    "scheduler.with_verified_drafts",
-)
-# vLLM's responses count only these draft tokens for each request.
-COUNTING_OF_REQUESTS = Patch(
-    _MADE,
-    "vllm.v1.core.sched.scheduler:Scheduler.add_request",
-    "scheduler.with_own_verifications",
-    "self request",
-)
-# The scheduler schedules no draft tokens while the worker's plan has none.
-SCHEDULING = Patch(
-    _MADE,
-    "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
-    "scheduler.with_plan_followed",
-    "self scheduler_output",
-)
-# Frontends learn where the engine's counters are.
-TELLING = Patch(
-    _MADE,
-    f"{_ENGINE}.core:EngineCoreProc._make_ready_response",
-    "metrics.with_run_dir_told",
-    "self",
-)
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
@@ -108,13 +79,29 @@ PATCHES = (
     # The draft is started and stopped with the target.
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft", "self vllm_config"),
     STOPPING,
-    AWAITING,
-    SLEEPING,
-    WAKING,
-    COUNTING,
-    COUNTING_OF_REQUESTS,
-    SCHEDULING,
-    TELLING,
+    # An engine serves only once its draft is loaded too.
+    Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited"),
+    # The draft frees its memory while the target sleeps.
+    Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep"),
+    Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake"),
+    # vLLM's metrics count only draft tokens that ssd's draft made and the target verified. Its
+    # responses count only these for each request.
+    Patch(_MADE, f"{_SCHEDULER}.make_stats", "scheduler.with_verified_drafts"),
+    Patch(_MADE, f"{_SCHEDULER}.add_request", "scheduler.with_own_verifications", "self request"),
+    # The scheduler schedules no draft tokens while the worker's plan has none.
+    Patch(
+        _MADE,
+        f"{_SCHEDULER}._update_after_schedule",
+        "scheduler.with_plan_followed",
+        "self scheduler_output",
+    ),
+    # Frontends learn where the engine's counters are.
+    Patch(
+        _MADE,
+        f"{_ENGINE}.core:EngineCoreProc._make_ready_response",
+        "metrics.with_run_dir_told",
+        "self",
+    ),
     Patch(
         _FRONT,
         f"{_ENGINE}.core_client:MPClient._apply_ready_response",
@@ -135,8 +122,6 @@ PATCHES = (
         "self",
     ),
     # A request's span in a trace says how ssd served it.
-    Patch(_FRONT, f"{_ENGINE}.async_llm:AsyncLLM.__init__", "traces.with_tables_at_hand"),
-    Patch(_FRONT, f"{_ENGINE}.llm_engine:LLMEngine.__init__", "traces.with_tables_at_hand"),
     Patch(
         _FRONT,
         f"{_ENGINE}.output_processor:OutputProcessor.do_tracing",
@@ -246,9 +231,18 @@ def apply_one(patch: Patch, owner: type | None = None) -> None:
     named, name = _owner(patch)
     original = getattr(owner or named, name)
     if not hasattr(original, _PATCHED):
-        replacement = functools.wraps(original)(wrapper(original))
-        setattr(replacement, _PATCHED, True)
-        setattr(owner or named, name, replacement)
+        setattr(owner or named, name, wrapped(original, wrapper))
+
+
+def wrapped(original: Original, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that calls ``wrapper`` with the original function, then its own arguments."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(replacement, _PATCHED, True)
+    return replacement
 
 
 def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:

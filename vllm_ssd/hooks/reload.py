@@ -8,12 +8,12 @@ names a checkpoint. vLLM's own ``start_draft_weight_update``, ``update_weights``
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original
 
 if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import WorkerBase
@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 _RECEIVED = "_ssd_received_weights"
 
 
-def with_draft_reload(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if uses_ssd(self.vllm_config):
-            self.reload_draft = partial(reload_draft, self)
-            self.start_draft_weight_update = partial(start_draft_weight_update, self)
-            self.finish_weight_update = partial(finish_weight_update, self)
-
-    return __init__
+def with_draft_reload(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    if uses_ssd(self.vllm_config):
+        self.reload_draft = partial(reload_draft, self)
+        self.start_draft_weight_update = partial(start_draft_weight_update, self)
+        self.finish_weight_update = partial(finish_weight_update, self)
 
 
 def reload_draft(worker: WorkerBase, path: str) -> None:

@@ -3,9 +3,10 @@ vLLM, so ``scheduler.py`` imports it only where it is needed."""
 
 from __future__ import annotations
 
+import numpy as np
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from vllm_ssd.metrics.requests import Verifications, request_key
+from vllm_ssd.metrics.requests import read_request, request_key
 from vllm_ssd.protocol import SpeculationTable
 
 
@@ -15,10 +16,22 @@ class OwnVerifications(RequestSpecDecodeMetrics):
 
     def __init__(self, k: int, table: SpeculationTable, request_id: str):
         super().__init__(k, [0] * (k + 1))
-        self._verifications = Verifications(table, request_key(request_id))
+        self._table = table
+        self._key = request_key(request_id)
 
     def observe(self, num_draft_tokens: int, num_accepted: int, detailed: bool = False) -> None:
-        """Take in the verifications since the last call. vLLM calls this after a step that verified
-        k tokens of the request; ``num_draft_tokens`` and ``num_accepted`` count all of them."""
-        for verified, accepted in self._verifications.news():
-            super().observe(verified, accepted, detailed)
+        """Take in what was counted since the last call. vLLM calls this after a step that verified
+        k tokens of the request; ``num_draft_tokens`` and ``num_accepted`` count all of them.
+
+        On a GPU, a verification may be counted after this call for its step. The next call then
+        takes in two, whose sums are right; their order and the share of each are not known."""
+        counted = read_request(self._table, self._key)
+        if counted is None:
+            return
+        times = np.subtract(counted["accepted"], self.histogram)
+        news = np.repeat(np.arange(len(times)), times).tolist()
+        rejected = max(0, counted["verified"] - self.num_draft_tokens - sum(news))
+        for accepted in news:
+            drafts = min(accepted + rejected, self.num_spec_tokens)
+            rejected -= drafts - accepted
+            super().observe(drafts, accepted, detailed)

@@ -3,10 +3,9 @@ tell it which requests come and go. So two of the runner's methods are wrapped."
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.hooks.patches import Where, apply
+from vllm_ssd.hooks.patches import Original, Where, apply
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,23 +34,19 @@ def _proposer_of(runner: GPUModelRunner) -> SSDProposer | None:
     return proposer if isinstance(proposer, SSDProposer) else None
 
 
-def with_updates(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
-        result = original(self, scheduler_output)
-        proposer = _proposer_of(self)
-        if proposer is not None:
-            proposer.on_update(self, scheduler_output)
-        return result
+def with_updates(
+    original: Original, self: GPUModelRunner, scheduler_output: SchedulerOutput
+) -> Any:
+    result = original(self, scheduler_output)
+    proposer = _proposer_of(self)
+    if proposer is not None:
+        proposer.on_update(self, scheduler_output)
+    return result
 
-    return _update_states
 
-
-def with_drafts_taken(original: Callable[..., Any]) -> Callable[..., Any]:
-    def propose_draft_token_ids(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        proposer = _proposer_of(self)
-        if proposer is not None:
-            proposer.on_proposed(self)
-        return result
-
-    return propose_draft_token_ids
+def with_drafts_taken(original: Original, self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    proposer = _proposer_of(self)
+    if proposer is not None:
+        proposer.on_proposed(self)
+    return result

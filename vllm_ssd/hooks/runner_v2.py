@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import Where, apply
+from vllm_ssd.hooks.patches import Original, Where, apply
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -19,53 +18,52 @@ if TYPE_CHECKING:
 SPECULATOR = "_ssd_speculator"
 
 
-def with_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_speculator(
-        vllm_config: VllmConfig, device: Any, req_states: RequestState, *args: Any, **kwargs: Any
-    ) -> Any:
-        if not uses_ssd(vllm_config):
-            return original(vllm_config, device, req_states, *args, **kwargs)
-        from vllm_ssd.worker.speculator import SSDSpeculator
+def with_speculator(
+    original: Original,
+    vllm_config: VllmConfig,
+    device: Any,
+    req_states: RequestState,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if not uses_ssd(vllm_config):
+        return original(vllm_config, device, req_states, *args, **kwargs)
+    from vllm_ssd.worker.speculator import SSDSpeculator
 
-        apply(Where.WORKER_V2)
-        speculator = SSDSpeculator(vllm_config, device, req_states)
-        setattr(req_states, SPECULATOR, speculator)
-        return speculator
-
-    return init_speculator
+    apply(Where.WORKER_V2)
+    speculator = SSDSpeculator(vllm_config, device, req_states)
+    setattr(req_states, SPECULATOR, speculator)
+    return speculator
 
 
-def with_new_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_new_requests(
+    original: Original, self: GPUModelRunner, scheduler_output: SchedulerOutput
+) -> Any:
     """Pass the scheduler's output to the speculator before vLLM adds requests: only this output has
     their sampling settings."""
-
-    def add_requests(self: GPUModelRunner, scheduler_output: SchedulerOutput) -> Any:
-        speculator = getattr(self.req_states, SPECULATOR, None)
-        if speculator is not None:
-            speculator.before_add(scheduler_output)
-        return original(self, scheduler_output)
-
-    return add_requests
+    speculator = getattr(self.req_states, SPECULATOR, None)
+    if speculator is not None:
+        speculator.before_add(scheduler_output)
+    return original(self, scheduler_output)
 
 
-def with_added_request(original: Callable[..., Any]) -> Callable[..., Any]:
-    def add_request(
-        self: RequestState, req_id: str, *args: Any, all_token_ids: list[int], **kwargs: Any
-    ) -> Any:
-        result = original(self, req_id, *args, all_token_ids=all_token_ids, **kwargs)
-        speculator = getattr(self, SPECULATOR, None)
-        if speculator is not None:
-            speculator.on_added(req_id, self.req_id_to_index[req_id], all_token_ids)
-        return result
+def with_added_request(
+    original: Original,
+    self: RequestState,
+    req_id: str,
+    *args: Any,
+    all_token_ids: list[int],
+    **kwargs: Any,
+) -> Any:
+    result = original(self, req_id, *args, all_token_ids=all_token_ids, **kwargs)
+    speculator = getattr(self, SPECULATOR, None)
+    if speculator is not None:
+        speculator.on_added(req_id, self.req_id_to_index[req_id], all_token_ids)
+    return result
 
-    return add_request
 
-
-def with_removed_request(original: Callable[..., Any]) -> Callable[..., Any]:
-    def remove_request(self: RequestState, req_id: str) -> Any:
-        speculator = getattr(self, SPECULATOR, None)
-        if speculator is not None:
-            speculator.on_removed(req_id)
-        return original(self, req_id)
-
-    return remove_request
+def with_removed_request(original: Original, self: RequestState, req_id: str) -> Any:
+    speculator = getattr(self, SPECULATOR, None)
+    if speculator is not None:
+        speculator.on_removed(req_id)
+    return original(self, req_id)

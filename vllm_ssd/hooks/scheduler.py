@@ -12,13 +12,13 @@ even if none is verified, because the runner prepares for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original
 from vllm_ssd.log import get_logger
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
-
-    from vllm_ssd.protocol import SpeculationTable
 
 logger = get_logger(__name__)
 
@@ -45,82 +43,70 @@ class _WorkersView:
         speculation: Any = config.speculative_config
         path = rundir.table_path(Path(speculation.run_dir))
         self.table = SpeculationTable.open(path, writable=False)
-        self._plan = self.table.plan[0]
-        self.verified = VerifiedDrafts(self.table)
+        self._before = self._verified()
 
     @property
     def undrafted(self) -> bool:
         """Whether the next steps are to be scheduled without draft tokens."""
-        return bool(self._plan["undrafted"])
+        return bool(self.table.plan["undrafted"][0])
 
-
-class VerifiedDrafts:
-    """Makes vLLM's statistics from the worker's counters. Call ``news`` once a step."""
-
-    def __init__(self, table: SpeculationTable):
-        self._counters = table.target[0]
-        self._k = table.shape.k
-        self._before = self._read()
-
-    def news(self) -> SpecDecodingStats | None:
+    def newly_verified(self) -> SpecDecodingStats | None:
         """Return how many of the draft's tokens were verified and accepted since the last call;
-        None if none were. A GPU's counters come a step or two later than its tokens."""
+        None if none were. Call it once a step. A GPU's counters come a step or two later than its
+        tokens."""
         from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-        now = self._read()
+        now = self._verified()
         verified, taken = (now - self._before).tolist()
         self._before = now
         if not any(verified):
             return None
-        stats = SpecDecodingStats.new(self._k)
+        stats = SpecDecodingStats.new(self.table.shape.k)
         stats.num_drafts, stats.num_draft_tokens = verified[0], sum(verified)
         stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos = sum(taken), taken
         if hasattr(stats, "num_draft_tokens_per_pos"):  # since vLLM 0.33
             stats.num_draft_tokens_per_pos = verified
         return stats
 
-    def _read(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _verified(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return int64 [2, k]: draft tokens verified and accepted since the start, by position."""
-        return np.stack([self._counters["verified"], self._counters["taken"]])
+        counters = self.table.target[0]
+        return np.stack([counters["verified"], counters["taken"]])
 
 
-def with_verified_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make_stats(
-        self: Scheduler, spec_decoding_stats: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        view = _view(self)
-        if view is not None:
-            spec_decoding_stats = view.verified.news()
-        return original(self, spec_decoding_stats, *args, **kwargs)
-
-    return make_stats
-
-
-def with_own_verifications(original: Callable[..., Any]) -> Callable[..., Any]:
-    def add_request(self: Scheduler, request: Request) -> None:
-        original(self, request)
-        metrics = request.spec_decode_metrics
-        if metrics is not None and (view := _view(self)) is not None:
-            from vllm_ssd.hooks.request_metrics import OwnVerifications
-
-            request.spec_decode_metrics = OwnVerifications(
-                metrics.num_spec_tokens, view.table, request.request_id
-            )
-
-    return add_request
+def with_verified_drafts(
+    original: Original,
+    self: Scheduler,
+    spec_decoding_stats: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    view = _view(self)
+    if view is not None:
+        spec_decoding_stats = view.newly_verified()
+    return original(self, spec_decoding_stats, *args, **kwargs)
 
 
-def with_plan_followed(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_verifications(original: Original, self: Scheduler, request: Request) -> None:
+    original(self, request)
+    metrics = request.spec_decode_metrics
+    if metrics is not None and (view := _view(self)) is not None:
+        from vllm_ssd.hooks.request_metrics import OwnVerifications
+
+        request.spec_decode_metrics = OwnVerifications(
+            metrics.num_spec_tokens, view.table, request.request_id
+        )
+
+
+def with_plan_followed(
+    original: Original, self: Scheduler, scheduler_output: SchedulerOutput
+) -> Any:
     """Schedule no draft tokens if the plan has none. They are those that this step proposes and the
     next one would verify."""
-
-    def _update_after_schedule(self: Scheduler, scheduler_output: SchedulerOutput) -> Any:
-        view = _view(self)
-        if view is not None and view.undrafted:
-            scheduler_output.num_spec_tokens_to_schedule = 0
-        return original(self, scheduler_output)
-
-    return _update_after_schedule
+    view = _view(self)
+    if view is not None and view.undrafted:
+        scheduler_output.num_spec_tokens_to_schedule = 0
+    return original(self, scheduler_output)
 
 
 def _view(scheduler: Scheduler) -> _WorkersView | None:

@@ -6,84 +6,51 @@ worker has counted the request's rounds in the engine's table, which the fronten
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.metrics import tables_of
+from vllm_ssd.hooks.metrics import collectors
+from vllm_ssd.hooks.patches import Original
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
-    from vllm_ssd.metrics.requests import RequestCounts
-    from vllm_ssd.metrics.tables import EngineTables
-
-# The attribute of an ``OutputProcessor`` that holds its engines' ``EngineTables``.
-_TABLES = "_ssd_tables"
-
-# The counts of the request whose span vLLM is making.
-_counts: ContextVar[RequestCounts | None] = ContextVar("ssd_counts", default=None)
+# Attributes for the span that vLLM is making.
+_attributes: ContextVar[dict[str, int | float] | None] = ContextVar("ssd_attributes", default=None)
 
 
-def with_tables_at_hand(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(
-        self: AsyncLLM | LLMEngine, vllm_config: VllmConfig, *args: Any, **kwargs: Any
-    ) -> None:
-        original(self, vllm_config, *args, **kwargs)
-        if uses_ssd(vllm_config):
-            setattr(self.output_processor, _TABLES, tables_of(vllm_config))
-
-    return __init__
-
-
-def with_request_found(original: Callable[..., Any]) -> Callable[..., Any]:
-    def do_tracing(
-        self: OutputProcessor,
-        engine_core_output: EngineCoreOutput,
-        req_state: RequestState,
-        *args: Any,
-    ) -> None:
-        tables: EngineTables | None = getattr(self, _TABLES, None)
-        found = None if tables is None else _find(tables, req_state.request_id)
-        token = _counts.set(found)
-        try:
-            original(self, engine_core_output, req_state, *args)
-        finally:
-            _counts.reset(token)
-
-    return do_tracing
+def with_request_found(
+    original: Original,
+    self: OutputProcessor,
+    engine_core_output: EngineCoreOutput,
+    req_state: RequestState,
+    *args: Any,
+) -> None:
+    token = _attributes.set(_attributes_of(req_state.request_id))
+    try:
+        original(self, engine_core_output, req_state, *args)
+    finally:
+        _attributes.reset(token)
 
 
-def with_counts_added(original: Callable[..., Any]) -> Callable[..., Any]:
-    def instrument_manual(*args: Any, attributes: dict[str, Any], **kwargs: Any) -> Any:
-        return original(*args, attributes={**attributes, **_attributes()}, **kwargs)
+def with_counts_added(
+    original: Original, *args: Any, attributes: dict[str, Any], **kwargs: Any
+) -> Any:
+    return original(*args, attributes={**attributes, **(_attributes.get() or {})}, **kwargs)
 
-    return instrument_manual
 
-
-def _find(tables: EngineTables, request_id: str) -> RequestCounts | None:
-    """Return a request's counts; None if it had no rounds, or no table has its record any more."""
-    from vllm_ssd.metrics.requests import RequestCounts, request_key
+def _attributes_of(request_id: str) -> dict[str, int | float]:
+    """Return the attributes of a request's span, named in vLLM's style; the wait is in seconds.
+    Empty if the request had no rounds, or no table has its record any more."""
+    from vllm_ssd.metrics.requests import read_request, request_key
 
     key = request_key(request_id)
-    found = (RequestCounts.read(table, key) for _, table in tables)
-    return next((counts for counts in found if counts is not None), None)
-
-
-def _attributes() -> dict[str, int | float]:
-    """Return the span's attributes, named in vLLM's style. The wait is in seconds."""
-    counts = _counts.get()
-    if counts is None:
+    tables = (table for collector in collectors() for _, table in collector.tables())
+    counted = next(filter(None, (read_request(table, key) for table in tables)), None)
+    if counted is None:
         return {}
-    return {
-        "gen_ai.speculative.ssd.rounds": counts.rounds,
-        "gen_ai.speculative.ssd.hits": counts.hits,
-        "gen_ai.speculative.ssd.misses": counts.misses,
-        "gen_ai.speculative.ssd.late": counts.late,
-        "gen_ai.speculative.ssd.time_in_wait": counts.wait_s,
-    }
+    of_rounds = {name: counted[name] for name in ("hits", "misses", "late")}
+    told = {"rounds": sum(of_rounds.values()), **of_rounds}
+    told["time_in_wait"] = counted["wait_us"] / 1e6
+    return {f"gen_ai.speculative.ssd.{name}": value for name, value in told.items()}

@@ -3,12 +3,13 @@ verify by ssd's confidences and by the measured costs of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
 from vllm_ssd.log import get_logger
 from vllm_ssd.worker.step_costs import (
@@ -33,96 +34,82 @@ logger = get_logger(__name__)
 _KV_TOKENS, _KV_TOKEN_MS = "_ssd_kv_tokens", "_ssd_kv_token_ms"
 
 
-def _is_ours(manager: AdaptiveVerificationManager) -> bool:
-    return getattr(manager.req_states, SPECULATOR, None) is not None
-
-
-def with_two_confidences(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_two_confidences(
+    original: Original,
+    self: AdaptiveVerificationManager,
+    confidence_probs: torch.Tensor,
+    input_batch: InputBatch,
+) -> None:
     """Give vLLM ssd's expected and current confidences. vLLM chooses a step's number of draft
     tokens by confidences of an earlier step, and the tokens by those of the step itself. ssd states
     both, because it is chance which rows will have draft tokens."""
-
-    def record_confidences(
-        self: AdaptiveVerificationManager, confidence_probs: torch.Tensor, input_batch: InputBatch
-    ) -> None:
-        speculator = getattr(self.req_states, SPECULATOR, None)
-        if speculator is None:
-            original(self, confidence_probs, input_batch)
-            return
-        if not speculator.has_proposed:
-            return
-        original(self, speculator.expected_confidence_probs, input_batch)
-        current = speculator.draft_token_confidence_probs[: input_batch.num_reqs]
-        self._confidence_probs[input_batch.idx_mapping] = current
-
-    return record_confidences
+    speculator = getattr(self.req_states, SPECULATOR, None)
+    if speculator is None:
+        original(self, confidence_probs, input_batch)
+        return
+    if not speculator.has_proposed:
+        return
+    original(self, speculator.expected_confidence_probs, input_batch)
+    current = speculator.draft_token_confidence_probs[: input_batch.num_reqs]
+    self._confidence_probs[input_batch.idx_mapping] = current
 
 
-def with_kv_measured_apart(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_kv_measured_apart(
+    original: Original, self: AdaptiveVerificationManager, capture_sizes: list[int]
+) -> Iterator[dict[str, int]]:
     """Choose the steps to measure at start-up; ``step_costs.py`` gives the reasons."""
-
-    def batches_to_profile(
-        self: AdaptiveVerificationManager, capture_sizes: list[int]
-    ) -> Iterator[dict[str, int]]:
-        batches = list(original(self, capture_sizes))
-        if not _is_ours(self) or not batches:
-            yield from batches
-            return
-        vllms = sorted({batch["num_tokens"] for batch in batches})
-        sizes = sizes_to_measure(vllms, self._cudagraph_limit)
-        for size in sizes:
-            for _ in range(STEPS):
-                yield {"num_tokens": size, "context_len": 0}
-        longest = max(batch["context_len"] for batch in batches)
-        with_kv = kv_batch(sizes, self.req_states.max_model_len, longest)
-        setattr(self, _KV_TOKENS, with_kv["context_len"])
-        for _ in range(KV_STEPS):
-            yield with_kv
-
-    return batches_to_profile
+    batches = list(original(self, capture_sizes))
+    if getattr(self.req_states, SPECULATOR, None) is None or not batches:
+        yield from batches
+        return
+    vllms = sorted({batch["num_tokens"] for batch in batches})
+    sizes = sizes_to_measure(vllms, self._cudagraph_limit)
+    for size in sizes:
+        for _ in range(STEPS):
+            yield {"num_tokens": size, "context_len": 0}
+    longest = max(batch["context_len"] for batch in batches)
+    with_kv = kv_batch(sizes, self.req_states.max_model_len, longest)
+    setattr(self, _KV_TOKENS, with_kv["context_len"])
+    for _ in range(KV_STEPS):
+        yield with_kv
 
 
-def with_costs_taken_in(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_costs_taken_in(
+    original: Original,
+    self: AdaptiveVerificationManager,
+    samples: Sequence[StepTimingSample],
+) -> None:
     """Take in the times of the measured steps. Also compile what vLLM would compile in the first
     step that trims draft tokens, which takes seconds."""
+    kv_tokens = getattr(self, _KV_TOKENS, 0)
+    if not kv_tokens:
+        original(self, samples)
+        return
+    from vllm.distributed.parallel_state import get_tp_group
 
-    def set_initial_cost_curves(
-        self: AdaptiveVerificationManager, samples: Sequence[StepTimingSample]
-    ) -> None:
-        kv_tokens = getattr(self, _KV_TOKENS, 0)
-        if not kv_tokens:
-            original(self, samples)
-            return
-        from vllm.distributed.parallel_state import get_tp_group
-
-        original(self, samples[:-KV_STEPS])
-        # Every rank chooses what is verified, and all must choose alike.
-        ms = get_tp_group().broadcast_object(kv_token_ms(samples, kv_tokens), src=0)
-        setattr(self, _KV_TOKEN_MS, ms)
-        compile_trimming(self)
-
-    return set_initial_cost_curves
+    original(self, samples[:-KV_STEPS])
+    # Every rank chooses what is verified, and all must choose alike.
+    ms = get_tp_group().broadcast_object(kv_token_ms(samples, kv_tokens), src=0)
+    setattr(self, _KV_TOKEN_MS, ms)
+    compile_trimming(self)
 
 
-def with_kv_counted(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_kv_counted(
+    original: Original,
+    self: AdaptiveVerificationManager,
+    num_tokens_per_req: Mapping[str, int],
+    draft_tokens: Mapping[str, Sequence[int]],
+) -> Any:
     """Add the reading of KV to a step's cost, whatever is verified. It takes the place of vLLM's
     draft cost, a table by number of requests, because ssd's draft costs the target nothing."""
-
-    def get_num_tokens(
-        self: AdaptiveVerificationManager,
-        num_tokens_per_req: Mapping[str, int],
-        draft_tokens: Mapping[str, Sequence[int]],
-    ) -> Any:
-        ms = getattr(self, _KV_TOKEN_MS, None)
-        if ms is not None and self.cost_tables is not None:
-            states = self.req_states
-            slots = [states.req_id_to_index[request_id] for request_id in num_tokens_per_req]
-            kv_ms = float(ms * states.num_computed_tokens_np[slots].sum())
-            by_requests = np.broadcast_to(kv_ms, (states.max_num_reqs + 1,))
-            self.cost_tables = by_requests, self.cost_tables[1]
-        return original(self, num_tokens_per_req, draft_tokens)
-
-    return get_num_tokens
+    ms = getattr(self, _KV_TOKEN_MS, None)
+    if ms is not None and self.cost_tables is not None:
+        states = self.req_states
+        slots = [states.req_id_to_index[request_id] for request_id in num_tokens_per_req]
+        kv_ms = float(ms * states.num_computed_tokens_np[slots].sum())
+        by_requests = np.broadcast_to(kv_ms, (states.max_num_reqs + 1,))
+        self.cost_tables = by_requests, self.cost_tables[1]
+    return original(self, num_tokens_per_req, draft_tokens)
 
 
 def compile_trimming(manager: AdaptiveVerificationManager) -> None:
@@ -145,29 +132,24 @@ def compile_trimming(manager: AdaptiveVerificationManager) -> None:
                     )
 
 
-def with_fixed_verification(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_fixed_verification(
+    original: Original, self: GPUModelRunner, *args: Any, **kwargs: Any
+) -> Any:
     """Where the target's attention cannot verify rows of unequal length, ssd verifies k drafts of
     each row, as if adaptive verification had not been turned on."""
-
-    def initialize_kv_cache(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        sampler = getattr(self, "rejection_sampler", None)
-        if getattr(self.req_states, SPECULATOR, None) is not None and sampler is not None:
-            sampler.enable_adaptive_verification = self.adaptive_verification is not None
-        return result
-
-    return initialize_kv_cache
+    result = original(self, *args, **kwargs)
+    sampler = getattr(self, "rejection_sampler", None)
+    if getattr(self.req_states, SPECULATOR, None) is not None and sampler is not None:
+        sampler.enable_adaptive_verification = self.adaptive_verification is not None
+    return result
 
 
-def with_refusal_heeded(original: Callable[..., Any]) -> Callable[..., Any]:
-    def maybe_create_adaptive_verification_manager(**kwargs: Any) -> Any:
-        try:
-            return original(**kwargs)
-        except ValueError as error:
-            config: Any = kwargs["vllm_config"]
-            if not uses_ssd(config) or config.speculative_config.asked_for_adaptive_verification:
-                raise
-            logger.info("SSD: every row's k drafts are verified, at any load (%s)", error)
-            return None
-
-    return maybe_create_adaptive_verification_manager
+def with_refusal_heeded(original: Original, **kwargs: Any) -> Any:
+    try:
+        return original(**kwargs)
+    except ValueError as error:
+        config: Any = kwargs["vllm_config"]
+        if not uses_ssd(config) or config.speculative_config.asked_for_adaptive_verification:
+            raise
+        logger.info("SSD: every row's k drafts are verified, at any load (%s)", error)
+        return None

@@ -7,9 +7,8 @@ an engine, and they continue while the draft is away.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -19,60 +18,61 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import snapshot
-from vllm_ssd.metrics.tables import EngineTables
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.heartbeat import draft_lives, heartbeat_age_s
 from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
 
+logger = get_logger(__name__)
+
 WORK = ("prefill", "glue", "branch", "fallback")
 _RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}
 _LABELS = ("model_name", "engine")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The contents of one engine's table at a moment. labels: values of ``_LABELS``.
-    heartbeat_age_s: seconds; None where no heartbeat is expected."""
-
-    labels: tuple[str, str]
-    counted: Mapping[str, Any]
-    lives: bool
-    heartbeat_age_s: float | None
-
-    @classmethod
-    def read(cls, model: str, engine: int, table: SpeculationTable) -> Engine:
-        age_s, lives = heartbeat_age_s(table), draft_lives(table)
-        return cls((model, str(engine)), snapshot(table), lives, age_s)
+_Engines = Sequence[tuple[tuple[str, str], SpeculationTable]]  # values of ``_LABELS``, and tables
 
 
 class SpeculationCollector(Collector):
-    """Collects the metrics of a server's engines. Engines on other machines have none here."""
+    """Collects the metrics of a server's engines. Engines on other machines have none here. paths:
+    of the engines' tables, by their index in the data parallel group."""
 
     # vLLM unregisters collectors with such a name before it registers its metrics anew.
     _name = "vllm:ssd"
 
-    def __init__(self, model: str, tables: EngineTables):
+    def __init__(self, model: str, paths: Mapping[int, Path]):
         self._model = model
-        self._tables = tables
+        self._paths = paths
+        self._opened: dict[Path, SpeculationTable | None] = {}
+
+    def tables(self) -> Iterator[tuple[int, SpeculationTable]]:
+        """Yield each engine's index and its table, which is opened on first use."""
+        for engine, path in sorted(self._paths.items()):
+            if path not in self._opened:
+                self._opened[path] = _open(path)
+            table = self._opened[path]
+            if table is not None:
+                yield engine, table
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering this collector does not read the tables."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        engines = [Engine.read(self._model, engine, table) for engine, table in self._tables]
+        engines = [((self._model, str(engine)), table) for engine, table in self.tables()]
         if engines:
-            yield from families(engines)
+            yield from _of_draft(engines)
+            yield from _of_rounds(engines)
 
 
-def families(engines: Sequence[Engine]) -> Iterator[Metric]:
-    """All metrics of these engines."""
-    yield from _of_draft(engines)
-    yield from _of_rounds(engines)
+def _open(path: Path) -> SpeculationTable | None:
+    try:
+        return SpeculationTable.open(path, writable=False)
+    except (OSError, ValueError) as error:  # for example, the engine is on another machine
+        logger.warning("SSD: no metrics of an engine whose table cannot be read here: %s", error)
+        return None
 
 
-def _of_draft(engines: Sequence[Engine]) -> Iterator[Metric]:
+def _of_draft(engines: _Engines) -> Iterator[Metric]:
     up = _gauge("draft_up", "Whether the draft serves: 1, or 0 while it is gone, sleeps or loads.")
     age = _gauge(
         "draft_heartbeat_age_seconds",
@@ -94,11 +94,11 @@ def _of_draft(engines: Sequence[Engine]) -> Iterator[Metric]:
     work = _counter("draft_work", "Prompt tokens for prefill, else forwards, by kind.", "work")
     rounds = _counter("draft_rounds", "Rounds of requests that the draft drafted ahead for.")
     branches = _counter("draft_branches", "Predicted outcomes that it began to draft for.")
-    for engine in engines:
-        labels, counted = engine.labels, engine.counted
-        up.add_metric(labels, int(engine.lives))
-        if engine.heartbeat_age_s is not None:
-            age.add_metric(labels, engine.heartbeat_age_s)
+    for labels, table in engines:
+        counted, age_s = snapshot(table), heartbeat_age_s(table)
+        up.add_metric(labels, int(draft_lives(table)))
+        if age_s is not None:
+            age.add_metric(labels, age_s)
             used = counted["blocks"] - counted["free_blocks"]
             kv.add_metric(labels, used / max(counted["blocks"], 1))
             requests.add_metric(labels, counted["live"])
@@ -108,12 +108,12 @@ def _of_draft(engines: Sequence[Engine]) -> Iterator[Metric]:
         for kind in WORK:
             busy.add_metric((*labels, kind), counted[f"{kind}_us"] / 1e6)
             work.add_metric((*labels, kind), counted[kind])
-        rounds.add_metric(labels, counted["planned"])
+        rounds.add_metric(labels, counted["drafted_ahead"])
         branches.add_metric(labels, counted["branches"])
     yield from (up, age, link, requests, kv, restarts, busy, work, rounds, branches)
 
 
-def _of_rounds(engines: Sequence[Engine]) -> Iterator[Metric]:
+def _of_rounds(engines: _Engines) -> Iterator[Metric]:
     rounds = _counter(
         "rounds",
         "Rounds of requests, by what the first look for drafts found: hit, miss or late; off: "
@@ -127,8 +127,8 @@ def _of_rounds(engines: Sequence[Engine]) -> Iterator[Metric]:
     drafted = _counter("draft_tokens", "Drafts that the target's requests were given.")
     verified = _counter("verified_tokens", "Drafts that the target verified.")
     accepted = _counter("accepted_tokens", "Drafts that the target accepted.")
-    for engine in engines:
-        labels, counted = engine.labels, engine.counted
+    for labels, table in engines:
+        counted = snapshot(table)
         for result, name in _RESULTS.items():
             rounds.add_metric((*labels, result), counted[name])
         numbers = range(len(counted["ready"]))

@@ -102,7 +102,7 @@ class EngineReport:
             done = counted[kind]
             mean_ms = counted[f"{kind}_us"] / max(done, 1) / 1000
             yield f"  {label}", f"{done}, {mean_ms:.2f} ms each"
-        branches = counted["branches"] / max(counted["planned"], 1)
+        branches = counted["branches"] / max(counted["drafted_ahead"], 1)
         yield "  branches", f"{branches:.1f} per request and round"
         yield "rounds", str(counted["rounds"])
         yield "  hit: drafts ready at once", f"{of_rounds['hit']:.1%} of rounds"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_ssd.protocol.schema import VERIFICATIONS, WAIT_COUNTERS, TableShape
+from vllm_ssd.protocol.schema import WAIT_COUNTERS, TableShape
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 _RECORDS = ("outcome", "prediction", "fallback")
@@ -24,10 +24,10 @@ class KernelLayout:
     In 8-byte words: counter_rounds etc.: a counter's offset from the target's first one. requests:
     offset of the first request in the table. request_size: size of a request. request_key etc.: a
     field's offset in its request.
-    Counts: verifications: those that a request holds. k, branches, top_m, tail_size: numbers of
-    ``TableShape``. wait_counters: counters of waits, by duration. token_lanes, branch_lanes,
-    prob_lanes, wait_lanes: k, branches, top_m and wait_counters, rounded up to a power of two.
-    tally_lanes: a request's 8-byte words plus one, rounded up to a power of two.
+    Counts: k, branches, top_m, tail_size: numbers of ``TableShape``. wait_counters: counters of
+    waits, by duration. token_lanes, branch_lanes, prob_lanes, wait_lanes: k, branches, top_m and
+    wait_counters, rounded up to a power of two. tally_lanes: a request's 8-byte words plus one,
+    rounded up to a power of two.
 
     ``of`` makes one layout per shape, so layouts are compared by identity. A launch compares its
     constants with those of earlier launches; comparing all numbers would take longer.
@@ -69,7 +69,6 @@ class KernelLayout:
             "token_lanes": _power_of_2(shape.k),
             "branch_lanes": _power_of_2(shape.branches),
             "prob_lanes": _power_of_2(max(shape.top_m, 1)),
-            "verifications": VERIFICATIONS,
             "tally_lanes": _power_of_2(request.itemsize // 8 + 1),
         }
         # ``read_heads`` looks for news of a record in its first 16 bytes.

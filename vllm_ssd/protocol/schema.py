@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 16
+VERSION = 17
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
 # draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
@@ -35,9 +35,6 @@ ASLEEP, FOR_GOOD, RELOADING = 1, 2, 3
 # The target counts its steps that waited by their microseconds: waits up to this number in the
 # first counter, up to twice as long in each further one, and all longer waits in the last one.
 SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
-
-# A request's record holds this number of verifications, the newest ones.
-VERIFICATIONS = 8
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
@@ -124,16 +121,16 @@ class TableShape:
         """The draft's status and counters. heartbeat: monotonic nanoseconds, 0 without a draft.
         pid: the draft's process. live: requests it drafts for. blocks, free_blocks: of its KV
         cache. Then, for each kind of work, the amount done (prompt tokens for prefill, forwards for
-        the others) and the microseconds it took. planned: rounds of requests that it drafts ahead
-        for. branches: the branches of all these rounds. restarts: counted by the keeper, or by an
-        engine that has joined a service. That engine also clears the heartbeat of a draft that is
-        gone. joined: engines that the service drafts for. away: why there is no heartbeat,
+        the others) and the microseconds it took. drafted_ahead: rounds of requests that it drafts
+        ahead for. branches: the branches of all these rounds. restarts: counted by the keeper, or
+        by an engine that has joined a service. That engine also clears the heartbeat of a draft
+        that is gone. joined: engines that the service drafts for. away: why there is no heartbeat,
         ``ASLEEP``, ``FOR_GOOD`` or ``RELOADING``; 0 = none of these (the draft is there, is gone or
         loads). link_us: microseconds from the target's node to the draft's and back, written by the
         relay between them; 0 = there is no relay."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
-        names += ["planned", "branches", "restarts", "joined", "away", "link_us"]
+        names += ["drafted_ahead", "branches", "restarts", "joined", "away", "link_us"]
         return np.dtype([(name, "i8") for name in names], align=True)
 
     def plan_dtype(self) -> np.dtype:
@@ -144,13 +141,12 @@ class TableShape:
     def request_dtype(self) -> np.dtype:
         """The target's counts for one request. key: stands for the request's id, 0 = no request
         yet. hits, misses, late: its rounds, by what the first look found. wait_us: microseconds
-        that it waited for drafts. verified: the newest verifications of the draft's tokens. The
-        n-th one, from 1, is at n modulo ``VERIFICATIONS`` as ``n << 32 | verified << 16 |
-        accepted``. Each slot has two such records, which its requests use in turn. So a request's
-        counts can be read until the slot has been given away twice."""
-        names = ("key", "hits", "misses", "late", "wait_us")
-        fields = [*((name, "i8") for name in names), ("verified", "i8", (VERIFICATIONS,))]
-        return np.dtype(fields)
+        that it waited for drafts. verified: the draft's tokens that were verified. accepted:
+        verifications of the draft's tokens, by how many of these were accepted. Each slot has two
+        such records, which its requests use in turn. So a request's counts can be read until the
+        slot has been given away twice."""
+        names = ("key", "hits", "misses", "late", "wait_us", "verified")
+        return np.dtype([*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))])
 
     def slot_dtype(self) -> np.dtype:
         outcome = np.dtype(

@@ -34,7 +34,7 @@ def count_round(stamps, tallies, slot, key, result, verified, accepted, AT: tl.c
     tallies: int64 [slots, tally_lanes], the record of each slot's request; the last column says
     which of the slot's two records it is. The device counts in the tallies and copies them to the
     table, which is slow to read. vLLM receives the step's tokens while the step waits, so the
-    verification is stored before the wait.
+    verification is counted before the wait.
     """
     lane = tl.arange(0, AT.tally_lanes)
     turn_at = AT.tally_lanes - 1
@@ -45,11 +45,9 @@ def count_round(stamps, tallies, slot, key, result, verified, accepted, AT: tl.c
     turn = tl.where(goes_on, turn, 1 - turn)
     tally = tl.where(goes_on, tally, 0)
     tally += (lane == result).to(tl.int64)
-    of_ring = (lane >= AT.request_verified) & (lane < AT.request_size)
-    number = (tl.max(tl.where(of_ring, tally, 0)) >> 32) + 1  # the newest one's is the largest
-    place = AT.request_verified + number % AT.verifications
-    entry = (number << 32) | (verified << 16) | tl.minimum(accepted, verified)
-    tally = tl.where((lane == place) & (verified > 0), entry, tally)
+    place = AT.request_accepted + tl.minimum(accepted, verified)
+    tally += ((lane == place) & (verified > 0)).to(tl.int64)
+    tally += tl.where(lane == AT.request_verified, verified, 0)
     tally = tl.where(lane == AT.request_key, key, tally)
     tally = tl.where(lane == turn_at, turn, tally)
     is_final = lane != AT.request_wait_us

@@ -37,7 +37,7 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     assert counters["hits"] == counters["rounds"] == 13
     assert counters["misses"] == counters["late"] == 0
     assert counters["ready"] == [0] * k + [13]
-    assert (counters["planned"], counters["branches"]) == (13, 13 * f * (k + 1))
+    assert (counters["drafted_ahead"], counters["branches"]) == (13, 13 * f * (k + 1))
 
 
 def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, reference):

@@ -133,7 +133,7 @@ def test_what_a_table_counts(draft_model, reference, pair):
         first.work()
     ours, theirs = (loop.table.draft[0] for loop in pair)
     assert (ours["live"], theirs["live"]) == (2, 1)
-    assert (ours["planned"], theirs["planned"]) == (4, 1)
+    assert (ours["drafted_ahead"], theirs["drafted_ahead"]) == (4, 1)
     assert (ours["branches"], theirs["branches"]) == (4 * POLICY.branches, POLICY.branches)
     for name in ("blocks", "free_blocks", "glue", "glue_us", "branch", "prefill"):
         assert ours[name] == theirs[name], name

@@ -1,6 +1,7 @@
 """From an engine that is ready to the metrics of its frontends: what is heard of its table."""
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -17,6 +18,7 @@ from vllm_ssd.hooks.metrics import (
     with_ssd_collected,
     with_ssd_metrics,
 )
+from vllm_ssd.hooks.patches import wrapped
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 
@@ -38,13 +40,13 @@ def ready_response(engine):
 
 def tell(core, frontend, engine):
     """One response from the core to the frontend, as vLLM sends it; returns what vLLM reads."""
-    told = with_run_dir_told(lambda core: ready_response(engine))(core)
+    told = with_run_dir_told(lambda core: ready_response(engine), core)
     read = []
 
     def apply(frontend, payload):
         read.append(msgspec.msgpack.decode(payload, type=EngineCoreReadyResponse))
 
-    with_run_dir_heard(apply)(frontend, msgspec.msgpack.encode(told))
+    with_run_dir_heard(apply, frontend, msgspec.msgpack.encode(told))
     return read[0]
 
 
@@ -59,8 +61,8 @@ def test_a_frontend_hears_of_every_engine():
 def test_other_methods_are_left_alone():
     core, frontend = process(None), process(None)
     assert tell(core, frontend, 0) == ready_response(0)
-    assert with_run_dir_told(lambda core: "its own")(core) == "its own"
-    with_ssd_metrics(lambda *args: None)(None, core.vllm_config)
+    assert with_run_dir_told(lambda core: "its own", core) == "its own"
+    with_ssd_metrics(lambda *args: None, None, core.vllm_config)
     assert b"vllm:ssd" not in generate_latest(REGISTRY)
 
 
@@ -72,7 +74,7 @@ def frontend(tmp_path, monkeypatch):
     frontend = process(SSDConfig(k=2, run_dirs={0: str(tmp_path)}))
     for _ in range(2):
         unregister_vllm_metrics()  # as vLLM's logger begins
-        with_ssd_metrics(lambda *args: None)(None, frontend.vllm_config)
+        with_ssd_metrics(lambda *args: None, None, frontend.vllm_config)
     yield frontend
     unregister_vllm_metrics()
 
@@ -80,7 +82,7 @@ def frontend(tmp_path, monkeypatch):
 class OfFiles:
     """As ``MultiProcessCollector``, patched."""
 
-    @with_ssd_collected
+    @partial(wrapped, wrapper=with_ssd_collected)
     def collect(self):
         yield CounterMetricFamily("others", "What the files have.", value=3)
 

@@ -75,7 +75,7 @@ def test_the_wrapper_is_there(patch):
     module, name = patch.wrapper.split(".")
     wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), name)
     assert wrapper.__module__ == f"vllm_ssd.hooks.{module}"
-    assert callable(wrapper(function_of(patch)))
+    assert next(iter(inspect.signature(wrapper).parameters)) in ("original", "_")
 
 
 def apply_twice() -> None:
@@ -177,7 +177,7 @@ def register_with_broken_modules(target: str, draft: str) -> None:
     for config in other_methods_work(target):
         Target(config)
         WorkerBase(config, 0, 0, "")
-        assert with_speculator(lambda *_: "vLLM's")(config, "cpu", None) == "vLLM's"
+        assert with_speculator(lambda *_: "vLLM's", config, "cpu", None) == "vLLM's"
 
 
 def test_other_methods_work_where_our_modules_do_not(in_a_new_process, target, draft):

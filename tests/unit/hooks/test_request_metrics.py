@@ -5,8 +5,7 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from tests.support.v2_scheduler import K, run, v2_scheduler
-from vllm_ssd.hooks.patches import COUNTING_OF_REQUESTS, apply_one
+from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
 from vllm_ssd.metrics.requests import RequestCounters, request_key
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
@@ -17,7 +16,7 @@ TOKENS = 10
 def made(engine_args, models, tmp_path, monkeypatch):
     """(a function that makes a scheduler of a request "a", the worker's counters)"""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    apply_one(COUNTING_OF_REQUESTS)
+    apply_named("scheduler.with_own_verifications")
     table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
 
     def make(level):
@@ -32,12 +31,13 @@ def made(engine_args, models, tmp_path, monkeypatch):
 
 
 def said(scheduler, verified, counters):
-    """What the response says; verified: of each step (the draft's tokens, those accepted)."""
+    """What the response says; verified: what is counted before
+    each step ends, as (the draft's tokens, those accepted)."""
     outputs = run(scheduler, scheduler.schedule()).outputs  # the prompt
     steps = iter(verified)
     while not outputs[0].finish_reason:
-        drafts, accepted = next(steps)
-        counters.verified(1, request_key("a"), accepted, drafts)
+        for drafts, accepted in next(steps):
+            counters.verified(1, request_key("a"), accepted, drafts)
         outputs = run(scheduler, scheduler.schedule()).outputs
     sent = MsgpackEncoder().encode(outputs[0])
     return MsgpackDecoder(EngineCoreOutput).decode(sent).spec_decode_metrics
@@ -46,7 +46,7 @@ def said(scheduler, verified, counters):
 def test_guesses_are_not_counted(made):
     """Each step accepts one of k tokens, whosever they are."""
     make, counters = made
-    verified = [(3, 1), (0, 1), (2, 1), (0, 1), (3, 0)]
+    verified = [[(3, 1)], [(0, 1)], [(2, 1)], [(0, 1)], [(3, 0)]]
     metrics = said(make("detailed"), verified, counters).to_dict()
     assert metrics == {
         "mean_acceptance_length": pytest.approx(1 + 2 / 3),
@@ -61,13 +61,22 @@ def test_guesses_are_not_counted(made):
     }
 
 
+def test_a_step_that_is_counted_late_comes_with_the_next(made):
+    """As on a GPU, which may still count when the scheduler has its tokens."""
+    make, counters = made
+    verified = [[(3, 2)], [], [(3, 3), (2, 1)], [], []]
+    metrics = said(make("detailed"), verified, counters)
+    assert metrics.histogram == [0, 1, 1, 1] and metrics.num_draft_tokens == 8
+    assert metrics.per_step_accepted == [2, 1, 3] and metrics.per_step_drafted == [3, 2, 3]
+
+
 def test_a_draft_that_is_gone_has_drafted_nothing(made):
     make, counters = made
-    metrics = said(make("summary"), [(0, 1)] * 5, counters).to_dict()
+    metrics = said(make("summary"), [[(0, 1)]] * 5, counters).to_dict()
     assert metrics["num_draft_tokens"] == metrics["num_spec_steps"] == 0
     assert "per_step_drafted" not in metrics
 
 
 def test_it_is_off_where_nobody_asks(made):
     make, counters = made
-    assert said(make("none"), [(3, 1)] * 5, counters) is None
+    assert said(make("none"), [[(3, 1)]] * 5, counters) is None

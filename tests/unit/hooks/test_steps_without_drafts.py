@@ -3,8 +3,7 @@ drafts, before and after."""
 
 import pytest
 
-from tests.support.v2_scheduler import K, run, v2_scheduler
-from vllm_ssd.hooks.patches import SCHEDULING, apply_one
+from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 TOKENS = 40
@@ -14,7 +13,7 @@ TOKENS = 40
 def engine(engine_args, models, tmp_path, monkeypatch):
     """(scheduler of two requests, the worker's table)"""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    apply_one(SCHEDULING)
+    apply_named("scheduler.with_plan_followed")
     options = {"method": "ssd", "k": K, "model": models.draft}
     args = engine_args(options, enable_prefix_caching=False)
     scheduler = v2_scheduler(args, monkeypatch, {"a": TOKENS, "b": TOKENS})

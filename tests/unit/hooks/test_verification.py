@@ -1,5 +1,6 @@
 """What verify steps cost, and what of vLLM's adaptive verification is prepared at start-up."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from vllm_ssd.hooks import verification
+from vllm_ssd.hooks.patches import wrapped
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
 from vllm_ssd.worker.step_costs import KV_STEPS, kv_batch, kv_token_ms, sizes_to_measure
 
@@ -70,7 +72,7 @@ def manager(monkeypatch):
         "get_num_tokens": verification.with_kv_counted,
     }
     for name, wrapper in wrappers.items():
-        monkeypatch.setattr(Manager, name, wrapper(getattr(Manager, name)))
+        monkeypatch.setattr(Manager, name, wrapped(getattr(Manager, name), wrapper))
     alone = SimpleNamespace(broadcast_object=lambda value, src: value)
     monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: alone)
     monkeypatch.setattr(verification, "compile_trimming", lambda manager: None)
@@ -151,7 +153,7 @@ def test_confidences_are_recorded_where_there_are_drafts():
     """Both kinds: of the step itself, and of a later one's number of drafts."""
     recorded = []
 
-    @verification.with_two_confidences
+    @partial(wrapped, wrapper=verification.with_two_confidences)
     def record(manager, confidence_probs, input_batch):
         recorded.append(confidence_probs)
 

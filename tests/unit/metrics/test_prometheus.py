@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.support.scraping import values
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.metrics.prometheus import SpeculationCollector
-from vllm_ssd.metrics.tables import EngineTables
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.predictions import LookupResult
 
@@ -25,9 +24,9 @@ def table(tmp_path):
     return SpeculationTable.create(tmp_path / "t", TableShape(slots=1, k=2, branches=2))
 
 
-def scraped(tables):
+def scraped(paths):
     registry = CollectorRegistry()
-    registry.register(SpeculationCollector("m", EngineTables(tables)))
+    registry.register(SpeculationCollector("m", paths))
     return values(generate_latest(registry).decode())
 
 
@@ -65,7 +64,7 @@ def test_the_draft(table):
     draft["heartbeat"] = time.monotonic_ns() - 2_000_000_000
     draft["blocks"], draft["free_blocks"], draft["live"] = 8, 6, 3
     draft["glue"], draft["glue_us"] = 4, 1_500_000
-    draft["planned"], draft["branches"], draft["restarts"] = 10, 80, 1
+    draft["drafted_ahead"], draft["branches"], draft["restarts"] = 10, 80, 1
     found = scraped({0: table.path})
     assert found["vllm:ssd_draft_up"] == {("0",): 1}
     assert 2 <= found["vllm:ssd_draft_heartbeat_age_seconds"]["0",] < 60

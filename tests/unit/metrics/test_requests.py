@@ -1,10 +1,9 @@
-"""What was verified of a request, as its worker writes and its engine reads it."""
+"""What was counted of a request, as its worker writes it and others read it."""
 
 import pytest
 
-from vllm_ssd.metrics.requests import RequestCounters, Verifications, request_key
+from vllm_ssd.metrics.requests import RequestCounters, read_request, request_key
 from vllm_ssd.protocol import SpeculationTable, TableShape
-from vllm_ssd.protocol.schema import VERIFICATIONS
 
 A, B = request_key("a"), request_key("b")
 
@@ -19,28 +18,24 @@ def test_keys_fit_a_signed_word():
     assert len(keys) == 1000 and all(0 < key < 2**63 for key in keys)
 
 
-def test_every_verification_is_read_once(table):
-    counters, of_a, of_b = RequestCounters(table), Verifications(table, A), Verifications(table, B)
-    assert of_a.news() == []
-    for accepted in range(3 * VERIFICATIONS):
-        counters.verified(0, A, accepted % 3, 2)
-        counters.verified(1, B, 3, 1)  # two of the three were no drafts
-        counters.verified(1, B, 3, 0)  # nor were any of these
-        assert of_a.news() == [(2, accepted % 3)]
-    assert of_a.news() == []
-    assert of_b.news() == [(1, 1)] * VERIFICATIONS, "the newest ones, for those who come late"
+def test_verifications_of_the_draft_s_tokens_are_counted(table):
+    counters = RequestCounters(table)
+    assert read_request(table, A) is None
+    for accepted, drafts in ((3, 3), (1, 3), (3, 1), (3, 0)):  # at last, only others were proposed
+        counters.verified(0, A, accepted, drafts)
+    counted = read_request(table, A)
+    assert counted["verified"] == 7 and counted["accepted"] == [0, 2, 0, 1]
 
 
 def test_a_slot_that_was_given_on_begins_anew(table):
     counters = RequestCounters(table)
     for key in (A, B, A + B, A):
-        for _ in range(3):
-            counters.verified(0, key, 1, 3)
-        assert Verifications(table, key).news() == [(3, 1)] * 3
+        counters.verified(0, key, 1, 3)
+        assert read_request(table, key)["verified"] == 3
 
 
 def test_a_request_that_was_preempted_goes_on_in_another_slot(table):
-    counters, of_a = RequestCounters(table), Verifications(table, A)
-    for slot, accepted in ((0, 0), (1, 1), (1, 2), (0, 3), (0, 2)):
+    counters = RequestCounters(table)
+    for slot, accepted in ((0, 0), (1, 1), (1, 1), (0, 3)):
         counters.verified(slot, A, accepted, 3)
-        assert of_a.news() == [(3, accepted)]
+    assert read_request(table, A)["accepted"] == [1, 2, 0, 1]

@@ -1,5 +1,6 @@
 """Model Runner V2's speculator over a real table, in Triton's interpreter: what the runner gets."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from tests.support import interpreter
 from vllm_ssd.hooks import runner_v2
+from vllm_ssd.hooks.patches import wrapped
 from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_probs import pack
 from vllm_ssd.protocol.messages import Add
@@ -50,11 +52,11 @@ class States:
         self.total_len = SimpleNamespace(gpu=torch.zeros(SLOTS, dtype=torch.int32))
         self.all_token_ids = SimpleNamespace(gpu=torch.zeros(SLOTS, 50, dtype=torch.int32))
 
-    @runner_v2.with_added_request
+    @partial(wrapped, wrapper=runner_v2.with_added_request)
     def add_request(self, req_id, all_token_ids):
         self.req_id_to_index[req_id] = SLOTS - 1 - len(self.req_id_to_index)
 
-    @runner_v2.with_removed_request
+    @partial(wrapped, wrapper=runner_v2.with_removed_request)
     def remove_request(self, req_id):
         del self.req_id_to_index[req_id]
 

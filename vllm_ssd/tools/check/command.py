@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vllm_ssd.tools.check.findings import Finding, could_start, refusal, summary
+from vllm_ssd.tools.check.findings import Finding, could_start, quiet_vllm, refusal, summary
 
 
 def add_command(commands: Any) -> None:
@@ -41,13 +40,11 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     if args.target is None and (further or args.draft is not None):
         print("vllm-ssd check: TARGET is missing: write it before --draft and vLLM's arguments")
         return 2
-    # Hide vLLM's usual log lines about configs; its errors go to stderr.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     findings = []
-    for finding in _look(args, further):
-        print(finding.shown(), flush=True)
-        findings.append(finding)
+    with quiet_vllm():
+        for finding in _look(args, further):
+            print(finding.shown(), flush=True)
+            findings.append(finding)
     print(f"\n{summary(findings)}")
     return 0 if could_start(findings) else 1
 
@@ -61,12 +58,9 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
             return
     # These import vLLM, which works, as was found above.
     from vllm_ssd.tools.check.engine import examine_engine, parse_engine
-    from vllm_ssd.tools.check.host import examine_memory, examine_target_memory
     from vllm_ssd.tools.check.machine import examine_machine, subject_without_target
 
-    yield examine_memory()
     if args.target is None:
-        yield from examine_target_memory()
         try:
             subject = subject_without_target()
         except ValueError as error:

@@ -1,12 +1,13 @@
-"""Tries a GPU in a process of its own: python -m vllm_ssd.tools.check.device_trial < trial.json
+"""Tries a GPU in a process of its own: python -m vllm_ssd.tools.check.device_trial < TRIAL
 
 Like the draft's process it sees one GPU only, and a process that has used a GPU keeps some of its
-memory. It prints each part of the trial before it begins, and each finding as a line of JSON.
+memory. It prints each finding as a line of JSON.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from vllm_ssd.tools.check.devices import Trial, examine_device
 from vllm_ssd.tools.check.findings import Finding
 
 LIMIT_S = 900.0  # timeout of a trial: compiling FlashInfer's kernels takes minutes
-_FOUND, _TRIES = "found ", "trying "  # prefixes of lines
+_FOUND = "found "  # prefix of a finding's line; libraries print lines, too
 
 
 def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -28,7 +29,7 @@ def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "vllm_ssd.tools.check.device_trial"],
-            input=msgspec.json.encode(trial),
+            input=pickle.dumps(trial),
             env={**os.environ, **absolute_paths(os.environ), **environment},
             capture_output=True,
             timeout=LIMIT_S,
@@ -53,21 +54,16 @@ def _failure(trial: Trial, why: str) -> Finding:
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Why a trial's process failed and in which part, as the end of a sentence. On ROCm, a kernel
-    that uses an invalid address ends the process; the stack follows the line with the cause."""
-    errors, said = (
-        stream.decode(errors="replace").strip().splitlines()
-        for stream in (done.stderr, done.stdout)
-    )
+    """Why a trial's process failed, as the end of a sentence. On ROCm, a kernel that uses an
+    invalid address ends the process; the stack follows the line with the cause."""
+    errors = done.stderr.decode(errors="replace").strip().splitlines()
     faults = [line for line in errors if line.startswith("Memory access fault by GPU")]
-    words = (faults or errors or [f"exit status {done.returncode}"])[-1]
-    parts = [line for line in said if line.startswith(_TRIES)]
-    return f"{words}, {parts[-1]}" if parts else words
+    return (faults or errors or [f"exit status {done.returncode}"])[-1]
 
 
 def main() -> None:
     """Entry point of a trial's process."""
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    trial: Trial = pickle.load(sys.stdin.buffer)
     for finding in examine_device(trial, torch.device("cuda", 0)):
         print(f"{_FOUND}{msgspec.json.encode(finding).decode()}", flush=True)
     # Skip the libraries' exit handlers, which can take minutes on GPU machines.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -21,23 +20,6 @@ _SDPA = 'write "tree_backend": "sdpa"'
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Sizes of a draft's attention. dtype: torch's name for it, such as "bfloat16"."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-
-    def shape(self, device: torch.device) -> AttentionShape:
-        """These sizes as an ``AttentionShape`` with the usual scale, head_dim**-0.5."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        sizes = (self.layers, self.heads, self.kv_heads, self.head_dim)
-        return AttentionShape(*sizes, self.head_dim**-0.5, dtype, device)
-
-
-@dataclass(frozen=True)
 class DraftMemory:
     """Bytes that a draft needs. weights: None if unknown. kv_cache: most for the KV cache. least:
     one KV block, which the draft needs to start. of_free: share of the memory left by the weights
@@ -51,11 +33,11 @@ class DraftMemory:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft as its device sees it. backends: its attention backends, the preferred one first.
-    left_out: other backends, with the reason as the end of a sentence. memory: None if no draft is
-    known."""
+    """A draft as its device sees it. attention: its shape, on any device. backends: its attention
+    backends, the preferred one first. left_out: other backends, with the reason as the end of a
+    sentence. memory: None if no draft is known."""
 
-    heads: Heads
+    attention: AttentionShape
     backends: tuple[Backend, ...]
     left_out: tuple[tuple[str, str], ...]
     memory: DraftMemory | None
@@ -127,37 +109,23 @@ def _examine_backends(
 ) -> Generator[Finding, None, bool]:
     """Findings about the draft's attention; ssd uses the first sound backend. Returns whether that
     publishes from the GPU, which must then reach the table."""
-    if device.type != "cpu":  # in a process of its own, which may end here
-        print("trying the draft's attention", flush=True)
-    faults: dict[Backend, str | None] = {}
-    times: dict[Backend, str] = {}
+    shape = replace(draft.attention, device=device)
     used: Backend | None = None
     for backend in draft.backends:
         if used is not None and not all_backends:
-            break
-        seconds = []
-        for _ in range(2):  # kernels are compiled in the first test
-            began = time.perf_counter()
-            faults[backend] = find_fault(backend, draft.heads.shape(device), BLOCK_SIZE)
-            seconds.append(time.perf_counter() - began)
-        times[backend] = f"{seconds[0]:.2f} s at first, {seconds[1] * 1000:.0f} ms again"
-        if faults[backend] is None:
-            used = used or backend
-    for backend in draft.backends:
-        if backend not in faults:
             fact = f"{backend}: not tried because {used} is used; --all-backends tries it"
             yield Finding("ok", "attention", fact)
-        elif faults[backend] is None:
-            chosen = ", is used" if backend == used else ""
-            fact = f"{backend}: right in the self-test ({times[backend]}){chosen}"
-            yield Finding("ok", "attention", fact)
-        elif used is None:
-            yield Finding("bad", "attention", f"{backend} {faults[backend]}", _SDPA)
+        elif fault := find_fault(backend, shape, BLOCK_SIZE):
+            remedy = "nothing to do if another one is right"
+            yield Finding("note", "attention", f"{backend} {fault}", remedy)
         else:
-            remedy = f"nothing to do: {used} is used instead"
-            yield Finding("note", "attention", f"{backend} {faults[backend]}", remedy)
+            used = used or backend
+            chosen = ", is used" if backend == used else ""
+            yield Finding("ok", "attention", f"{backend}: right in the self-test{chosen}")
     for name, why in draft.left_out:
         yield Finding("ok", "attention", f"{name} {why}: not used")
+    if used is None:
+        yield Finding("bad", "attention", "no backend computes correctly", _SDPA)
     return used is not None and load_backend(used).graphs
 
 
@@ -168,7 +136,6 @@ def _examine_table(
     from vllm_ssd.protocol.pages import REMEDY, register
     from vllm_ssd.worker.device_client import measure_look_ns
 
-    print("trying the speculation table", flush=True)
     table = SpeculationTable.open(path)
     problem = ""
     try:

@@ -17,32 +17,31 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
 from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.lifecycle.server_spec import make_keeper_spec
 from vllm_ssd.protocol import TableShape
-from vllm_ssd.tools.check.devices import Draft, DraftMemory, Heads
+from vllm_ssd.tools.check.devices import Draft, DraftMemory
 from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
-from vllm_ssd.tools.check.host import examine_target_memory
 
+_CPU = torch.device("cpu")
 # Used if no draft is named: the attention of Llama-3.2-1B and the options' defaults.
-_USUAL_HEADS = Heads(layers=16, heads=32, kv_heads=8, head_dim=64, dtype="bfloat16")
+_USUAL_ATTENTION = AttentionShape(16, 32, 8, 64, 64**-0.5, torch.bfloat16, _CPU)
 _USUAL_TABLE = TableShape(slots=256, k=7, branches=24, top_m=32)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be tried. device: the draft's, None if vLLM's Ray will choose it. has_workers:
-    vLLM has worker processes besides the engine core."""
+    """What is to be tried. device: the draft's, None if vLLM's Ray will choose it."""
 
     parallel: ParallelConfig
     engines: int
     draft: Draft
     table: TableShape
     device: DraftDevice | None
-    has_workers: bool
 
 
 def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> EngineArgs:
@@ -79,7 +78,6 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     speculation: Any = config.speculative_config
     yield from _about_draft(speculation, target)
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
-    yield from examine_target_memory(config)
     if speculation.draft_server is not None:
         fact = f"{speculation.draft_server} is running, on a device that was checked at its start"
         yield Finding("ok", "draft server", fact)
@@ -94,8 +92,8 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
 
 def usual_subject(device: DraftDevice, parallel: ParallelConfig) -> Subject:
     """Subject for an engine whose models are not known."""
-    draft = Draft(_USUAL_HEADS, *_backends(None), memory=None)
-    return Subject(parallel, 1, draft, _USUAL_TABLE, device, has_workers=False)
+    draft = Draft(_USUAL_ATTENTION, *_backends(None), memory=None)
+    return Subject(parallel, 1, draft, _USUAL_TABLE, device)
 
 
 def _config(args: EngineArgs) -> VllmConfig:
@@ -122,14 +120,17 @@ def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
     draft = ssd.draft_model_config
     spec = make_keeper_spec(config, "", device or DraftDevice(), current_platform).server.model
     alone = ssd.draft_parallel_config
-    heads = Heads(
+    head_dim = draft.get_head_size()
+    attention = AttentionShape(
         draft.get_num_layers(alone),
         draft.get_num_attention_heads(alone),
         draft.get_num_kv_heads(alone),
-        draft.get_head_size(),
-        str(draft.dtype).removeprefix("torch."),
+        head_dim,
+        head_dim**-0.5,  # the usual scale
+        draft.dtype,
+        _CPU,
     )
-    block = BLOCK_SIZE * heads.shape(torch.device("cpu")).bytes_per_token()
+    block = BLOCK_SIZE * attention.bytes_per_token()
     most = block * most_blocks(spec, ssd.max_model_len)
     limit = spec.kv_cache_bytes
     need = DraftMemory(
@@ -138,14 +139,12 @@ def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
         least=block,
         of_free=kv_memory(1000) / 1000 if limit is None else 1.0,
     )
-    backend = config.parallel_config.distributed_executor_backend
     return Subject(
         config.parallel_config,
         ssd.engines,
-        Draft(heads, spec.tree_backends, _backends(draft)[1], need),
+        Draft(attention, spec.tree_backends, _backends(draft)[1], need),
         table_shape(config),
         device,
-        has_workers=backend == "mp",
     )
 
 

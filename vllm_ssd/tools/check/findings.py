@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +47,20 @@ def summary(findings: Sequence[Finding]) -> str:
     notes = sum(finding.state == "note" for finding in findings)
     end = f"ssd could not start: {bad} of {len(findings)} lines are bad" if bad else "ssd can start"
     return f"{end}, {notes} to note" if notes else end
+
+
+@contextmanager
+def quiet_vllm() -> Iterator[None]:
+    """Hide vLLM's log lines about configs; its errors go to stderr. The environment is as before
+    afterwards: making a config changes it, too."""
+    before = dict(os.environ)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def say(text: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from vllm.config import ParallelConfig
@@ -11,14 +14,14 @@ from vllm.platforms import current_platform
 
 from vllm_ssd.lifecycle.cores import available_cores, split_cores
 from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.own_table import make_table
 from vllm_ssd.lifecycle.placement import gpu_environment, place_draft, target_gpus
-from vllm_ssd.protocol import rundir
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.tools.check.device_trial import LIMIT_S, try_gpu
 from vllm_ssd.tools.check.devices import Trial, examine_device
 from vllm_ssd.tools.check.engine import Subject, usual_subject
-from vllm_ssd.tools.check.findings import Finding, could_start, say_wait
-from vllm_ssd.tools.check.host import examine_locked_memory, examine_shared_memory
-from vllm_ssd.tools.check.ray_trial import RayTrial
+from vllm_ssd.tools.check.findings import Finding, gib, refusal, say_wait
+from vllm_ssd.tools.check.ray_trial import try_ray
 
 
 def subject_without_target() -> Subject:
@@ -36,18 +39,47 @@ def examine_machine(subject: Subject, all_backends: bool) -> Iterator[Finding]:
     """Make or start these for a moment: the table, the draft's Ray, the draft's attention."""
     rundir.sweep()
     run_dir, locks = rundir.create()
-    ray = RayTrial(run_dir)
     try:
-        memory = list(examine_shared_memory(run_dir, subject.table, subject.has_workers))
-        yield from memory
-        if could_start(memory):  # the trial of a GPU needs the table
+        memory = examine_shared_memory(run_dir, subject.table)
+        yield memory
+        if memory.state == "ok":  # the trial of a GPU needs the table
             yield from _try_devices(subject, str(rundir.table_path(run_dir)), all_backends)
-        yield ray.finding()
+        yield try_ray(run_dir)
     finally:
-        ray.end()
         rundir.remove(run_dir)
         for lock in locks:
             os.close(lock)
+
+
+def examine_shared_memory(run_dir: Path, shape: TableShape) -> Finding:
+    """Finding about shared memory. Makes the speculation table of a run directory."""
+    try:
+        make_table(run_dir, shape)
+    except RuntimeError as error:
+        return refusal("shared memory", error)
+    folder = rundir.table_path(run_dir).parent
+    free, size = shutil.disk_usage(folder).free, SpeculationTable.size_of(shape) / 2**20
+    fact = f"{gib(free)} are free in {folder}; the speculation table takes {size:.1f} MiB"
+    return Finding("ok", "shared memory", fact)
+
+
+def examine_locked_memory(shape: TableShape) -> Finding:
+    """Finding about the limit of locked memory. GPUs register the table's pages, and some drivers
+    count these as locked."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return Finding("ok", "locked memory", "no limit")
+    fact = f"the limit is {limit / 2**20:.1f} MiB"
+    size = SpeculationTable.size_of(shape)
+    if limit >= size:
+        return Finding("ok", "locked memory", fact)
+    return Finding(
+        "note",
+        "locked memory",
+        f"{fact}, and a GPU locks the table's {size / 2**20:.1f} MiB, which some drivers count",
+        "if the table below is out of reach: ulimit -l unlimited, in a container --ulimit "
+        "memlock=-1",
+    )
 
 
 def _try_devices(subject: Subject, table: str, all_backends: bool) -> Iterator[Finding]:

@@ -18,43 +18,30 @@ from vllm_ssd.tools.check.findings import Finding, say_wait
 LIMIT_S = 120.0
 
 
-class RayTrial:
-    """A trial of Ray. The constructor starts it; ``finding`` waits for its end."""
-
-    def __init__(self, run_dir: Path):
-        self._process = subprocess.Popen(
+def try_ray(run_dir: Path) -> Finding:
+    """Finding of a start of Ray that uses a run directory; takes at most ``LIMIT_S`` seconds."""
+    say_wait(f"starting the draft's Ray: at most {LIMIT_S:g} s")
+    try:
+        done = subprocess.run(
             [sys.executable, "-m", "vllm_ssd.tools.check.ray_trial", str(run_dir)],
             cwd=run_dir,
             env=os.environ | absolute_paths(os.environ),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
+            timeout=LIMIT_S,
         )
-
-    def finding(self) -> Finding:
-        """The result of the trial; waits at most ``LIMIT_S`` seconds for it."""
-        say_wait(f"starting the draft's Ray: at most {LIMIT_S:g} s")
-        try:
-            said, errors = self._process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.end()
-            said, errors = "", f"it takes longer than {LIMIT_S:g} s"
-        if self._process.returncode == 0:
-            return Finding("ok", "Ray", said.strip())
-        reason = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        return Finding(
-            "bad",
-            "Ray",
-            f"the draft's own Ray does not start ({reason})",
-            "make the temporary folder (TMPDIR) writable, and let processes listen on 127.0.0.1",
-        )
-
-    def end(self) -> None:
-        """Kill the trial's process if it still runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
+        if done.returncode == 0:
+            return Finding("ok", "Ray", done.stdout.strip())
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    except subprocess.TimeoutExpired:
+        reason = f"it takes longer than {LIMIT_S:g} s"
+    return Finding(
+        "bad",
+        "Ray",
+        f"the draft's own Ray does not start ({reason})",
+        "make the temporary folder (TMPDIR) writable, and let processes listen on 127.0.0.1",
+    )
 
 
 def main(run_dir: str) -> None:

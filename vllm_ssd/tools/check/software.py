@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform as host
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 from vllm_ssd import __version__
@@ -57,12 +57,11 @@ def _examine_platform() -> Finding:
             "vLLM finds no device that it was built for",
             "make nvidia-smi or rocm-smi show GPUs here, or install vLLM for CPUs",
         )
-    checks: tuple[Callable[[], None], ...] = (check_host, check_vllm)
-    for check in checks:
-        try:
-            check()
-        except (ValueError, RuntimeError) as error:
-            return refusal("platform", error)
+    try:
+        check_host()
+        check_vllm()
+    except (ValueError, RuntimeError) as error:
+        return refusal("platform", error)
     return Finding("ok", "platform", f"{current_platform.device_type} on {host.machine()}")
 
 

@@ -23,6 +23,10 @@ LOOK_S = 0.5  # between two checks whether the draft is lost for good
 class Drafts(Protocol):
     """The drafts of one command, on this node or another."""
 
+    def start(self) -> None:
+        """Return once the drafts serve; ``ValueError`` or ``RuntimeError`` with a sentence if one
+        cannot."""
+
     def tend(self) -> bool:
         """Check the drafts; False if all are lost for good."""
 
@@ -147,12 +151,23 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     if args.ray_labels and not args.ray_address:
         return _refuse("--ray-labels needs a Ray cluster: add --ray-address ADDRESS")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    drafts: Drafts | None = None
     try:
-        return _serve_placed(args) if args.ray_address else _serve_here(args)
+        drafts = _make_drafts(args)
+        drafts.start()
+        _say_how_to_join(args)
+        while drafts.tend():
+            time.sleep(LOOK_S)
+        return _refuse("the draft is lost for good, see above")
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return 0
+    finally:
+        for ending in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ending, signal.SIG_IGN)  # a second signal must not interrupt the end
+        if drafts is not None:
+            drafts.stop()
 
 
 def _refuse(sentence: str) -> int:
@@ -160,51 +175,27 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _serve_here(args: argparse.Namespace) -> int:
+def _make_drafts(args: argparse.Namespace) -> Drafts:
+    """The drafts that the flags ask for; ``ValueError`` with a sentence if a flag is invalid."""
+    if args.ray_address:
+        from vllm_ssd.tools.draft_server.placed import PlacedDraft
+
+        return PlacedDraft(args)
     from vllm_ssd.relay.keys import prepare_keys
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
     configs = make_configs(args)
     if args.listen is not None:
         prepare_keys(args.key_file, args.name, args.listen, len(configs))
-    drafts = LocalDrafts(configs, args.name)
-    try:
-        drafts.launch()
-        if args.listen is not None:
-            drafts.listen(args.key_file)
-        drafts.wait_ready()
-        return _serve(drafts, args, here=True)
-    finally:
-        _end(drafts)
+    return LocalDrafts(configs, args.name, args.key_file)
 
 
-def _serve_placed(args: argparse.Namespace) -> int:
-    from vllm_ssd.tools.draft_server.placed import PlacedDraft
-
-    drafts = PlacedDraft(args)
-    try:
-        drafts.start()
-        return _serve(drafts, args, here=False)
-    finally:
-        _end(drafts)
-
-
-def _serve(drafts: Drafts, args: argparse.Namespace, here: bool) -> int:
-    """Print how engines join, then serve until all drafts are lost for good. Returns the exit
-    status. here: the drafts run on this node, where engines find them by name."""
+def _say_how_to_join(args: argparse.Namespace) -> None:
     options = {"method": "ssd", "draft_server": args.name}
-    if here:
-        print(f"engines join it with --speculative-config '{json.dumps(options)}'", flush=True)
+    who = "engines join it with --speculative-config"
+    if not args.ray_address:  # engines on this node find it by its name
+        print(f"{who} '{json.dumps(options)}'", flush=True)
+        who = "and on other nodes with"
     if args.key_file is not None:
-        who = "and on other nodes with" if here else "engines join it with --speculative-config"
         options["draft_server_key"] = args.key_file.name
         print(f"{who} '{json.dumps(options)}'", flush=True)
-    while drafts.tend():
-        time.sleep(LOOK_S)
-    return _refuse("the draft is lost for good, see above")
-
-
-def _end(drafts: Drafts) -> None:
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ending, signal.SIG_IGN)  # a second signal must not interrupt the end
-    drafts.stop()

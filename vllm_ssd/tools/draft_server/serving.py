@@ -18,11 +18,12 @@ END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take les
 
 
 class LocalDrafts:
-    """Several drafts on this node. Call ``launch``, ``listen`` to accept engines on other nodes,
-    ``wait_ready``, ``tend`` now and then; ``stop`` may be called at any time."""
+    """Several drafts on this node. Call ``start``, or its parts one by one; ``tend`` now and then;
+    ``stop`` at any time."""
 
-    def __init__(self, configs: Sequence[VllmConfig], name: str):
-        """Make a draft for each config. All have one service name."""
+    def __init__(self, configs: Sequence[VllmConfig], name: str, key_file: Path | None = None):
+        """Make a draft for each config. All have one service name. key_file: ``start`` accepts
+        engines on other nodes with these keys."""
         from vllm.platforms import current_platform
 
         from vllm_ssd.config.draft_server import name_draft
@@ -30,6 +31,7 @@ class LocalDrafts:
         from vllm_ssd.lifecycle.launch import DraftLauncher
 
         self._configs = configs
+        self._key_file = key_file
         speculation: Any = configs[0].speculative_config
         self._named: DraftName = name_draft(name, speculation)
         devices = [choose_lone_device(config, current_platform) for config in configs]
@@ -42,6 +44,13 @@ class LocalDrafts:
     def run_dirs(self) -> list[Path]:
         """Run directories of the drafts. Call it after ``launch``."""
         return [launcher.run_dir for launcher in self._launchers]
+
+    def start(self) -> None:
+        """Return once all drafts serve."""
+        self.launch()
+        if self._key_file is not None:
+            self.listen(self._key_file)
+        self.wait_ready()
 
     def launch(self) -> None:
         """Start to load all drafts; returns before they are loaded."""

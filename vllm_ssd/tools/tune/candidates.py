@@ -1,15 +1,15 @@
-"""The candidates that a tuning compares, plain vLLM and ssd with a draft, k and f; their search."""
+"""The candidates that a tuning compares, plain vLLM and ssd with a draft, k and f; the choice."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import msgspec
-
-_DEFAULTS = {"k": 7, "f": 3}  # the options' defaults; the search begins with the nearest values
+_DEFAULT_K, _DEFAULT_F = 7, 3  # of the options; the search begins with the nearest values
+_WORTH_IT = 1.03  # least ratio to plain vLLM: below it, a draft's device has better uses
 
 
 @dataclass(frozen=True)
@@ -24,55 +24,63 @@ class Candidate:
     def name(self) -> str:
         return "plain vLLM" if self.draft is None else f"{self.draft} k={self.k} f={self.f}"
 
-    def speculative_config(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def speculative_config(self, given: Mapping[str, Any]) -> str | None:
         """Value for --speculative-config: this candidate, and the options that the user gave."""
-        return {**given, "method": "ssd", "model": self.draft, "k": self.k, "f": self.f}
+        ours = {"method": "ssd", "model": self.draft, "k": self.k, "f": self.f}
+        return None if self.draft is None else json.dumps({**given, **ours})
 
 
 PLAIN = Candidate()
 
 
-class Figures(msgspec.Struct):
-    """Fields of the JSON of ``vllm bench serve``, under vLLM's names. ssd_hit_rate: a field that we
-    add, the share of rounds whose drafts were ready at once."""
-
-    completed: int
-    output_throughput: float
-    mean_tpot_ms: float
-    spec_decode_acceptance_length: float = 1.0
-    ssd_hit_rate: float | None = None
-
-
-Outcome = Mapping[int, Figures]  # by number of clients; empty if the candidate failed
+# What ``vllm bench serve`` saves, by number of clients; empty if the candidate failed.
+Outcome = Mapping[int, Mapping[str, Any]]
 
 
 def speedup(outcome: Outcome, plain: Outcome) -> float:
     """Ratio of a candidate's tokens per second to plain vLLM's: the geometric mean over all numbers
     of clients; 0 if the candidate failed."""
-    ratios = [outcome[n].output_throughput / plain[n].output_throughput for n in outcome]
+    ratios = [outcome[n]["output_throughput"] / plain[n]["output_throughput"] for n in outcome]
     return float(prod(ratios) ** (1 / len(ratios))) if ratios else 0.0
 
 
 def search(
-    drafts: Sequence[str],
-    ks: Sequence[int],
-    fs: Sequence[int],
-    most: int,
-    score: Callable[[Candidate], float],
+    drafts: Sequence[str], ks: Sequence[int], fs: Sequence[int], score: Callable[[Candidate], float]
 ) -> None:
     """Measure every draft with one k and f, then every k, then every f, each with the best values
-    so far. A full grid would need a server start for each cell. most: limit of calls of ``score``.
-    score: measures a candidate; a higher result is better."""
-    by_name: dict[str, Sequence[Any]] = {
-        "draft": drafts,
-        "k": sorted(ks, key=lambda k: abs(k - _DEFAULTS["k"])),
-        "f": sorted(fs, key=lambda f: abs(f - _DEFAULTS["f"])),
-    }
-    best = Candidate(*(values[0] for values in by_name.values()))
-    scores: dict[Candidate, float] = {}
-    for name, values in by_name.items():
-        for value in values:
-            candidate = replace(best, **{name: value})
-            if candidate not in scores and len(scores) < most:
-                scores[candidate] = score(candidate)
-        best = max(scores, key=lambda candidate: scores[candidate])
+    so far. A full grid would need a server start for each cell. score: measures a candidate, or
+    knows it; a higher result is better."""
+    ks = sorted(ks, key=lambda k: abs(k - _DEFAULT_K))
+    fs = sorted(fs, key=lambda f: abs(f - _DEFAULT_F))
+    draft = max(drafts, key=lambda draft: score(Candidate(draft, ks[0], fs[0])))
+    k = max(ks, key=lambda k: score(Candidate(draft, k, fs[0])))
+    for f in fs:
+        score(Candidate(draft, k, f))
+
+
+def report(outcomes: Mapping[Candidate, Outcome], given: Mapping[str, Any]) -> str:
+    """A table with the best candidate first, then a sentence with the advice. given: further
+    options of --speculative-config."""
+    plain = outcomes[PLAIN]
+    ranked = sorted(outcomes, key=lambda each: -speedup(outcomes[each], plain))
+    width = max(len(candidate.name) for candidate in ranked)
+    lines = [f"{'':<{width}}  clients  tokens/s  x plain  tokens/round  ms/token"]
+    for candidate in ranked:
+        for clients, figures in outcomes[candidate].items():
+            rate, token_ms = figures["output_throughput"], figures["mean_tpot_ms"]
+            times = rate / plain[clients]["output_throughput"]
+            length = figures.get("spec_decode_acceptance_length", 1.0)
+            lines.append(
+                f"{candidate.name:<{width}}  {clients:>7}  {rate:>8.1f}  {times:>7.2f}  "
+                f"{length:>12.2f}  {token_ms:>8.1f}"
+            )
+    best = next((each for each in ranked if each != PLAIN), PLAIN)
+    gain = speedup(outcomes[best], plain)
+    if gain >= _WORTH_IT:
+        options = best.speculative_config(given)
+        answer = f"Use this, {gain:.2f} times plain vLLM: --speculative-config '{options}'"
+    elif gain:
+        answer = f"Leave ssd off: {best.name}, the best, is {gain:.2f} times plain vLLM."
+    else:
+        answer = "Leave ssd off: no candidate could be measured; the steps above say why."
+    return "\n".join([*lines, "", answer])

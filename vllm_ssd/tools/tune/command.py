@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import signal
 from collections.abc import Sequence
 from functools import partial
@@ -13,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ssd import __version__
-from vllm_ssd.tools.check.findings import say, say_wait
+from vllm_ssd.tools.check.findings import quiet_vllm, say, say_wait
 from vllm_ssd.tools.options import add_option
-from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, search, speedup
-from vllm_ssd.tools.tune.measure import END_S, PROMPTS, Failed, Measurer
-from vllm_ssd.tools.tune.prompts import AS_TEXT, BUILT_IN, has_chat_template, read_prompts
-from vllm_ssd.tools.tune.report import report
+from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, report, search, speedup
+from vllm_ssd.tools.tune.measure import CLIENTS, PROMPTS, measure
+
+_AS_TEXT = "{{ bos_token }}{{ messages[0].content }}"  # a chat template that adds nothing
 
 
 def add_command(commands: Any) -> None:
@@ -30,189 +31,132 @@ def add_command(commands: Any) -> None:
         allow_abbrev=False,  # unknown arguments belong to vLLM
         description="Measures plain vLLM, then ssd with each draft, k and f in turn, on this "
         "machine and with your prompts. It ends with a table and the --speculative-config to use. "
-        "Each candidate takes minutes: the server starts, then answers. A command that was ended "
-        "goes on when it is called again.",
-        epilog="Further arguments are those of vllm serve, for every candidate: -tp 4, "
-        "--dtype bfloat16, --chat-template FILE, ...",
+        "Each candidate takes minutes. A command that was ended goes on when it is called again.",
+        epilog="Arguments of vllm serve are for all candidates: -tp 4, --dtype bfloat16, ...",
     )
     parser.add_argument("target", metavar="TARGET", help="The model to serve.")
     add = partial(add_option, parser.add_argument_group("what to try"))
-    about = "A draft to try; may be repeated. Default: the one that ssd takes for this target."
-    add("--draft DRAFT", about, action="append")
-    add("--k K,...", "Values of k: draft tokens per round.", _numbers, [2, 3, 5, 7, 10])
-    about = "Values of f: predicted bonus tokens per accepted length."
-    add("--f F,...", about, _numbers, [1, 3, 6])
-    about = 'Further options of ssd for every candidate, such as \'{"on_miss":"wait"}\'.'
-    add("--speculative-config -sc JSON", about, _options)
+    add("--draft DRAFT", "A draft to try; may be repeated. Default: ssd's own.", action="append")
+    add("--k K,...", "Values of k: draft tokens per round.", numbers, [2, 3, 5, 7, 10])
+    add("--f F,...", "Values of f: predictions per accepted length.", numbers, [1, 3, 6])
+    add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
     add("--at-most COUNT", "Candidates to measure, plain vLLM not counted.", int, 12)
     add("--limit SECONDS", "Seconds for each candidate, with its server's start.", float, 1800)
-    add = partial(add_option, parser.add_argument_group("the load"))
-    about = 'Your prompts: one a line, or a .jsonl file of {"prompt": "..."}.'
-    add("--prompts FILE", f"{about} Default: {len(BUILT_IN)} questions of many kinds.", Path)
-    about = "Numbers of clients to measure with. A client sends one request at a time."
-    add("--clients COUNT,...", about, _numbers, [1, 8])
+    add("--results FOLDER", "Folder for results and logs.", Path, Path("ssd-tune"))
+    add = partial(add_option, parser.add_argument_group("the requests"))
+    add("--prompts FILE", "Your prompts, one a line. Default: 12 questions of many kinds.", Path)
+    add("--clients COUNT,...", "Numbers of requests at the same time.", numbers, [1, 8])
     add("--requests COUNT", "Requests that each client sends.", int, 8)
     add("--tokens COUNT", "Tokens of the longest answer.", int, 256)
     add("--temperature T", "Temperature of the requests. Default: the model's own.", float)
-    add = partial(add_option, parser.add_argument_group("results"))
-    about = "Folder for results and logs, with a folder in it for each setting."
-    add("--results FOLDER", about, Path, Path("ssd-tune"))
     parser.set_defaults(run=run, takes_further=True, speculative_config={})
 
 
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     """Measure, print a report and return the process's exit status. further: vLLM's arguments."""
-    environment = dict(os.environ)  # for the servers: making a config changes os.environ
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     try:
-        _check_numbers(args)
-        prompts = BUILT_IN if args.prompts is None else read_prompts(args.prompts)
+        prompts = read_prompts(args.prompts or Path(__file__).with_name("prompts.jsonl"))
         say_wait("importing vLLM and checking the drafts: about a minute")
-        drafts, machine, template = _check_candidates(args, further)
+        with quiet_vllm():
+            drafts, template = _check(args, further)
     except ValueError as error:
         say(f"vllm-ssd tune: {error}")
         return 2
     further = [*template, *further]
-    measurer = Measurer(args, further, _folder(args, further, prompts, machine), environment)
-    say(_plan(args, drafts, len(prompts), bool(template)))
-    say(f"Results and logs: {measurer.folder}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _tune(args, drafts, measurer)
-    except KeyboardInterrupt:
-        say("Ended. The same command goes on from here.")
-        return 130
-
-
-def _count(args: argparse.Namespace, drafts: Sequence[str]) -> int:
-    """Most candidates that are measured, plain vLLM included."""
-    return 1 + min(args.at_most, len(drafts) + len(args.k) + len(args.f) - 2)
-
-
-def _plan(args: argparse.Namespace, drafts: Sequence[str], prompts: int, as_text: bool) -> str:
-    """Text that says what will be measured and how long that may take."""
-    most = _count(args, drafts)
-    clients, ks, fs = (", ".join(map(str, given)) for given in (args.clients, args.k, args.f))
-    named = args.draft or "model" in args.speculative_config
-    by_default = "" if named else ", ssd's own choice for this target"
-    plain = ", sent as plain text because the target has no chat template" if as_text else ""
-    each_s = args.limit + END_S
-    return (
-        f"Plain vLLM and up to {most - 1} candidates are measured, one value changed at a time:\n"
-        f"  draft    {', '.join(drafts)}{by_default}\n"
-        f"  k        {ks}\n"
-        f"  f        {fs}\n"
-        f"  prompts  {prompts}{plain}\n"
-        f"  clients  {clients}, with {args.requests} requests each and answers of up to "
-        f"{args.tokens} tokens\n"
-        f"Each takes {each_s / 60:.0f} minutes at most, all of them {most * each_s / 3600:.1f} "
-        "hours at most. Ctrl-C ends this."
+    folder = _make_folder(args, further, prompts)
+    most = min(args.at_most, len(drafts) + len(args.k) + len(args.f) - 2)
+    say(
+        f"Plain vLLM and up to {most} candidates are measured, in at most {args.limit:g} s each: "
+        f"drafts {', '.join(drafts)}; k {args.k}; f {args.f}; {len(prompts)} prompts"
+        f"{', as plain text because the target has no chat template' if template else ''}.\n"
+        f"Results and logs: {folder}. Ctrl-C ends this, and the same command goes on."
     )
-
-
-def _tune(args: argparse.Namespace, drafts: Sequence[str], measurer: Measurer) -> int:
-    most = _count(args, drafts)
     outcomes: dict[Candidate, Outcome] = {}
 
     def score(candidate: Candidate) -> float:
-        say(f"[{len(outcomes) + 1} of at most {most}] {candidate.name}")
-        try:
-            outcomes[candidate] = measurer.measure(candidate)
-        except (Failed, OSError) as error:  # OSError: the server has ended
-            outcomes[candidate] = {}
-            say(f"  failed: {error}")
-        return speedup(outcomes[candidate], outcomes[PLAIN])
+        if candidate not in outcomes and len(outcomes) <= most:
+            say(f"[{len(outcomes) + 1} of at most {most + 1}] {candidate.name}")
+            outcomes[candidate] = measure(candidate, args, further, folder)
+        return speedup(outcomes.get(candidate, {}), outcomes[PLAIN])
 
-    if not score(PLAIN):
-        say("Plain vLLM could not be measured, so there is nothing to compare with.")
-        return 1
-    search(drafts, args.k, args.f, most - 1, score)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        if not score(PLAIN):
+            say("Plain vLLM could not be measured, so there is nothing to compare with.")
+            return 1
+        search(drafts, args.k, args.f, score)
+    except KeyboardInterrupt:
+        return 130
     print(report(outcomes, args.speculative_config))
     return 0
 
 
-def _folder(
-    args: argparse.Namespace, further: Sequence[str], prompts: Sequence[str], machine: str
-) -> Path:
-    """Make a folder with the prompts of this setting; results of other settings do not compare."""
+def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the drafts, and the chat template's argument if the target has no template. Raises
+    ``ValueError`` with a sentence if a start would refuse a draft or the largest k and f."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    from vllm_ssd.config.default_drafts import default_draft
+    from vllm_ssd.tools.check.engine import examine_engine, parse_engine
+
+    drafts: list[str] = []
+    for draft in args.draft or [args.speculative_config.get("model")]:
+        engine: Any = parse_engine(args.target, draft, further)
+        given = {**args.speculative_config, **engine.speculative_config}
+        engine.speculative_config = {**given, "k": max(args.k), "f": max(args.f)}
+        for finding in examine_engine(engine):
+            if finding.state == "bad":
+                raise ValueError(": ".join(filter(None, (finding.fact, finding.remedy))))
+        target = engine.create_model_config()
+        drafts.append(draft or default_draft(target.hf_text_config, args.target))
+    named = any(word.partition("=")[0] == "--chat-template" for word in further)
+    # A tokenizer without this attribute has its template in its code.
+    own = getattr(cached_tokenizer_from_config(target), "chat_template", True)
+    return drafts, [] if named or own else ["--chat-template", _AS_TEXT]
+
+
+def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequence[str]) -> Path:
+    """Make a folder with the requests of this setting; results of other settings do not compare."""
     import vllm
 
-    versions = [vllm.__version__, __version__]
     shared = ("target", "speculative_config", "requests", "tokens", "temperature")
-    setting = {name: getattr(args, name) for name in shared}
-    about = json.dumps([setting, further, prompts, machine, versions], indent=1)
+    setting = [*(getattr(args, name) for name in shared), *further, *prompts]
+    machine = [platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES")]
+    about = json.dumps([*setting, *machine, vllm.__version__, __version__])
     folder: Path = args.results / blake2b(about.encode(), digest_size=4).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "setting.json").write_text(about)
     contents = [{"content": [{"type": "text", "text": prompt}]} for prompt in prompts]
     (folder / PROMPTS).write_text("".join(json.dumps(each) + "\n" for each in contents))
+    clients = [
+        {"max-concurrency": n, "num-prompts": n * args.requests, "num-warmups": n * 2}
+        for n in args.clients
+    ]
+    (folder / CLIENTS).write_text(json.dumps(clients))
     return folder
 
 
-def _check_candidates(
-    args: argparse.Namespace, further: Sequence[str]
-) -> tuple[list[str], str, list[str]]:
-    """Return the drafts, the machine in words, and arguments of ``vllm serve`` with a chat template
-    if the target has none. Raises ``ValueError`` with a sentence if a start would refuse a draft or
-    the largest k and f."""
-    from vllm.platforms import current_platform
-
-    from vllm_ssd.config.default_drafts import default_draft
-    from vllm_ssd.lifecycle.cores import available_cores
-    from vllm_ssd.tools.check.engine import examine_engine, parse_engine
-
-    drafts: list[str] = []
-    for draft in args.draft or [args.speculative_config.get("model")]:
-        engine = parse_engine(args.target, draft, further)
-        parsed: dict[str, Any] = engine.speculative_config or {}
-        if parsed.keys() - {"method", "model"}:
-            raise ValueError(
-                "--speculative-config is given in parts, with dots: write it as one JSON object, "
-                "--speculative-config '{...}'"
-            )
-        options = {**args.speculative_config, **parsed, "k": max(args.k), "f": max(args.f)}
-        engine.speculative_config = options
-        for finding in examine_engine(engine):
-            if finding.state == "bad":
-                remedy = f": {finding.remedy}" if finding.remedy else ""
-                raise ValueError(f"{finding.fact}{remedy}")
-        target = engine.create_model_config()
-        drafts.append(draft or default_draft(target.hf_text_config, args.target))
-    given = any(word.partition("=")[0] == "--chat-template" for word in further)
-    template = [] if given or has_chat_template(target) else ["--chat-template", AS_TEXT]
-    if current_platform.is_cpu():
-        return drafts, f"{len(available_cores())} CPU cores", template
-    count = current_platform.device_count()
-    return drafts, f"{count} x {current_platform.get_device_name(0)}", template
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    least = {"k": 1, "f": 0, "clients": 1, "requests": 1, "tokens": 2, "at_most": 1, "limit": 1}
-    for name, value in least.items():
-        given = getattr(args, name)
-        lowest = min(given) if isinstance(given, list) else given
-        if lowest < value:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} {lowest:g} is too low: write {value} or more")
-
-
-def _numbers(text: str) -> list[int]:
+def read_prompts(path: Path) -> list[str]:
+    """The prompts in a file: one per line, or in a .jsonl file the "prompt" of one JSON object per
+    line. Raises ``ValueError`` with a sentence if there are none."""
     try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers: write them as in 2,3,5"
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if path.suffix == ".jsonl":
+            lines = [json.loads(line)["prompt"] for line in lines]
+        if not lines:
+            raise ValueError("there are none")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} cannot be read as prompts ({error}): write one a line, or in a .jsonl file "
+            '{"prompt": "..."}'
         ) from None
+    return lines
 
 
-def _options(text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a JSON object: write options as in \'{{"on_miss":"wait"}}\''
-        )
-    return options
+def numbers(text: str) -> list[int]:
+    return sorted({int(part) for part in text.split(",")})
+
+
+def options(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))

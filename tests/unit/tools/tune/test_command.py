@@ -1,4 +1,4 @@
-"""Prompts of users, in the forms that they may have, and commands that are refused."""
+"""Prompts of users, in the forms that they may have; commands that are refused; what is said."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import pytest
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from vllm_ssd import cli
-from vllm_ssd.tools.tune.measure import Failed, Measurer
-from vllm_ssd.tools.tune.prompts import read_prompts
+from vllm_ssd.tools.tune import command
+from vllm_ssd.tools.tune.command import read_prompts
 
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
     """Calls the command for a target, in a folder that has drafts, too; its exit status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # or it is refused where memory is short
     for name in ("target", "draft", "other"):
         (tmp_path / name).mkdir()
     write_model(tmp_path / "target", layers=2)
@@ -40,8 +39,8 @@ def test_prompts_of_a_file(tmp_path, name, text):
 @pytest.mark.parametrize(
     "name, text, said",
     [
-        ("a.txt", "\n \n", "there are no prompts in"),
-        ("a.jsonl", '{"prompt": 1}', "cannot be read as prompts"),
+        ("a.txt", "\n \n", "there are none"),
+        ("a.jsonl", "What?", "cannot be read as prompts"),
         ("a.jsonl", '{"prompt": "a"}\n{"question": "b"}', "cannot be read as prompts"),
         ("a.txt", None, "cannot be read as prompts"),
     ],
@@ -57,16 +56,10 @@ def test_files_that_have_none(tmp_path, name, text, said):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--draft draft --k 0,3", "--k 0 is too low: write 1 or more"),
-        ("--draft draft --requests 0", "--requests 0 is too low: write 1 or more"),
-        ("--draft draft --limit=-5", "--limit -5 is too low: write 1 or more"),
+        ("--draft draft --k 17", "k must be a whole number from 1 to 16, not 17"),
         ("--draft draft --prompts /nowhere/a.txt", "/nowhere/a.txt cannot be read"),
         ("--draft draft --draft other", "different vocabularies"),
         ('--draft draft -sc {"on_mis":1}', "did you mean 'on_miss'?"),
-        (
-            "--draft draft --speculative-config.on_miss wait",
-            "as one JSON object, --speculative-config '{...}'",
-        ),
         ("--k 2", "no default draft is known"),
     ],
 )
@@ -79,9 +72,9 @@ def test_nothing_is_started_for_a_bad_command(tune, tmp_path, capfd, words, said
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--k 8,", "argument --k: '8,' is not a list of whole numbers: write them as in 2,3,5"),
-        ("-sc [1]", "'[1]' is not a JSON object: write options as in '{\"on_miss\":\"wait\"}'"),
-        ("-sc k=3", "'k=3' is not a JSON object: write options as in '{\"on_miss\":\"wait\"}'"),
+        ("--k 8,", "argument --k: invalid numbers value: '8,'"),
+        ("-sc [1]", "invalid options value: '[1]'"),
+        ("-sc k=3", "invalid options value: 'k=3'"),
     ],
 )
 def test_values_of_the_wrong_kind(tune, capsys, words, said):
@@ -92,20 +85,27 @@ def test_values_of_the_wrong_kind(tune, capsys, words, said):
 
 
 @pytest.mark.parametrize("words, as_text", [("", True), ("--chat-template a.jinja", False)])
-def test_the_plan_is_said_first(tune, tmp_path, monkeypatch, capsys, words, as_text):
+def test_it_says_first_what_it_will_do(tune, tmp_path, monkeypatch, capsys, words, as_text):
     """What is tried, for how long, and where results go. The target has no chat template."""
-
-    def measure(*_):
-        assert "[1 of at most 7] plain vLLM" in (said := capsys.readouterr().err)
-        assert "Plain vLLM and up to 6 candidates" in said and "\n  draft    draft\n" in said
-        assert "k        2, 3, 5, 7, 10\n" in said and "f        1, 3\n" in said
-        assert "1, 8, with 8 requests each and answers of up to 256 tokens" in said
-        assert "Each takes 11 minutes at most, all of them 1.3 hours at most." in said
-        assert "Results and logs: ssd-tune/" in said
-        assert ("sent as plain text because the target has no chat template" in said) is as_text
-        raise Failed("enough")
-
-    monkeypatch.setattr(Measurer, "measure", measure)
+    monkeypatch.setattr(command, "measure", lambda *_: {})
     assert tune(*"--draft draft --f 1,3 --limit 600".split(), *words.split()) == 1
+    said = capsys.readouterr().err
+    assert "Plain vLLM and up to 6 candidates are measured, in at most 600 s each" in said
+    assert "drafts draft; k [2, 3, 5, 7, 10]; f [1, 3]; 12 prompts" in said
+    assert "Results and logs: ssd-tune/" in said and "[1 of at most 7] plain vLLM" in said
+    assert ("plain text because the target has no chat template" in said) is as_text
     (setting,) = tmp_path.glob("ssd-tune/*/setting.json")
     assert ("messages[0].content" in setting.read_text()) is as_text
+
+
+def test_no_more_are_measured_than_is_asked_for(tune, monkeypatch, capsys):
+    measured = []
+
+    def measure(candidate, *_):
+        measured.append(candidate)
+        return {1: {"output_throughput": 1.0, "mean_tpot_ms": 2.0}}
+
+    monkeypatch.setattr(command, "measure", measure)
+    assert tune(*"--draft draft --at-most 3".split()) == 0
+    assert [(each.k, each.f) for each in measured] == [(0, 0), (7, 3), (5, 3), (10, 3)]
+    assert "Leave ssd off: draft k=7 f=3, the best, is 1.00 times" in capsys.readouterr().out
