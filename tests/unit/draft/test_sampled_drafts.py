@@ -72,22 +72,6 @@ def drafts_of(loop, checkpoint, name, seed=None):
         yield drafts
 
 
-def test_a_seed_fixes_the_drafts(draft_model, checkpoint, tmp_path):
-    """Whatever else is drafted for, predicted or not, at whichever draft, for whichever engine."""
-
-    def drafts(loop, name, seed):
-        return [*drafts_of(loop, checkpoint, name, seed)]
-
-    one = Loop(draft_model, tmp_path / "one", BRANCHES, name="one")
-    first = drafts(one, "a", 7)
-    assert drafts(one, "b", 7) == first
-    other = drafts(one, "c", 8)
-    assert other[0] != first[0]
-    two = Loop(draft_model, tmp_path / "two", FALLBACKS, name="two")
-    assert drafts(two, "x", -3) != drafts(two, "y", 8) == other
-    assert drafts(two, "z", 7) == first
-
-
 def test_without_a_seed_every_request_has_its_own_numbers(draft_model, checkpoint, tmp_path):
     """Also those of two engines that share a draft, both of which count from 1."""
     one = Loop(draft_model, tmp_path / "one", BRANCHES, name="one")

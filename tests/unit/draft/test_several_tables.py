@@ -59,33 +59,6 @@ def free(engine):
     return engine.requests.pool.num_free, len(engine.requests._free_seats)
 
 
-def play(loops, prompts, reference):
-    """Rounds of a target for each loop, some of whose outcomes are predicted; what drafts each got,
-    by round."""
-    surprises = [(11 * place) % VOCAB for place in range(6)]
-    targets = [begin(*each, reference, surprises) for each in zip(loops, prompts)]
-    drafted = []
-    for _ in range(8):
-        for loop in loops:
-            loop.work()
-        for loop, target in zip(loops, targets):
-            target.round(loop.client)
-            assert target.drafts == reference.continuation(target.text, len(target.drafts))
-        drafted.append([target.drafts for target in targets])
-    return [list(of_target) for of_target in zip(*drafted)]
-
-
-def test_each_table_gets_what_an_engine_of_its_own_would_publish(
-    tmp_path, draft_model, reference, pair
-):
-    """Different texts in slot 0 of both."""
-    first, second = play(pair, (PROMPT, OTHER_PROMPT), reference)
-    assert [] in first and first[-1] != second[-1] and len(first[-1]) == K
-    for name, prompt, together in (("c", PROMPT, first), ("d", OTHER_PROMPT, second)):
-        alone = Loop(draft_model, tmp_path / name, POLICY)
-        assert play([alone], [prompt], reference) == [together]
-
-
 def test_requests_of_all_tables_share_batches(reference, pair):
     first, second = pair
     targets = [begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)]
