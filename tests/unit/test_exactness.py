@@ -8,14 +8,11 @@ from tests.support.sampling_target import SLOTS, VOCAB, Play, Scene
 
 EPISODES = 30
 SCENES = {
-    "greedy": Scene(),
     "greedy, misses, late": Scene(miss=0.3, depth=None),
     "greedy, top-k and top-p": Scene(top_k=4, top_p=0.8),
-    "probabilistic": Scene(top_m=VOCAB),
     "probabilistic, truncated": Scene(top_m=3),
-    "probabilistic, one token": Scene(top_m=1),
-    "probabilistic, misses, late": Scene(top_m=4, miss=0.3, depth=None),
-    "probabilistic, top-k and top-p": Scene(top_m=4, top_k=4, top_p=0.8),
+    "probabilistic, one token, top-k and top-p": Scene(top_m=1, top_k=4, top_p=0.8),
+    "probabilistic, misses, late": Scene(top_m=VOCAB, miss=0.3, depth=None),
     "Saguaro": Scene(top_m=4, saguaro=0.3),
     "Saguaro, misses, late, top-k and top-p": Scene(4, 0.3, 1.2, 5, 0.9, miss=0.2, depth=None),
 }

@@ -30,7 +30,8 @@ MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_at
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
-    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": WINDOW},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "mistral with windows": {"architectures": ["MistralForCausalLM"], "sliding_window": WINDOW},
     "phi3": {"architectures": ["Phi3ForCausalLM"], "pad_token_id": None},
     "llama": {"rope_parameters": SCALED_ROTARY},
     "granite": {
@@ -72,7 +73,8 @@ def experts(monkeypatch):
 def test_draft_equal_to_target_accepts_k(tmp_path, name):
     """A target that says what transformers says accepts every draft."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]})
+    sizes = {"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]}
+    config = AutoConfig.for_model(name.split()[0], **sizes)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     if name == "gpt_oss":
         for layer in model.model.layers:

@@ -14,21 +14,6 @@ def guess(text, k=4):
     return continuation(np.array(text, np.int32), k, VOCAB).tolist()
 
 
-def test_the_longest_match_counts_then_the_latest():
-    assert guess([1, 2, 3, 9, 7, 3, 8, 1, 2, 3]) == [9, 7, 3, 8]
-    assert guess([3, 5, 7, 3, 8, 1, 3]) == [8, 1, 3, 8]
-    assert guess([4, 4, 4]) == [4] * 4
-
-
-def test_what_repeats_goes_on_repeating():
-    assert guess([5, 1, 2, 3, 1, 2, 3], k=7) == [1, 2, 3, 1, 2, 3, 1]
-
-
-def test_without_a_match_the_newest_token_is_repeated():
-    assert guess([1, 2, 3]) == [3] * 4
-    assert guess([6]) == [6] * 4
-
-
 def test_no_further_back_than_it_reaches():
     assert guess([2, 8, *[9] * (REACH - 2), 2]) == [8, 9, 9, 9]
     assert guess([2, 8, *[9] * (REACH - 1), 2]) == [2] * 4
