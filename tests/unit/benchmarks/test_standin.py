@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.standin.build import ensure_draft, ensure_standin, ensure_target, is_extended
 from benchmarks.standin.checkpoint import write_json, write_tensors
-from benchmarks.standin.drop import drop_layers
 from benchmarks.standin.folders import build_once
 from benchmarks.standin.gguf_llama import convert
 from benchmarks.standin.shapes import SHAPES, Shape
@@ -135,15 +134,6 @@ def without_layer(model: LlamaForCausalLM, layer: int) -> LlamaForCausalLM:
         left.self_attn.layer_idx = index
     model.config.num_hidden_layers -= 1
     return model
-
-
-def test_dropped_layer_is_gone(models: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    drop_layers(models / "smollm2", out, layers=(1,))
-    torch.testing.assert_close(logits(load(out)), logits(without_layer(small_model(), 1)))
-    with pytest.raises(ValueError, match="layers \\[3\\]"):
-        drop_layers(models / "smollm2", out, layers=(3,))
 
 
 def test_standin_of_a_draft(models: Path, tmp_path: Path) -> None:
