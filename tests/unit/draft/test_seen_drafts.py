@@ -133,24 +133,6 @@ class Script:
         )
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_predictions_are_those_of_a_model_that_is_shown_all(
-    tmp_path, monkeypatch, draft_model, seed
-):
-    names = "abc"
-    loop = Loop(draft_model, tmp_path / "a", POLICY)
-    for name in names:
-        loop.client.add(name, PROMPT)
-    loop.work()
-    forwards = Forwards(monkeypatch, draft_model)
-    script = Script(loop, seed, names)
-    for number in range(12):
-        script.play(number)
-    shown = sum(forwards.tokens)
-    assert shown
-    check_again(monkeypatch, script, Loop(draft_model, tmp_path / "b", POLICY))
-
-
 def check_again(monkeypatch, script, again):
     """Play what a script did to ``again``, whose draft is shown all, and compare predictions."""
     names = script.drafts

@@ -293,7 +293,8 @@ def test_a_target_that_decides_nothing_keeps_no_other_waiting(monkeypatch, refer
     assert len(target.drafts) == K
 
 
-def test_what_the_model_has_seen_is_told_apart(tmp_path, monkeypatch, draft_model):
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_model_has_seen_is_told_apart(tmp_path, monkeypatch, draft_model, seed):
     """Requests of two tables hit, miss and are trimmed by chance, and predictions are those of a
     draft that serves only one and is shown all."""
     engine = make_engine(draft_model, test_seen_drafts.POLICY, SLOTS)
@@ -302,7 +303,7 @@ def test_what_the_model_has_seen_is_told_apart(tmp_path, monkeypatch, draft_mode
         loop = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY, engine=engine)
         loop.client.add("1", PROMPT)
         loop.client.add("2", PROMPT)
-        scripts.append(test_seen_drafts.Script(loop, len(scripts), "12"))
+        scripts.append(test_seen_drafts.Script(loop, 2 * seed + len(scripts), "12"))
     loop.work()
     for number in range(16):
         for script in scripts:
