@@ -114,6 +114,44 @@ def program(tmp_path, monkeypatch):
     return make
 
 
+PRINTED = """
+Mean E2E Latency (ms):                   400.00
+Median E2E Latency (ms):                 390.00
+Mean TTFT (ms):                          50.50
+Median TTFT (ms):                        49.00
+P99 TTFT (ms):                           60.00
+Mean TPOT (ms):                          11.00
+Median TPOT (ms):                        10.00
+P99 TPOT (ms):                           12.00
+Mean ITL (ms):                           31.00
+Median ITL (ms):                         30.00
+P99 ITL (ms):                            32.00
+"""
+
+
+def test_sglangs_client(program, tmp_path):
+    program(
+        sglang,
+        "PYTHON",
+        f"""
+told = dict(zip(args, args[1:]))
+turns = json.load(open(told["--dataset-path"]))
+assert [t["conversations"][0]["value"] for t in turns] == ["a", "b"], turns
+assert told["--max-concurrency"] == "2"
+assert json.loads(told["--extra-request-body"]) == {{"temperature": 0.5}}
+line = dict(completed=2, duration=4.0, total_output_tokens=18)
+open(told["--output-file"], "w").write(json.dumps(line))
+print({PRINTED!r})
+""",
+    )
+    load = {"concurrency": 2, "temperature": 0.5}
+    seen = sglang.SglangClient().measure(task("http://x", tmp_path, ("a", "b"), **load))
+    assert (seen.completed, seen.seconds, seen.tokens) == (2, 4.0, 18)
+    assert seen.e2e.mean == 400 and seen.e2e.p99 is None
+    assert (seen.ttft.mean, seen.itl.p50, seen.tpot.p99) == (50.5, 30, 12)
+    assert seen.gap is None and seen.texts == []
+
+
 def test_sglangs_client_must_be_there(monkeypatch, tmp_path):
     monkeypatch.setattr(sglang, "PYTHON", tmp_path / "none")
     with pytest.raises(ValueError, match="make bench-clients"):
