@@ -123,3 +123,9 @@ def test_shapes_by_name_and_by_size() -> None:
     for wrong in ("71b", "32,3,4,2,8", "32,3,4,2,8,x"):
         with pytest.raises(ValueError, match="intermediate"):
             parse_shape(wrong)
+
+
+def test_a_shape_too_small_leaves_nothing(models: Path) -> None:
+    with pytest.raises(ValueError, match="layers"):
+        ensure_standin(models, "64,2,8,4,16,64", "float32")
+    assert not (models / "standin-64-2-8-4-16-64-float32").exists()
