@@ -79,12 +79,7 @@ def models(tmp_path: Path) -> Path:
 
 WIDER = {
     "same": SMALL,
-    "hidden": Shape(80, 3, 4, 2, 8, 48),
-    "head_dim": Shape(32, 3, 4, 2, 32, 48),
     "more query heads": Shape(32, 3, 8, 2, 8, 48),
-    "more kv heads": Shape(32, 3, 8, 4, 8, 48),
-    "layers": Shape(32, 8, 4, 2, 8, 48),
-    "intermediate": Shape(32, 3, 4, 2, 8, 112),
     "all": Shape(120, 7, 15, 5, 16, 200),
 }
 
