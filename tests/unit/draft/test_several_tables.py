@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.support.sentences import one_sentence
-from tests.unit.draft import test_seen_drafts
 from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engine
 from vllm_ssd.draft import engine as draft_engine
 from vllm_ssd.draft.budget import BranchBudget
@@ -291,26 +290,6 @@ def test_a_target_that_decides_nothing_keeps_no_other_waiting(monkeypatch, refer
     other.work(2 + K)
     target.round(other.client)
     assert len(target.drafts) == K
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_what_the_model_has_seen_is_told_apart(tmp_path, monkeypatch, draft_model, seed):
-    """Requests of two tables hit, miss and are trimmed by chance, and predictions are those of a
-    draft that serves only one and is shown all."""
-    engine = make_engine(draft_model, test_seen_drafts.POLICY, SLOTS)
-    scripts = []
-    for name in "ab":
-        loop = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY, engine=engine)
-        loop.client.add("1", PROMPT)
-        loop.client.add("2", PROMPT)
-        scripts.append(test_seen_drafts.Script(loop, 2 * seed + len(scripts), "12"))
-    loop.work()
-    for number in range(16):
-        for script in scripts:
-            script.play(number)
-    for name, script in zip("cd", scripts):
-        again = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY)
-        test_seen_drafts.check_again(monkeypatch, script, again)
 
 
 @pytest.mark.parametrize("seed", range(4))
