@@ -171,7 +171,6 @@ def make_engine(
         "dtype": "bfloat16",
         "max_model_len": arguments.max_model_len,
         "load_format": model.load_format,
-        "quantization": arguments.quantization,
         "enforce_eager": True,
         "max_num_seqs": slots,
     }
@@ -249,7 +248,6 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path(".models"))
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--backend", default="triton" if on_gpu else "sdpa", choices=BACKENDS)
-    parser.add_argument("--quantization")
     parser.add_argument("--k", type=int, default=7)
     parser.add_argument("--f", type=int, default=3)
     parser.add_argument("--batch-sizes", type=_numbers, default=[1])
@@ -260,7 +258,6 @@ def main() -> None:
     parser.add_argument(
         "--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)"
     )
-    parser.add_argument("--vllm-layers", action="store_true", help="do without fused layers")
     parser.add_argument("--json", type=Path, help="where to save the rows")
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
@@ -269,8 +266,6 @@ def main() -> None:
     policy = DraftPolicy(arguments.k, fan_out, fallbacks=True, chunk=1024)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch, torch.inference_mode():
         engine, table = make_engine(arguments, policy, Path(scratch))
-        if arguments.vllm_layers:
-            engine.model.fused = None
         engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))
         script = Script(engine, table, policy)
         rows = measure(arguments, engine, script, table)

@@ -61,7 +61,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--draft", default="draft-1b", help=model)
     add("--drop", type=numbers, default=[14], help="layers a stand-in draft leaves out")
     add("--models", type=Path, default=Path(".models"), help="where models are made")
-    add("--load-format", help='vLLM\'s; default: "standin" if one is a stand-in, else "auto"')
     add("--dtype", choices=("auto", *DTYPES), default="bfloat16")
     add("--tp", type=int, default=1, help="GPUs of the target")
     key: dict[str, Any] = {
@@ -92,7 +91,7 @@ def engine_arguments(
         "model": target.path,
         "dtype": args.dtype,
         # It loads other models, too.
-        "load_format": args.load_format or (STANDIN_KEY if STANDIN_KEY in formats else "auto"),
+        "load_format": STANDIN_KEY if STANDIN_KEY in formats else "auto",
         "max_model_len": args.max_model_len,
     }
     if on_gpus:

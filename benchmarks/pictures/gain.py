@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.pictures.svg import BLUE, GREY, ORANGE, Axes, Line, picture, text
+from benchmarks.pictures.svg import BLUE, GREY, ORANGE, Line, plot
 
 PLAIN, SSD = "plain, 1 GPU", "ssd k=7 f=3, 2 GPUs"
 EAGLE3 = ("EAGLE-3 k=3, 1 GPU", "EAGLE-3 k=5, 1 GPU")
@@ -47,10 +47,7 @@ def draw(markdown: str) -> str:
         Line("plain vLLM, 1 GPU", GREY, [(x, 1.0) for x in places], "2 3"),
     ]
     ticks = [(place, str(number)) for place, number in zip(places, clients)]
-    plot = Axes(4, 8, 744, 356, TITLE, lines, ticks, grid=5)
-    return picture(
-        760, 388, TITLE, [*plot.draw(), text(380, 378, "clients at the same time", GREY, "middle")]
-    )
+    return plot(TITLE, "clients at the same time", lines, ticks)
 
 
 def main() -> int:

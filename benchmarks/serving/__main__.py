@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             CLIENTS[client].check()
         if "sglang" in args.sides:
             sglang_server.check(args.sglang_python)
-        found = [find_dataset(name, args.models / "datasets") for name in args.dataset]
+        found = [find_dataset(name) for name in args.dataset]
         datasets = {dataset.name: dataset for dataset in found}
         target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
         drafts = [

@@ -15,7 +15,7 @@ from benchmarks.common.arguments import (
     reals,
 )
 from benchmarks.serving.clients import CLIENTS
-from benchmarks.serving.datasets import BUILT_IN, PACKAGES
+from benchmarks.serving.datasets import BUILT_IN, FOLDER
 from benchmarks.serving.records import KINDS, Load
 
 PASSAGE_TOKENS = 128  # of a prompt made of passages, unless said otherwise
@@ -23,7 +23,7 @@ SLACK_TOKENS = 64  # by which prompts may be longer than asked for
 # What is special about a sweep.
 SWEEPS: dict[str, dict[str, Any]] = {
     "concurrency": {"concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256]},
-    "data": {"concurrency": [1, 16], "max_model_len": 4096, "dataset": list(PACKAGES)},
+    "data": {"concurrency": [1, 16], "max_model_len": 4096},
 }
 _QUICK: dict[str, Any] = {
     **SMALL,
@@ -58,12 +58,11 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--eagle3", metavar="HEAD", help="folder or hub name of a head; without it no such side")
     add("--quantisation", default="fp8", help="of ssd-quantised's draft, as vLLM names it")
     add("--sglang-python", default=sys.executable, help="the Python that has SGLang's server")
-    names = ", ".join((BUILT_IN, *PACKAGES))
-    datasets: dict[str, Any] = {"type": lambda text: text.split(","), "default": [BUILT_IN]}
     add(
         "--dataset",
-        help=f"{names}, FILE.jsonl or a folder in $SSD_DATASET_DIR; or several",
-        **datasets,
+        type=lambda text: text.split(","),
+        default=[BUILT_IN],
+        help=f"{BUILT_IN}, FILE.jsonl or a folder in ${FOLDER}; or several",
     )
     add("--concurrency", type=numbers, help="requests at a time; 0: any number")
     add("--requests", type=int, default=8, help="of a load, at least")

@@ -11,7 +11,6 @@ anything is left after the end.
 import argparse
 import asyncio
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -26,12 +25,12 @@ import msgspec
 from msgspec.structs import replace
 from transformers import AutoTokenizer
 
-from benchmarks.common.arguments import SMALL, add_engine_arguments, engine_arguments
+from benchmarks.common.arguments import SMALL, add_engine_arguments
 from benchmarks.common.draft_server import draft_server, service_words
 from benchmarks.common.gpus import visible_gpus
-from benchmarks.common.models import find_model
 from benchmarks.common.running import alive, leftovers
 from benchmarks.common.server import Server, healthy_server
+from benchmarks.common.subject import find_subject
 from benchmarks.serving.records import Side
 from benchmarks.serving.sides import Plan
 from benchmarks.soak.load import Clients, Outcome
@@ -67,15 +66,13 @@ QUICK: dict[str, Any] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     args = _parse(arguments)
-    target = find_model(args.target, args.models, args.dtype)
-    draft = find_model(args.draft, args.models, args.dtype, args.drop)
-    gpus = visible_gpus()
+    target, draft, gpus, engine = find_subject("benchmarks.soak", arguments, args)
     options = {
         **({"max_restarts": MANY_RESTARTS} if args.kill_every else {}),
         **dict(args.option),
     }
     plan = Plan(
-        engine=engine_arguments(args, target, draft, bool(gpus)),
+        engine=engine,
         kinds=["plain", "ssd"],
         drafts=[draft],
         k=[args.k],
@@ -150,8 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lost = sum(log.read_text(errors="replace").count(LOST) for log in logs.glob("*.log"))
     died = max(0, lost - (0 if args.stop_every else len(killer.at)))
     summary = summarise(outcome, samples, killer.what, killer.at, died, draft_back, left, required)
-    print(f"`{shlex.join(['python', '-m', 'benchmarks.soak', *(arguments or sys.argv[1:])])}`\n")
-    print(f"* target: {target.about}\n* draft: {draft.about}\n\n{markdown(summary)}")
+    print(markdown(summary))
     if args.json is not None:
         record = {"summary": summary, "samples": samples}
         args.json.parent.mkdir(parents=True, exist_ok=True)

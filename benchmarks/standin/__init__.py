@@ -11,16 +11,3 @@ from benchmarks.standin.environment import environment
 from benchmarks.standin.shapes import SHAPES, Shape
 from benchmarks.standin.smollm2 import ensure_smollm2
 from benchmarks.standin.widen import standin_config, standin_tensors
-
-__all__ = [
-    "SHAPES",
-    "Shape",
-    "drop_layers",
-    "ensure_draft",
-    "ensure_smollm2",
-    "ensure_standin",
-    "ensure_target",
-    "environment",
-    "standin_config",
-    "standin_tensors",
-]

@@ -1,38 +1,30 @@
-"""What ``worker/guess_kernels.py`` is to guess, in numpy."""
+"""What ``worker/guess_kernels.py`` is to guess, by a plain search."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from vllm_ssd.worker.guess_kernels import LONGEST, REACH
 
 
-def in_vocabulary(tokens: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
-    """The tokens of a text, with 0 in place of those that no model can produce.
-
-    A multimodal prompt has placeholders with ids outside the vocabulary, which the target has no
-    embeddings and no probabilities for.
-    """
-    return np.where((tokens >= 0) & (tokens < vocab_size), tokens, np.int32(0))
+def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """The tokens of a text, with 0 in place of those that no model can produce: a multimodal
+    prompt's placeholders."""
+    return [token if 0 <= token < vocab_size else 0 for token in tokens]
 
 
-def continuation(text: NDArray[np.int32], k: int, vocab_size: int) -> NDArray[np.int32]:
-    """int32 [k] after a text, int32 [length >= 1]; all of them ``in_vocabulary``.
-
-    Of the positions whose last tokens equal those of the text, the longest match counts, then the
-    latest position. What follows it is continued periodically beyond the end of the text; without a
-    match the newest token is repeated.
-    """
+def continuation(text: Sequence[int], k: int, vocab_size: int) -> list[int]:
+    """k tokens after a text. Of the places whose last tokens equal those of the text, the longest
+    match counts, then the latest. What follows it goes on periodically beyond the end of the text;
+    without a match the newest token is repeated."""
     end = len(text) - 1
-    first = max(0, end - REACH)
-    place = np.arange(first, end)
-    same = np.ones(len(place), bool)
-    matched = np.zeros(len(place), np.int64)
-    for back in range(min(LONGEST, end)):
-        same &= (place >= back) & (text[np.maximum(place - back, 0)] == text[end - back])
-        matched += same
-    if not matched.any():
-        return in_vocabulary(np.full(k, text[end]), vocab_size)
-    best = first + len(place) - 1 - int(np.argmax(matched[::-1]))
-    return in_vocabulary(text[best + 1 + np.arange(k) % (end - best)], vocab_size)
+
+    def match(place: int) -> int:
+        """How many tokens up to a place equal those at the end."""
+        most = min(LONGEST, place + 1)
+        return next((n for n in range(most) if text[place - n] != text[end - n]), most)
+
+    places = range(max(0, end - REACH), end)
+    matched, best = max(((match(place), place) for place in places), default=(0, 0))
+    follows, period = (best + 1, end - best) if matched else (end, 1)
+    return in_vocabulary([text[follows + i % period] for i in range(k)], vocab_size)

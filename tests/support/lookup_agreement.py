@@ -175,7 +175,7 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
             target.write(slot, new)
             rows.append((slot, sampled, max(0, state.handed_over - max(sampled - 1, 0))))
         newest = [target.texts[slot, target.lengths[slot] - 1] for slot, *_ in rows]
-        newest = in_vocabulary(np.array(newest), VOCAB).tolist()
+        newest = in_vocabulary(newest, VOCAB)
         most = rng.choice([K, K, K, 1, 2])
         draft_probs = certain(torch.tensor([[token] * K for token in newest]), shape.top_m).clone()
         found = iter(
@@ -195,7 +195,7 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
             tokens = next(found) if sampled else []
             if sampled and not tokens:
                 text = target.texts[slot, : target.lengths[slot]]
-                tokens = continuation(text, K, VOCAB).tolist()
+                tokens = continuation(text.tolist(), K, VOCAB)
                 of_row[:] = certain(torch.tensor(tokens), shape.top_m)
             expected.append(tokens + [token] * (K - len(tokens)))
         on_device = torch.full_like(draft_probs, -7, device=device) if shape.top_m else None

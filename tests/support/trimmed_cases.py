@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from tests.support.lookup_cases import SAMPLED, SHAPE, TOP_M, K, Target
+from tests.support.lookup_cases import SAMPLED, SHAPE, K, Target
 from vllm_ssd.metrics.requests import read_request, request_key
 from vllm_ssd.protocol import make_stamp
 from vllm_ssd.protocol.draft_probs import pack
@@ -40,27 +40,25 @@ def _probs(draft, shares=(0.5, 0.25, 0.25)):
 
 
 def drafts_that_were_not_verified_are_there_next(folder, device):
-    """One of four is verified and accepted, and the bonus is the second."""
-    target = _with_a_hit(folder, device)
-    assert target.step([(0, 1)]) == [DRAFTS]
+    """One of four is verified and accepted, and the bonus is the second. They keep what they were
+    sampled from."""
+    target = _with_a_hit(folder, device, shape=SAMPLED)
+    drafts, draft_probs = target.sampled_step([(0, 1)])
+    assert drafts == [DRAFTS]
     target.write(0, [11, 12])
-    assert target.step([(0, 2, 0)]) == [[13, 14, 12, 12]]
+    drafts, later = target.sampled_step([(0, 2, 0)])
+    assert drafts == [[13, 14, 12, 12]]
+    assert later[0, :2].tolist() == draft_probs[0, 2:].tolist()
+    assert later[0, 0].tolist() == _probs(13)[0].tolist()
     assert target.confirmed(0, 1, 1) == [13, 14]
     target.write(0, [13])
-    assert target.step([(0, 1, 0)]) == [[14, 13, 13, 13]], "none verified: the bonus is the first"
+    drafts, _ = target.sampled_step([(0, 1, 0)])
+    assert drafts == [[14, 13, 13, 13]], "none verified: the bonus is the first"
     target.write(0, [14])
-    target.step([(0, 1, 0)])
+    target.sampled_step([(0, 1, 0)])
     assert target.confirmed(0, 1, 3) == [], "nothing is left"
     counted = read_request(target.table, request_key("a"))
     assert counted["verified"] == 1 and counted["accepted"] == [0, 1, 0, 0, 0]
-
-
-def drafts_after_another_token_are_not_used(folder, device):
-    target = _with_a_hit(folder, device)
-    target.step([(0, 1)])
-    target.write(0, [11, 99])
-    target.step([(0, 2, 1)])
-    assert target.confirmed(0, 1, 1) == []
 
 
 def another_request_in_the_slot_gets_no_drafts_left_over(folder, device):
@@ -71,18 +69,6 @@ def another_request_in_the_slot_gets_no_drafts_left_over(folder, device):
     target.write(0, [11])
     target.step([(0, 1)])
     assert target.confirmed(0, 2, 0) == []
-
-
-def what_is_left_over_keeps_its_distributions(folder, device):
-    target = _with_a_hit(folder, device, shape=SAMPLED)
-    drafts, draft_probs = target.sampled_step([(0, 1)])
-    assert drafts == [DRAFTS]
-    target.write(0, [11, 12])
-    drafts, later = target.sampled_step([(0, 2, 0)])
-    assert drafts == [[13, 14, 12, 12]]
-    assert later[0, :2].tolist() == draft_probs[0, 2:].tolist()
-    assert later[0, 0].tolist() == _probs(13)[0].tolist()
-    assert later.shape[-1] == TOP_M
 
 
 def no_more_drafts_than_are_wanted(folder, device):
@@ -215,9 +201,7 @@ def a_row_without_an_outcome_is_worth_nothing(folder, device):
 
 TRIMMED_CASES = [
     drafts_that_were_not_verified_are_there_next,
-    drafts_after_another_token_are_not_used,
     another_request_in_the_slot_gets_no_drafts_left_over,
-    what_is_left_over_keeps_its_distributions,
     no_more_drafts_than_are_wanted,
     nothing_is_published_where_no_drafts_are_wanted,
     steps_scheduled_without_drafts_are_not_looked_up,

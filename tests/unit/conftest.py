@@ -28,11 +28,12 @@ def same_environment():
 LONGEST = [
     f"test_{name}.py"
     for name in (
+        "loaded_draft",
         "fused_layers",
         "lookup_kernel",
         "kernels_for_amd",
-        "loaded_draft",
-        "exactness",
+        "changing_batches",
+        "architectures",
     )
 ]
 

@@ -45,6 +45,10 @@ class RoundShape(NamedTuple):
     fan_out: tuple[int, ...]
     steps: int
 
+    @property
+    def branches(self) -> int:
+        return sum(self.fan_out)
+
 
 class BranchBudget:
     """Chooses the shapes of rounds. cost_us: what rounds cost, by requests and branches a request,
@@ -101,7 +105,7 @@ class BranchBudget:
         row, the draft's probability of each draft that is verified, nan if it is not known."""
         if not self._policy.adaptive:
             return [shape.fan_out] * len(token_probs)
-        return self._probs.fan_outs(sum(shape.fan_out), token_probs, requests)
+        return self._probs.fan_outs(shape.branches, token_probs, requests)
 
     def _choose(self, window: Window, requests: int, feed_us: float, batches: int) -> RoundShape:
         limit_us = window.us(requests) / batches

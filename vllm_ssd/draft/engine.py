@@ -168,7 +168,7 @@ class DraftEngine:
         smallest = min(windows, key=lambda window: window.us(size))
         shape = self._budget.shape(smallest, size, self._programs.feeds_us(feeds), batches)
         steps = self.policy.tree_steps
-        tree_size = steps * sum(shape.fan_out)
+        tree_size = steps * shape.branches
         glues = []
         fan_outs = self._budget.fan_outs(shape, size, [r.token_probs for r in fitting])
         for request, count, fan_out in zip(fitting, unfed, fan_outs):
@@ -179,7 +179,7 @@ class DraftEngine:
         ahead = Counter(glue.request.served for glue in glues if glue.prediction is not None)
         for served, count in ahead.items():
             served.count("drafted_ahead", count)
-            served.count("branches", count * sum(shape.fan_out))
+            served.count("branches", count * shape.branches)
         self._ahead.append(self._executor.glue(glues, feeds, shape))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:

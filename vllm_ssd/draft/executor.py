@@ -56,7 +56,7 @@ class Executor:
         and plant a branch for each. feeds: programs that show it, and for which glues. shape: of
         the round."""
         size = self._programs.batch(len(glues))
-        program = self._programs.predict(size, sum(shape.fan_out))
+        program = self._programs.predict(size, shape.branches)
         with self._in_flight.timed("glue"):
             for feed, rows in feeds:
                 part = [glues[row] for row in rows]

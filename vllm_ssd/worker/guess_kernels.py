@@ -3,7 +3,7 @@
 A guess copies the tokens after the earlier position that is most like the end of the request's
 text. It costs nothing, because Model Runner V2 verifies k tokens of every row. It is right where a
 text repeats itself. The draft is not told of it, so all its branches are for accepted length 0, the
-likeliest. ``tests/support/guess.py`` guesses in numpy by the same rules.
+likeliest. ``tests/support/guess.py`` guesses by the same rules, with a plain search.
 """
 
 # mypy: allow-untyped-defs

@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.standin.build import ensure_draft, ensure_standin, ensure_target, is_extended
 from benchmarks.standin.checkpoint import write_json, write_tensors
-from benchmarks.standin.drop import drop_layers
 from benchmarks.standin.folders import build_once
 from benchmarks.standin.gguf_llama import convert
 from benchmarks.standin.shapes import SHAPES, Shape
@@ -80,12 +79,7 @@ def models(tmp_path: Path) -> Path:
 
 WIDER = {
     "same": SMALL,
-    "hidden": Shape(80, 3, 4, 2, 8, 48),
-    "head_dim": Shape(32, 3, 4, 2, 32, 48),
     "more query heads": Shape(32, 3, 8, 2, 8, 48),
-    "more kv heads": Shape(32, 3, 8, 4, 8, 48),
-    "layers": Shape(32, 8, 4, 2, 8, 48),
-    "intermediate": Shape(32, 3, 4, 2, 8, 112),
     "all": Shape(120, 7, 15, 5, 16, 200),
 }
 
@@ -135,15 +129,6 @@ def without_layer(model: LlamaForCausalLM, layer: int) -> LlamaForCausalLM:
         left.self_attn.layer_idx = index
     model.config.num_hidden_layers -= 1
     return model
-
-
-def test_dropped_layer_is_gone(models: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    drop_layers(models / "smollm2", out, layers=(1,))
-    torch.testing.assert_close(logits(load(out)), logits(without_layer(small_model(), 1)))
-    with pytest.raises(ValueError, match="layers \\[3\\]"):
-        drop_layers(models / "smollm2", out, layers=(3,))
 
 
 def test_standin_of_a_draft(models: Path, tmp_path: Path) -> None:

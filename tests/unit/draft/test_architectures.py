@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.config import ModelConfig
+from vllm.distributed import parallel_state
 
 from benchmarks.standin.tiny import TINY
 from tests.unit.draft.conftest import load_draft
@@ -23,11 +24,14 @@ SCALED_ROTARY = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+WINDOW = 12  # tokens that some layers see; texts are longer
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 # Name -> what its config has beside the sizes.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "mistral with windows": {"architectures": ["MistralForCausalLM"], "sliding_window": WINDOW},
     "phi3": {"architectures": ["Phi3ForCausalLM"], "pad_token_id": None},
     "llama": {"rope_parameters": SCALED_ROTARY},
     "granite": {
@@ -37,19 +41,44 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "logits_scaling": 2.0,
     },
+    "gemma3_text": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        **MIXED,
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        **MIXED,
+    },
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "pad_token_id": None},
     "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "num_key_value_heads": 2},
 }
 
-UNFUSED = ("olmo2", "gpt_neox")  # vLLM's layers compute them
+UNFUSED = ("gemma3_text", "gpt_oss", "olmo2", "gpt_neox")  # vLLM's layers compute them
+
+
+@pytest.fixture(autouse=True)
+def experts(monkeypatch):
+    """vLLM's group for experts, which it makes with the others only if the first model of the
+    process has some."""
+    if parallel_state.model_parallel_is_initialized() and parallel_state._EP is None:
+        monkeypatch.setattr(parallel_state, "_EP", parallel_state.get_tp_group())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_draft_equal_to_target_accepts_k(tmp_path, name):
     """A target that says what transformers says accepts every draft."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]})
+    sizes = {"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]}
+    config = AutoConfig.for_model(name.split()[0], **sizes)
     model = AutoModelForCausalLM.from_config(config).float().eval()
+    if name == "gpt_oss":
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.self_attn.sinks)
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     check_draft(ModelConfig(str(folder), dtype="float32", skip_tokenizer_init=True))

@@ -63,7 +63,7 @@ def test_a_round_fits_its_window(monkeypatch, window, window_us, branches, steps
         (1, 8): RoundCost(250.0, 350.0),
         (1, 4): RoundCost(230.0, 340.0),
     }
-    assert sum(budget.shape(window, 1).fan_out) == 24, "nothing is known of the window yet"
+    assert budget.shape(window, 1).branches == 24, "nothing is known of the window yet"
     has_verified_in(monkeypatch, budget, window, window_us)
     fan_out, found = budget.shape(window, 1)
     assert (sum(fan_out), found) == (branches, steps)
@@ -73,17 +73,17 @@ def test_a_round_fits_its_window(monkeypatch, window, window_us, branches, steps
 @pytest.mark.parametrize("window_us", [1, 500, 1000, 1_000_000])
 def test_given_numbers_have_the_sizes_that_are_recorded(monkeypatch, window, requests, window_us):
     budget = BranchBudget(policy(fan_out=(5, 4, 3, 1), max_branches=26))
-    assert sum(budget.shape(window, requests).fan_out) in budget.sizes(requests)
+    assert budget.shape(window, requests).branches in budget.sizes(requests)
     budget.cost_us = {
         (requests, size): RoundCost(20.0 * size, 20.0 * size) for size in budget.sizes(requests)
     }
     has_verified_in(monkeypatch, budget, window, window_us)
-    assert sum(budget.shape(window, requests).fan_out) in budget.sizes(requests)
+    assert budget.shape(window, requests).branches in budget.sizes(requests)
 
 
 def test_many_requests_share_the_branches(window):
     budget = BranchBudget(policy(fan_out=(6,) * 4, max_branches=64))
-    assert [sum(budget.shape(window, n).fan_out) for n in (1, 2, 4, 8, 32)] == [24, 24, 16, 8, 4]
+    assert [budget.shape(window, n).branches for n in (1, 2, 4, 8, 32)] == [24, 24, 16, 8, 4]
 
 
 def test_what_the_model_has_to_be_shown_takes_of_the_time(monkeypatch, window):
@@ -102,7 +102,7 @@ def test_whole_branches_become_fewer_not_shorter(monkeypatch):
         window = Window()
         has_verified_in(monkeypatch, budget, window, window_us)
         shapes.append(budget.shape(window, 1))
-    assert [(sum(shape.fan_out), shape.steps) for shape in shapes] == [(12, K), (4, K), (4, K)]
+    assert [(shape.branches, shape.steps) for shape in shapes] == [(12, K), (4, K), (4, K)]
 
 
 def test_batches_that_take_turns_share_the_time(monkeypatch, window):
@@ -127,8 +127,8 @@ def test_rounds_are_shorter_where_few_drafts_are_accepted(monkeypatch, window):
             verified(budget, window, right, None)
         shapes.append(budget.shape(window, 1))
     unlucky, lucky = shapes
-    assert (sum(unlucky.fan_out), unlucky.steps) == (12, 1)
-    assert (sum(lucky.fan_out), lucky.steps) == (4, 3)
+    assert (unlucky.branches, unlucky.steps) == (12, 1)
+    assert (lucky.branches, lucky.steps) == (4, 3)
 
 
 @pytest.mark.parametrize(("requests", "sizes"), [(1, [12, 8, 4]), (16, [12, 8, 4]), (64, [4])])

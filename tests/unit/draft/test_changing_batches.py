@@ -192,9 +192,9 @@ def test_a_request_is_never_answered_from_another_ones_state(
     loop, chance = batches.loop, random.Random(seed)
     monkeypatch.setattr(client, "time", loop)
     loop.engine._programs._recorded = padded
-    pool, spare = loop.engine.requests.pool, []
+    pool, spare, taken = loop.engine.requests.pool, [], []
     if short:
-        pool.take(pool.num_free - BLOCKS)
+        taken = pool.take(pool.num_free - BLOCKS)
     texts: list[list[int]] = [[]]  # with drafts that were to be verified
     for number in range(20):
         pool.give(spare)
@@ -220,3 +220,8 @@ def test_a_request_is_never_answered_from_another_ones_state(
                 batches.end(request)
             elif on_miss == "wait" and not trims:
                 assert len(request.drafts) == policy.k
+    for request in list(batches.requests):
+        batches.end(request)
+    for request in list(loop.engine.requests):  # of those that never had a slot's message
+        loop.engine.requests.drop(request)
+    assert pool.num_free + len(spare) + len(taken) == pool.num_blocks, "KV blocks leaked"

@@ -60,15 +60,15 @@ else:
     # With products of which several programs have a part.
     SPLIT = {"hidden_size": 256, "intermediate_size": 320, "num_attention_heads": 4}
 
-    # The interpreter takes seconds for many tokens: those of three tiles with one of them.
+    # The interpreter takes seconds for many tokens. Together these have all parts of layers, with
+    # few tokens and with the several tiles of more.
     @pytest.mark.parametrize(
         "name, sizes, counts",
         [
-            ("llama", SPLIT, (5, 40, 130)),
-            ("qwen2", SMALL, (5, 40)),
+            ("llama", SPLIT, (5, 130)),
+            ("qwen2", SMALL, (40,)),
             ("qwen3", SPLIT, (5, 40)),
-            ("mistral", SMALL, (5, 40)),
-            ("granite", SMALL, (5, 40)),
+            ("granite", SMALL, (24,)),
         ],
     )
     def test_same_hidden_states(tmp_path, name, sizes, counts):
@@ -78,8 +78,8 @@ else:
             fused = FusedLayers(weights, model.attention)
             theirs = model._forward, model.logits, model.attention
             assert largest_difference(fused, *theirs, counts=counts) < 1e-4
-            other = FusedLayers(replace(weights, residual_multiplier=0.2), model.attention)
-            assert largest_difference(other, *theirs, counts=(5,)) > TOLERANCE
+            if name != "llama":
+                return
             hidden = torch.randn(20, model.hidden_size)
             for known in (VOCAB, 70):  # by all tiles of the vocabulary, and by a part of one
                 logits = model.logits(hidden)[:, :known]
@@ -87,3 +87,5 @@ else:
                 for tokens, found in (fused.likeliest(hidden, known), in_one_pass(logits)):
                     assert tokens.equal(logits.argmax(dim=1))
                     assert torch.allclose(found, probs)
+            wrong = FusedLayers(replace(weights, residual_multiplier=0.2), model.attention)
+            assert largest_difference(wrong, *theirs, counts=(5,)) > TOLERANCE

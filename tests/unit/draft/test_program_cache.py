@@ -7,12 +7,12 @@ from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.program_cache import ProgramCache
 from vllm_ssd.draft.spec import DraftPolicy
 
-K = 4
+K, CHUNK = 4, 64
 
 
 @pytest.fixture
 def cache(draft_model):
-    policy = DraftPolicy(K, (2,) * (K + 1), True, chunk=16)
+    policy = DraftPolicy(K, (2,) * (K + 1), True, chunk=CHUNK)
     states = HiddenStates(draft_model, policy, 8)
     return ProgramCache(draft_model, states, None, policy, BranchBudget(policy), 8)
 
@@ -34,3 +34,27 @@ def test_single_tokens_apart_where_that_is_faster(cache, single_us, apart):
     together = [(4, K + 1, [0, 1, 2, 3])]
     assert shown(parts) == ([(3, 1, [0, 1, 3]), (1, K + 1, [2])] if apart else together)
     assert cache.feeds_us(parts) == (1400.0 if apart else 1500.0)
+
+
+@pytest.mark.parametrize(
+    "wanted, batch, size",
+    [
+        ([6], 1, 16),
+        ([40], 1, CHUNK),
+        ([100], 1, CHUNK),
+        ([40] * 3, 4, 16),
+        ([100, 3, 3], 1, CHUNK),
+        ([3, 4, 2], 4, K + 1),
+        ([3] * 12, 8, K + 1),
+    ],
+)
+def test_recorded_programs_that_show_the_most(cache, wanted, batch, size):
+    cache._recorded = True
+    feed = cache.chunk(wanted)
+    assert (feed.batch, feed.queries) == (batch, size)
+
+
+def test_others_have_the_size_that_is_needed(cache):
+    """On CPUs, where time goes by tokens, but for few: the weights are read once for all."""
+    shapes = [(feed.batch, feed.queries) for feed in map(cache.chunk, ([40, 40], [100], [3, 4, 9]))]
+    assert shapes == [(1, 40), (1, CHUNK), (2, 4)]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.support.sentences import one_sentence
-from tests.unit.draft import test_seen_drafts
 from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engine
 from vllm_ssd.draft import engine as draft_engine
 from vllm_ssd.draft.budget import BranchBudget
@@ -57,33 +56,6 @@ def seated(engine, loops):
 def free(engine):
     """KV blocks and seats that nobody has."""
     return engine.requests.pool.num_free, len(engine.requests._free_seats)
-
-
-def play(loops, prompts, reference):
-    """Rounds of a target for each loop, some of whose outcomes are predicted; what drafts each got,
-    by round."""
-    surprises = [(11 * place) % VOCAB for place in range(6)]
-    targets = [begin(*each, reference, surprises) for each in zip(loops, prompts)]
-    drafted = []
-    for _ in range(8):
-        for loop in loops:
-            loop.work()
-        for loop, target in zip(loops, targets):
-            target.round(loop.client)
-            assert target.drafts == reference.continuation(target.text, len(target.drafts))
-        drafted.append([target.drafts for target in targets])
-    return [list(of_target) for of_target in zip(*drafted)]
-
-
-def test_each_table_gets_what_an_engine_of_its_own_would_publish(
-    tmp_path, draft_model, reference, pair
-):
-    """Different texts in slot 0 of both."""
-    first, second = play(pair, (PROMPT, OTHER_PROMPT), reference)
-    assert [] in first and first[-1] != second[-1] and len(first[-1]) == K
-    for name, prompt, together in (("c", PROMPT, first), ("d", OTHER_PROMPT, second)):
-        alone = Loop(draft_model, tmp_path / name, POLICY)
-        assert play([alone], [prompt], reference) == [together]
 
 
 def test_requests_of_all_tables_share_batches(reference, pair):
@@ -318,25 +290,6 @@ def test_a_target_that_decides_nothing_keeps_no_other_waiting(monkeypatch, refer
     other.work(2 + K)
     target.round(other.client)
     assert len(target.drafts) == K
-
-
-def test_what_the_model_has_seen_is_told_apart(tmp_path, monkeypatch, draft_model):
-    """Requests of two tables hit, miss and are trimmed by chance, and predictions are those of a
-    draft that serves only one and is shown all."""
-    engine = make_engine(draft_model, test_seen_drafts.POLICY, SLOTS)
-    scripts = []
-    for name in "ab":
-        loop = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY, engine=engine)
-        loop.client.add("1", PROMPT)
-        loop.client.add("2", PROMPT)
-        scripts.append(test_seen_drafts.Script(loop, len(scripts), "12"))
-    loop.work()
-    for number in range(16):
-        for script in scripts:
-            script.play(number)
-    for name, script in zip("cd", scripts):
-        again = Loop(draft_model, tmp_path / name, test_seen_drafts.POLICY)
-        test_seen_drafts.check_again(monkeypatch, script, again)
 
 
 @pytest.mark.parametrize("seed", range(4))

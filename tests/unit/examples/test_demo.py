@@ -1,5 +1,6 @@
 """The demo: what counts as decoding, how it speculates by what steps cost, and what it says."""
 
+import pytest
 from rich.console import Console
 
 from examples.demo.__main__ import separate_cores
@@ -129,16 +130,16 @@ def test_other_texts_are_a_fault():
     assert "a fault of ssd: after 0 tokens [1, 2, 2, 2] is not [7, 2, 2, 2]" in said
 
 
-def test_equal_answers_do_not_part():
-    assert first_difference([1, 2], [1, 2]) is None
-
-
-def test_first_difference_names_the_place():
-    assert first_difference([1, 2, 3], [1, 2, 4, 5]) == "after 2 tokens [3] is not [4, 5]"
-
-
-def test_an_answer_that_only_ends_sooner_is_a_difference():
-    assert first_difference([1, 2], [1]) == "after 1 tokens [2] is not []"
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 2, 3], [1, 2, 4, 5], "after 2 tokens [3] is not [4, 5]"),
+        ([1, 2], [1], "after 1 tokens [2] is not []"),
+    ],
+)
+def test_first_difference_names_the_place(one, other, said):
+    assert first_difference(one, other) == said
 
 
 def test_every_answer_must_be_the_same():

@@ -1,62 +1,54 @@
-"""The guess for rows without drafts, in numpy and as a kernel."""
+"""The guess for rows without drafts, as the kernel makes it."""
 
 import random
 
-import numpy as np
 import pytest
 
-from tests.support.guess import LONGEST, REACH, continuation
+from tests.support import guess, interpreter
 
-VOCAB = 100
+pytest.importorskip("triton")
 
+if not interpreter.HERE:
 
-def guess(text, k=4):
-    return continuation(np.array(text, np.int32), k, VOCAB).tolist()
+    def test_in_the_interpreter():
+        interpreter.run_again(__file__)
 
+else:
+    import torch
+    import triton
+    import triton.language as tl
 
-def test_the_longest_match_counts_then_the_latest():
-    assert guess([1, 2, 3, 9, 7, 3, 8, 1, 2, 3]) == [9, 7, 3, 8]
-    assert guess([3, 5, 7, 3, 8, 1, 3]) == [8, 1, 3, 8]
-    assert guess([4, 4, 4]) == [4] * 4
+    from vllm_ssd.protocol import TableShape
+    from vllm_ssd.protocol.kernel_layout import KernelLayout
+    from vllm_ssd.worker.guess_kernels import REACH, continuation
 
+    K, VOCAB = 7, 100
+    AT = KernelLayout.of(TableShape(slots=1, k=K, branches=1))
 
-def test_what_repeats_goes_on_repeating():
-    assert guess([5, 1, 2, 3, 1, 2, 3], k=7) == [1, 2, 3, 1, 2, 3, 1]
+    @triton.jit
+    def _guess(text, length, found, VOCAB: tl.constexpr, AT: tl.constexpr):
+        lane = tl.arange(0, AT.token_lanes)
+        tokens = continuation(text, tl.load(length), VOCAB, AT)
+        tl.store(found + lane, tokens, mask=lane < AT.k)
 
+    def guessed(text):
+        """What stands before the text in memory would make all matches longer."""
+        found = torch.zeros(K, dtype=torch.int32)
+        memory = torch.tensor([*text, *text]).int()
+        _guess[(1,)](memory[len(text) :], torch.tensor([len(text)]), found, VOCAB, AT)
+        return found.tolist()
 
-def test_without_a_match_the_newest_token_is_repeated():
-    assert guess([1, 2, 3]) == [3] * 4
-    assert guess([6]) == [6] * 4
+    @pytest.mark.parametrize(
+        "alphabet", [range(3), range(20), [1, VOCAB - 1, VOCAB, -1, 2**31 - 1]]
+    )
+    def test_against_a_plain_search(alphabet):
+        """Ids outside the vocabulary are compared, as they are a part of the text, and are not
+        proposed."""
+        rng = random.Random(0)
+        for _ in range(60):
+            text = rng.choices(alphabet, k=rng.randint(1, 40))
+            assert guessed(text) == guess.continuation(text, K, VOCAB), text
 
-
-def test_no_further_back_than_it_reaches():
-    assert guess([2, 8, *[9] * (REACH - 2), 2]) == [8, 9, 9, 9]
-    assert guess([2, 8, *[9] * (REACH - 1), 2]) == [2] * 4
-
-
-@pytest.mark.parametrize("placeholder", [VOCAB, 2**31 - 1, -1])
-def test_ids_outside_the_vocabulary_are_not_proposed(placeholder):
-    """They are compared, as they are a part of the text."""
-    image = [placeholder] * 3
-    assert guess([5, *image, 6, 7, 5], k=6) == [0, 0, 0, 6, 7, 5]
-    assert guess([1, *image, 6, 2, *image]) == [6, 2, 0, 0]
-    assert guess([VOCAB - 1, placeholder]) == [0] * 4, "no match"
-
-
-def match(text, place):
-    """How many tokens up to a place equal those at the end."""
-    lengths = range(1, min(LONGEST, place + 1) + 1)
-    return max((n for n in lengths if text[place + 1 - n : place + 1] == text[-n:]), default=0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_against_a_plain_search(seed):
-    rng = random.Random(seed)
-    for _ in range(50):
-        text = [rng.randrange(3) for _ in range(rng.randint(1, 40))]
-        end = len(text) - 1
-        matched, best = max(((match(text, place), place) for place in range(end)), default=(0, 0))
-        expected = (
-            [text[best + 1 + i % (end - best)] for i in range(4)] if matched else text[-1:] * 4
-        )
-        assert guess(text) == expected
+    def test_no_further_back_than_it_reaches():
+        assert guessed([2, 8, *[9] * (REACH - 2), 2]) == [8, *[9] * (K - 1)]
+        assert guessed([2, 8, *[9] * (REACH - 1), 2]) == [2] * K

