@@ -122,7 +122,7 @@ CEILINGS = {
     "protocol": 2300,
     "draft": 5070,
     "lifecycle": 2550,
-    "relay": 1900,
+    "relay": 1760,
     "config": 960,
     "metrics": 700,
     "worker": 2000,

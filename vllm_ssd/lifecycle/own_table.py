@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,8 @@ def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None
     """Make the table of a run directory and return the file descriptor that holds it. Raises
     ``RuntimeError`` with a sentence if there is no room."""
     try:
-        SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
+        table = SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
+        table.target["started_s"] = int(time.time())  # a target's worker sets it again
         return rundir.hold_table(run_dir)
     except OSError as error:
         size = SpeculationTable.size_of(shape) / 2**20

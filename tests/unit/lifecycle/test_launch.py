@@ -3,13 +3,14 @@
 import logging
 import os
 import select
+import socket
 import time
 
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.lifecycle import launch
+from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
@@ -47,13 +48,15 @@ def talk(monkeypatch):
     commands: list[list[str]] = []
 
     def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
-        def say(command, pass_fds, **_):
-            commands.append(command)
-            held.append(os.dup(int(command[4])))
-            locks.extend(map(os.dup, pass_fds[1:]))
+        def say(module, folder, *arguments, keep):
+            commands.append([module, *arguments])
+            ours, theirs = socket.socketpair()
+            held.append(theirs.detach())
+            locks.extend(map(os.dup, keep))
             os.write(held[-1], said)
+            return ours, 0
 
-        monkeypatch.setattr(launch.subprocess, "run", say)
+        monkeypatch.setattr(launch, "start_detached", say)
         made.append(launcher(name, **options))
         made[-1].start()
         return made[-1]
@@ -125,7 +128,7 @@ def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
     end(talk.keepers[0])
     until(lambda: len(talk.commands) == 2)
     first, second = talk.commands
-    assert second[-1] == "again" and second[:4] == first[:4]
+    assert second[-1] == "again" and second[:-1] == first
     until(lambda: "back" in caplog.text)
     end(talk.keepers[1])
     until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
@@ -138,14 +141,14 @@ def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     made = talk(b'{"ready": "r"}\n{"lo', max_restarts=3)
     (made.run_dir / launch.SPEC_FILE).touch()
     made.wait_ready()
-    start, failures = launch.subprocess.run, [OSError(24, "Too many open files")]
+    start, failures = launch.start_detached, [OSError(24, "Too many open files")]
 
-    def run(command, **how):
+    def run(*command, **how):
         if failures:
             raise failures.pop()
-        start(command, **how)
+        return start(*command, **how)
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
+    monkeypatch.setattr(launch, "start_detached", run)
     end(talk.keepers[0])
     until(lambda: len(talk.commands) == 2)
     assert "could not be started again: [Errno 24] Too many open files" in caplog.text
@@ -185,7 +188,7 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
 
 def test_paths_for_another_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    found = launch.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
+    found = detached.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
     assert found == {"PYTHONPATH": f"{tmp_path}/lib:/opt", "HF_HOME": f"{tmp_path}/hf"}
 
 

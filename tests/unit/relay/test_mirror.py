@@ -13,7 +13,7 @@ from vllm_ssd.relay.frames import Changed, Malformed, Plan
 from vllm_ssd.relay.mirror import KINDS, LONGEST_TEXT, Mirror, read_status, show_status
 from vllm_ssd.relay.records import Fallback, Outcome, Prediction, Side, State, pack
 
-SESSION, VOCAB = 1, 400
+VOCAB = 400
 GENERATION = 5
 
 
@@ -24,8 +24,8 @@ class Nodes:
         shape = TableShape(**{"slots": 3, "k": 3, "branches": 4, "tail": 32, **shape})
         self.table = SpeculationTable.create(folder / "target", shape)
         self.mirror = SpeculationTable.create(folder / "draft", shape)
-        self.of_target = Mirror(self.table, SESSION, Side.TARGET)
-        self.of_draft = Mirror(self.mirror, SESSION, Side.DRAFT)
+        self.of_target = Mirror(self.table, Side.TARGET)
+        self.of_draft = Mirror(self.mirror, Side.DRAFT)
         # the target's and the draft's own ends
         self.outcomes, self.predictions = OutcomeWriter(self.table), PredictionWriter(self.mirror)
         self.reader = OutcomeReader(self.mirror)
@@ -293,7 +293,7 @@ ROUND = int(stamp(1))
 
 def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
     number = KINDS.index(kind)
-    return Changed(SESSION, number, slot, stamp, known, pack(head), pack(tokens), probs)
+    return Changed(number, slot, stamp, known, pack(head), pack(tokens), probs)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
         changed(Prediction, tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 8),
         changed(Fallback, tokens=[1] * 4),
-        Changed(SESSION, KINDS.index(Fallback), 0, ROUND, 0, b"", b"12345", b""),
-        Changed(SESSION, len(KINDS), 0, ROUND),
+        Changed(KINDS.index(Fallback), 0, ROUND, 0, b"", b"12345", b""),
+        Changed(len(KINDS), 0, ROUND),
     ],
 )
 def test_frames_that_do_not_fit_the_table_are_refused(nodes, frame):
@@ -372,16 +372,16 @@ def test_status(nodes):
     nodes.table.draft["restarts"] = 2
     draft["pid"], draft["live"], draft["restarts"] = 77, 3, 9
     draft["heartbeat"] = 1
-    status = read_status(nodes.mirror, SESSION, lives=True)
+    status = read_status(nodes.mirror, lives=True, engine=True)
     assert status.age_ns > 0
     show_status(nodes.table, status, 250.4)
     found = nodes.table.draft[0]
     assert [int(found[n]) for n in ("pid", "live", "restarts", "link_us")] == [77, 3, 2, 250]
     assert 0 < found["heartbeat"]
-    show_status(nodes.table, read_status(nodes.mirror, 0, lives=False), 250)
+    show_status(nodes.table, read_status(nodes.mirror, lives=False, engine=False), 250)
     assert found["restarts"] == 9 and found["heartbeat"] == 0
     draft["heartbeat"] = 0
-    assert read_status(nodes.mirror, SESSION, lives=True).age_ns == -1
+    assert read_status(nodes.mirror, lives=True, engine=True).age_ns == -1
     status.counters.pop()
     with pytest.raises(Malformed):
         show_status(nodes.table, status, 250)
