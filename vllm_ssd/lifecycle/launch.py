@@ -55,7 +55,6 @@ class DraftLauncher:
         self._config: Any = vllm_config.speculative_config
         self._named = named
         self._device = device
-        self._process = os.getpid()
         self._channel: socket.socket | None = None
         self._listener: threading.Thread | None = None
         self._files: OwnFiles | None = None
@@ -138,8 +137,6 @@ class DraftLauncher:
 
     def begin_stop(self) -> None:
         """Tell the keeper to take the draft down, without waiting for it."""
-        if os.getpid() != self._process:
-            return  # this is a forked child that ends while the engine goes on
         with self._ending:
             self._stopping = True
             self._stop_begun = self._stop_begun or time.monotonic()
@@ -152,8 +149,6 @@ class DraftLauncher:
         seconds after ``begin_stop``, by default ``STOP_S``. A keeper that takes longer removes the
         files when it ends. leave: the draft goes on for the other engines that have its name, and
         ends with the last of them."""
-        if os.getpid() != self._process:
-            return
         self.begin_stop()
         keeper_at_work = leave
         if self._channel is not None and self._listener is not None:

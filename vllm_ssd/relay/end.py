@@ -23,10 +23,10 @@ from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
 
 _AT_ONCE = LARGEST // 4  # most bytes of a message, except one that is a single frame
-LOOK_S = 0.1  # between two checks for peers that are gone, and two pings
+TEND_S = 0.1  # between two checks for peers that are gone, and two pings
 REST_S = 0.05  # between two steps without requests, when only messages bring changes
 _FINEST_S, _COARSEST_S = 100e-6, 1e-3
-_LOOKS = 10  # steps in one round trip of the link
+_STEPS = 10  # steps in one round trip of the link
 START_S, STOP_S = 30.0, 3.0  # timeouts for a child's start and for its end
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
@@ -73,7 +73,7 @@ class Connection:
         time of a core that target or draft need on CPUs."""
         if self.mirror is None or not self.mirror.has_requests:
             return REST_S
-        return min(max(self.link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
+        return min(max(self.link_us * 1e-6 / _STEPS, _FINEST_S), _COARSEST_S)
 
 
 C = TypeVar("C", bound=Connection)
@@ -96,9 +96,9 @@ class End(Generic[C]):
         self._sockets.drain()
         now = time.monotonic()
         if now >= self._next_tend:
-            self._next_tend = now + LOOK_S
+            self._next_tend = now + TEND_S
             for peer in self._peers.values():
-                peer.silent_s += LOOK_S
+                peer.silent_s += TEND_S
             self._tend(now)
         for peer in self._peers.values():
             peer.flush()
@@ -109,7 +109,7 @@ class End(Generic[C]):
         raise NotImplementedError
 
     def _tend(self, now: float) -> None:
-        """Check every ``LOOK_S`` seconds which processes are gone."""
+        """Check every ``TEND_S`` seconds which processes are gone."""
         raise NotImplementedError
 
 

@@ -11,7 +11,7 @@ import zmq
 
 from vllm_ssd.lifecycle.joined_draft import PUT_AWAY_S
 from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.messages import (
     NO_ANSWER,
     Add,
@@ -50,13 +50,12 @@ class Peer(Connection):
             return
         self._files, self.run_dir = files, files.run_dir
         try:
-            table = SpeculationTable.open(rundir.table_path(self.run_dir))
             self._control = ControlClient(endpoint(self.run_dir))
-        except (OSError, zmq.ZMQError) as error:  # no file descriptor is free
+        except zmq.ZMQError as error:  # no file descriptor is free
             files.remove()
             then(str(error))
             return
-        self.mirror = mirror = Mirror(table, Side.DRAFT)
+        self.mirror = mirror = Mirror(files.table, Side.DRAFT)
 
         def answered(answer: str | None) -> None:
             if self.mirror is mirror:

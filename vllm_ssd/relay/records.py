@@ -65,7 +65,7 @@ class Outcome(Record):
         self._k, self._tail = table.shape.k, table.shape.tail
         self._reader, self._writer = OutcomeReader(table), OutcomeWriter(table)
         self._states = DraftStates(table)
-        self._confirmed = table.slots["outcome"]["drafts_stamp"]
+        self._confirmed = table.slots["outcome"]["drafts_stamp"].T  # by parity, then slot
         self._told = np.zeros(table.shape.slots, np.uint64)  # stamps of outcomes
         self._told_drafts = np.zeros(table.shape.slots, np.uint64)  # and of their draft tokens
         self._lengths = [0] * table.shape.slots  # tokens of the text that the other end has
@@ -76,8 +76,10 @@ class Outcome(Record):
     def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
         """If the table no longer has all new tokens of a text, the target must add the request
         again: its state becomes LOST and its generation 0."""
-        newest, confirmed = self._reader.newest_stamps(), self._confirmed.max(axis=1)
+        newest, confirmed = self._reader.newest_stamps(), np.maximum(*self._confirmed)
         differ = (newest != self._told) | (confirmed != self._told_drafts)
+        if not differ.any():
+            return
         for slot in np.flatnonzero(differ & (newest >> _32 == generations)).tolist():
             stamp = newest.item(slot)
             if stamp != self._told.item(slot):

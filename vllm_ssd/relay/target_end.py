@@ -88,7 +88,7 @@ class TargetEnd(End[Connection]):
         self._files = OwnFiles(spec.shape, owner)
         self.run_dir = self._files.run_dir
         self.word = str(self.run_dir)
-        self._table = SpeculationTable.open(rundir.table_path(self.run_dir))
+        self._table = self._files.table
         sockets.serve(self.run_dir, self._handle)
         self._engine = ExitStack()  # resources of the engine's session
         self._awaiting: Answer | None = None  # sends the engine the answer to its ``Join``

@@ -192,22 +192,6 @@ def test_paths_for_another_working_directory(monkeypatch, tmp_path):
     assert found == {"PYTHONPATH": f"{tmp_path}/lib:/opt", "HF_HOME": f"{tmp_path}/hf"}
 
 
-def test_the_end_of_a_forked_child_is_not_the_engines(talk):
-    made = talk(b'{"ready": "here"}\n')
-    made.wait_ready()
-    child = os.fork()
-    if not child:
-        made.begin_stop()
-        made.stop()
-        os._exit(0)
-    assert os.waitpid(child, 0) == (child, 0)
-    assert rundir.is_alive(made.run_dir) and rundir.table_path(made.run_dir).exists()
-    ends = talk.keepers[-1:]
-    assert not select.select(ends, [], [], 0)[0], "the keeper would leave"
-    made.begin_stop()
-    assert select.select(ends, [], [], 0)[0]
-
-
 def test_a_service_that_has_this_name_already(talk):
     """It is the user's; this one has left nothing."""
     other = talk(b"")

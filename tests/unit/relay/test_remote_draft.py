@@ -79,7 +79,7 @@ class Far:
 def make(tmp_path, monkeypatch):
     """Makes one whose draft has not begun."""
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
-    monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
     monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
     with ExitStack() as ends:
 
