@@ -146,7 +146,6 @@ class JoinedDraft:
             join(self._thread)
 
     def _watch(self) -> None:
-        next_touch = time.monotonic() + rundir.TOUCH_S
         next_spread = time.monotonic() + SPREAD_S
         while not self._ended.wait(TEND_S):
             with self._turn:
@@ -155,9 +154,7 @@ class JoinedDraft:
                     if time.monotonic() >= next_spread:
                         next_spread = time.monotonic() + SPREAD_S
                         self._spread()
-                    if time.monotonic() >= next_touch:
-                        next_touch = time.monotonic() + rundir.TOUCH_S
-                        rundir.touch(self._run_dir)
+                    rundir.touch(self._run_dir)
                 except Exception as error:  # too many open files, for example
                     self._survive(error)
 

@@ -91,7 +91,7 @@ class DraftServer:
             return self._loop()
 
     def _loop(self) -> str:
-        next_owner_check = next_touch = 0.0
+        next_owner_check = 0.0
         last_work = time.monotonic()
         while not self._stopped:
             now = time.monotonic()
@@ -101,11 +101,9 @@ class DraftServer:
                     logger.warning("SSD: the draft's keeper is gone; the draft server exits")
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well and needs no result
+                rundir.touch(self._run_dir)
                 if self._draft.engine is not None:
                     self._tend(self._draft.engine)
-            if now >= next_touch:
-                next_touch = now + rundir.TOUCH_S
-                rundir.touch(self._run_dir)
             if self._asleep:
                 self._control.wait(REST_S)
             self._control.drain()

@@ -134,22 +134,23 @@ class State(Record):
 class Fallback(Record):
     """Draft tokens for an outcome that was not predicted, a record for each parity. They arrive a
     few steps at a time. tokens: those after the known ones, ordered by step, then branch; a
-    fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the rest of
-    the record but for ``token_probs``, sent only while no tokens are known."""
+    fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the numbers
+    of the record between stamp and tokens, sent only while no tokens are known."""
 
     writer = Side.DRAFT
     name = "fallback"
 
     def __init__(self, table: SpeculationTable, number: int):
         super().__init__(table, number)
-        shape, self._records = table.shape, table.slots[self.name]
+        shape, records = table.shape, table.slots[self.name]
         self._k, self._branches, self._top_m = shape.k, shape.branches, shape.top_m
-        self._stamps, self._depths = self._records["stamp"], self._records["depth"]
+        self._stamps, self._depths = records["stamp"], records["depth"]
+        self._heads = _heads(records)
         sizes = shape.slots, 2, -1, shape.k
-        self._tokens = self._records["tokens"].reshape(sizes)
+        self._tokens = records["tokens"].reshape(sizes)
         self._probs: NDArray[np.int64] | None = None
         if shape.top_m:
-            self._probs = self._records["draft_probs"].reshape(*sizes, shape.top_m)
+            self._probs = records["draft_probs"].reshape(*sizes, shape.top_m)
         self._told, self._told_depths = np.zeros_like(self._stamps), np.zeros_like(self._depths)
 
     def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
@@ -162,8 +163,8 @@ class Fallback(Record):
             stamp, depth = self._stamps.item(at), self._depths.item(at)
             told = self._told_depths.item(at) if self._told.item(at) == stamp else 0
             known = told if depth > told else 0  # 0: a new record
-            head = self._head(at)
-            new_tokens = *at, slice(self._branches_of(head)), slice(known, depth)
+            head = self._heads[at].copy()
+            new_tokens = *at, slice(self._branches_in(head)), slice(known, depth)
             tokens, probs = self._tokens[new_tokens].T.tobytes(), b""
             if self._probs is not None:
                 by_step = self._probs[new_tokens].swapaxes(0, 1)
@@ -171,7 +172,8 @@ class Fallback(Record):
             if self._stamps.item(at) != stamp:
                 continue
             self._told[at], self._told_depths[at] = stamp, depth
-            yield Changed(self._number, slot, stamp, known, b"" if known else head, tokens, probs)
+            sent = b"" if known else head.tobytes()
+            yield Changed(self._number, slot, stamp, known, sent, tokens, probs)
 
     def write(self, changed: Changed) -> None:
         stamp, known = changed.stamp, changed.known
@@ -179,8 +181,11 @@ class Fallback(Record):
         there = self._stamps.item(at)
         if there > stamp or (known and (there != stamp or self._depths.item(at) != known)):
             return  # this end has a newer record, or has withdrawn this one
-        head = changed.head if not known else self._head(at)
-        branches = self._branches_of(head)
+        numbers = self._heads.shape[-1]
+        head = self._heads[at] if known else int32s(changed.head, numbers)
+        if len(head) != numbers or not self._fits(head):
+            raise Malformed("a head that does not fit")
+        branches = self._branches_in(head)
         tokens = int32s(changed.tokens, self._k * branches)
         steps = len(tokens) // max(branches, 1)
         if len(tokens) != steps * branches or known + steps > self._k:
@@ -188,7 +193,7 @@ class Fallback(Record):
         probs = unpack_probs(changed.probs, len(tokens), self._top_m) if self._top_m else None
         if not known:
             self._stamps[at] = 0
-            self._begin(at, head)
+            self._heads[at] = head
         new = *at, slice(branches), slice(known, known + steps)
         self._tokens[new] = tokens.reshape(steps, branches).T
         if self._probs is not None and probs is not None:
@@ -196,42 +201,35 @@ class Fallback(Record):
         self._depths[at] = known + steps
         self._stamps[at] = stamp
 
-    def _head(self, at: tuple[int, int]) -> bytes:
-        """The head of the record at (slot, parity)."""
-        return b""
-
-    def _branches_of(self, head: bytes) -> int:
-        """The number of branches that a head announces; raises ``Malformed``."""
+    def _branches_in(self, head: NDArray[np.int32]) -> int:
+        """The number of branches of the record with this head."""
         return 1
 
-    def _begin(self, at: tuple[int, int], head: bytes) -> None:
-        """Write the head's content to the record at (slot, parity)."""
+    def _fits(self, head: NDArray[np.int32]) -> bool:
+        """Whether the numbers of a head fit the table."""
+        return True
 
 
 class Prediction(Fallback):
-    """Predicted outcomes of a round, with a branch each. head: number of tokens that each branch
-    will have, then all accepted lengths, then all bonus tokens."""
+    """Predicted outcomes of a round, with a branch each."""
 
     name = "prediction"
 
-    def _head(self, at: tuple[int, int]) -> bytes:
-        record = self._records[at]
-        count = min(max(int(record["count"]), 0), self._branches)
-        steps = min(max(int(record["steps"]), 0), self._k)
-        outcomes = record["accepted"][:count].tobytes() + record["bonus"][:count].tobytes()
-        return pack([steps]) + outcomes
+    def _branches_in(self, head: NDArray[np.int32]) -> int:
+        return int(head[0])
 
-    def _branches_of(self, head: bytes) -> int:
-        numbers = int32s(head, 1 + 2 * self._branches)
-        if len(numbers) % 2 == 0 or not 0 <= numbers[0] <= self._k:
-            raise Malformed("a prediction whose parts do not fit")
-        return len(numbers) // 2
+    def _fits(self, head: NDArray[np.int32]) -> bool:
+        count, _, steps = head[:3].tolist()
+        return 0 <= count <= self._branches and 0 <= steps <= self._k
 
-    def _begin(self, at: tuple[int, int], head: bytes) -> None:
-        record, (steps, *outcomes) = self._records[at], int32s(head, len(head))
-        record["steps"], record["count"] = steps, len(outcomes) // 2
-        record["accepted"][: len(outcomes) // 2] = outcomes[: len(outcomes) // 2]
-        record["bonus"][: len(outcomes) // 2] = outcomes[len(outcomes) // 2 :]
+
+def _heads(records: NDArray) -> NDArray[np.int32]:
+    """int32 [.., n], a view: the numbers between stamp and tokens of each record."""
+    size, fields = records.dtype.itemsize, records.dtype.fields
+    assert fields is not None
+    head = ("<i4", (fields["tokens"][1] - 8) // 4)
+    layout = np.dtype({"names": ["head"], "formats": [head], "offsets": [8], "itemsize": size})
+    return records.view(layout)["head"]
 
 
 def pack(numbers: Sequence[int]) -> bytes:

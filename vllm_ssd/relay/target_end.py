@@ -58,7 +58,6 @@ logger = get_logger(__name__)
 
 SILENT_S = 1.0  # timeout without a message, after which the link counts as dead
 REFUSED_S = 2.0  # pause before the next connection after a refusal
-_GOOD_S = 10.0  # age of a working connection after which a repeated refusal is logged again
 _UNKNOWN_S = 1.0  # between two checks for requests that the draft does not know
 _LINGER_MS = 200  # timeout for sending the last messages to the other end
 _KILLED_S = 10.0  # timeout for the processes of an engine that is being killed
@@ -92,9 +91,8 @@ class TargetEnd(End[Connection]):
         sockets.serve(self.run_dir, self._handle)
         self._engine = ExitStack()  # resources of the engine's session
         self._awaiting: Answer | None = None  # sends the engine the answer to its ``Join``
-        self._refusal = ""  # why the last connection was refused
+        self._refusal = ""  # why a connection was refused, until an engine joins
         self._next_unknown = 0.0
-        self._next_touch = time.monotonic() + rundir.TOUCH_S
         self._connect()
 
     def _tend(self, now: float) -> None:
@@ -111,8 +109,6 @@ class TargetEnd(End[Connection]):
             self._next_unknown = now + _UNKNOWN_S
             if self._peer.mirror is not None and self._awaiting is None:
                 self._served.ask_for_unknown()
-        if now >= self._next_touch:
-            self._next_touch = now + rundir.TOUCH_S
             rundir.touch(self.run_dir)
 
     def close(self) -> None:
@@ -127,7 +123,6 @@ class TargetEnd(End[Connection]):
         self._peer = self._peers[b""] = Connection(self._link.send)
         self._peer.add(Hello(self._where.name))
         self._over = False  # True: this end ignores and asks nothing more on this connection
-        self._connected = time.monotonic()
 
     def _end_session(self) -> None:
         """Handle a dead link: clear the heartbeats and part with the engine."""
@@ -217,8 +212,6 @@ class TargetEnd(End[Connection]):
             self._refused(str(error))
             return
         self._peer.silent_s = 0.0
-        if time.monotonic() - self._connected > _GOOD_S:
-            self._refusal = ""
 
     def _take(self, frame: ToTarget) -> None:
         peer = self._peer
@@ -247,6 +240,8 @@ class TargetEnd(End[Connection]):
         self._answer(refusal)
         if refusal:
             self._part()
+        else:
+            self._refusal = ""
 
 
 def _put_away(engine: Path) -> None:

@@ -271,7 +271,7 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
     nodes.outcomes.publish(0, stamp(1), 5, 0, [9])
     nodes.predictions.publish(0, stamp(1), [0], [7])
     table, name = (nodes.table, "outcome") if kind is Outcome else (nodes.mirror, "prediction")
-    read, head, record = OutcomeReader.read, Prediction._head, table.slots[name][0, 1]
+    read, count, record = OutcomeReader.read, Prediction._branches_in, table.slots[name][0, 1]
 
     def begin(original):
         def begun(*arguments):
@@ -282,7 +282,7 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(OutcomeReader, "read", begin(read))
-        patched.setattr(Prediction, "_head", begin(head))
+        patched.setattr(Prediction, "_branches_in", begin(count))
         assert (nodes.to_draft() if kind is Outcome else nodes.to_target()) == []
     record["stamp"] = stamp(1)
     assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
@@ -294,6 +294,11 @@ ROUND = int(stamp(1))
 def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
     number = KINDS.index(kind)
     return Changed(number, slot, stamp, known, pack(head), pack(tokens), probs)
+
+
+def head(count, steps):
+    """Of a prediction of four branches, which has count, depth, steps and the outcomes."""
+    return [count, 0, steps] + [1] * 8
 
 
 @pytest.mark.parametrize(
@@ -309,15 +314,18 @@ def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
         changed(Outcome, slot=3),
         changed(State, slot=3),
         changed(Prediction, slot=3),
-        changed(Prediction, head=[3, 1, 1, 1]),
-        changed(Prediction, head=[4, 1, 1]),
-        changed(Prediction, head=[-1, 1, 1]),
-        changed(Prediction, head=[3] + [1] * 10),
-        changed(Prediction, head=[3, 0, 1, 7, 8], tokens=[1] * 3),
+        changed(Prediction, head=[1, 0, 3]),
+        changed(Prediction, head=[1, 0, 3] + [1] * 9),
+        changed(Prediction, head=head(1, 4)),
+        changed(Prediction, head=head(1, -1)),
+        changed(Prediction, head=head(5, 3)),
+        changed(Prediction, head=head(-1, 3)),
+        changed(Prediction, head=head(2, 3), tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 8),
-        changed(Fallback, tokens=[1] * 4),
-        Changed(KINDS.index(Fallback), 0, ROUND, 0, b"", b"12345", b""),
+        changed(Fallback, tokens=[1]),
+        changed(Fallback, head=[0], tokens=[1] * 4),
+        Changed(KINDS.index(Fallback), 0, ROUND, 0, bytes(4), b"12345", b""),
         Changed(len(KINDS), 0, ROUND),
     ],
 )
@@ -338,8 +346,8 @@ def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
     nodes.note(added(0))
     before = bytes(nodes.table.pages)
     for frame in (
-        changed(Fallback, tokens=[1], probs=probs),
-        changed(Prediction, head=[3, 0, 7], tokens=[1], probs=probs),
+        changed(Fallback, head=[1], tokens=[1], probs=probs),
+        changed(Prediction, head=head(1, 3), tokens=[1], probs=probs),
     ):
         with pytest.raises(Malformed):
             nodes.of_target.apply(frame)
