@@ -122,7 +122,7 @@ CEILINGS = {
     "protocol": 2300,
     "draft": 5070,
     "lifecycle": 2520,
-    "relay": 1750,
+    "relay": 1740,
     "config": 960,
     "metrics": 700,
     "worker": 2000,

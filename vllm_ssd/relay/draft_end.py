@@ -8,7 +8,6 @@ and answers with the port at which it listens. It ends when the socket closes or
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +46,6 @@ from vllm_ssd.relay.peer import ANSWER_S, Peer
 logger = get_logger(__name__)
 
 PEER_GONE_S = 5.0  # timeout after which the draft leaves the engines of a silent target's end
-AGAIN_S = 1.0  # between two starts of a relay that has ended
 # Most requests of an engine that every draft allows: vLLM's largest default of max_num_seqs. An
 # engine may have more requests than the draft; those without room in the draft get no drafts.
 _ALLOWED_SLOTS = 1024
@@ -73,7 +71,6 @@ class ListeningEnd:
         """Start the draft's end, and replace a port of 0 in the key file by the real one. Raises
         ``ValueError`` with a sentence if it cannot listen."""
         self._spec = spec
-        self._next_start = 0.0
         self._child = self._start()
         path = Path(spec.key_file)
         keys = read_keys(path)
@@ -83,11 +80,11 @@ class ListeningEnd:
             write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
 
     def tend(self) -> None:
-        """Restart the draft's end if it has ended. The engines join again by themselves."""
-        if not self._child.ended or time.monotonic() < self._next_start:
+        """Restart the draft's end if it has ended; each start takes about a second. The engines
+        join again by themselves."""
+        if not self._child.ended:
             return
         logger.error("SSD: the relay to engines on other nodes has ended and is started again")
-        self._next_start = time.monotonic() + AGAIN_S
         self._child.stop()
         try:
             self._child = self._start()
