@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.unit.lifecycle.test_joined_draft import until
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.draft_device import DraftDevice
@@ -107,13 +108,6 @@ def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     assert "could not be started again (n)" in not_back
     assert back == "SSD: the draft is back: b"
     assert "lost (g)" in given_up and "max_restarts is 1" in given_up
-
-
-def until(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def end(keeper):
