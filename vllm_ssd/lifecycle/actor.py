@@ -53,7 +53,7 @@ class DraftActor:
         self._task: Any = None  # the actor task that runs now
         self._process: psutil.Process | None = None
         self._serving = False
-        self._beat = self._looks = 0  # the last heartbeat, and the polls since it changed
+        self._beat = self._polls = 0  # the last heartbeat, and the polls since it changed
         # Ray and the server inherit these. On ROCm, Ray does not start if the environment has
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
@@ -93,7 +93,7 @@ class DraftActor:
             raise DraftLost(str(error)) from error
         self._task = self._actor.serve.remote()
         self._serving = True
-        self._looks = 0
+        self._polls = 0
 
     def result(self) -> str | None:
         """The text that the server's task returned, None while it runs. Raises ``DraftLost`` if the
@@ -113,9 +113,9 @@ class DraftActor:
         before, self._beat = self._beat, int(self._status["heartbeat"])
         # A draft that sleeps or reloads its weights has set its heartbeat to 0.
         asleep = not self._beat and int(self._status["away"]) == ASLEEP
-        self._looks = 0 if asleep or self._beat != before else self._looks + 1
+        self._polls = 0 if asleep or self._beat != before else self._polls + 1
         limit_s = HANG_S if self._beat else self._start_timeout_s
-        if self._serving and self._looks * POLL_S > limit_s:
+        if self._serving and self._polls * POLL_S > limit_s:
             raise DraftLost(
                 f"no sign of life for {limit_s:g} s"
                 if self._beat

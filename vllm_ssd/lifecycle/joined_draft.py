@@ -12,15 +12,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.lifecycle.found_service import Service
+from vllm_ssd.lifecycle.found_draft import FoundDraft
 from vllm_ssd.lifecycle.launch import join
 from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.protocol import rundir
 from vllm_ssd.protocol.draft_names import find_all
 from vllm_ssd.protocol.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
 from vllm_ssd.protocol.service_state import State
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LOOK_S = 0.2  # between two checks of the service
+TEND_S = 0.2  # between two checks of the draft
 JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # timeout of its answer, which takes milliseconds unless it hangs
 PUT_AWAY_S = 60.0  # timeout of the answer of a draft that frees its memory, which takes seconds
@@ -48,7 +47,7 @@ class JoinedDraft:
         self._name = draft_name(vllm_config)
         self._process = os.getpid()
         self._files: OwnFiles | None = None
-        self._service: Service | None = None  # None: no service drafts for this engine now
+        self._draft: FoundDraft | None = None  # None: no draft drafts for this engine now
         self._turn = threading.Lock()  # held by the thread, ``sleep`` and ``wake`` while they work
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -73,7 +72,7 @@ class JoinedDraft:
         self._files = OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
         self._run_dir = self._files.run_dir
         self._config.run_dir = str(self._run_dir)
-        self._table = SpeculationTable.open(rundir.table_path(self._run_dir))
+        self._table = self._files.table
         logger.info("SSD: joining the draft of %r in %s", self._config, self._run_dir)
         self._try_to_join()
         if not self._words.empty():
@@ -123,12 +122,19 @@ class JoinedDraft:
     def begin_stop(self) -> None:
         """Stop the draft before vLLM stops the target's workers: vLLM kills an engine core that
         takes too long afterwards. The workers keep the files that they need open."""
-        self.stop()
+        if os.getpid() == self._process:
+            self._begin_stop()
 
     def stop(self) -> None:
-        """Leave the service and remove this engine's files."""
-        if os.getpid() != self._process:
-            return  # this is a forked child that ends while the engine goes on
+        """Leave the service and remove this engine's files. Does nothing in a forked child, which
+        ends while the engine goes on."""
+        if os.getpid() == self._process:
+            self._stop()
+
+    def _begin_stop(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         self._end_watch()
         self._leave()
         if self._files is not None:
@@ -140,36 +146,36 @@ class JoinedDraft:
             join(self._thread)
 
     def _watch(self) -> None:
-        next_touch = time.monotonic() + rundir.TOUCH_S
         next_spread = time.monotonic() + SPREAD_S
-        while not self._ended.wait(LOOK_S):
-            with self._turn, self._surviving():
-                if self._service is not None:
-                    self._check(self._service)
-                elif not self._asleep and time.monotonic() >= self._next_try:
-                    self._try_to_join()
-                    if self._service is None and time.monotonic() >= self._due:
-                        self._lose(f"not back within {self._config.start_timeout_s:g} s")
-                if time.monotonic() >= next_spread:
-                    next_spread = time.monotonic() + SPREAD_S
-                    self._spread()
-                if time.monotonic() >= next_touch:
-                    next_touch = time.monotonic() + rundir.TOUCH_S
+        while not self._ended.wait(TEND_S):
+            with self._turn:
+                try:
+                    self._tend()
+                    if time.monotonic() >= next_spread:
+                        next_spread = time.monotonic() + SPREAD_S
+                        self._spread()
                     rundir.touch(self._run_dir)
+                except Exception as error:  # too many open files, for example
+                    self._survive(error)
 
-    @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
-        """Keep the thread alive when the block raises. Logs each exception once until the engine
-        has drafts again, and delays the next try to join by ``JOIN_S`` seconds."""
-        try:
-            yield
-        except Exception as error:  # too many open files, for example
-            self._next_try = time.monotonic() + JOIN_S
-            failure = f"{type(error).__name__}: {error}"
-            if failure != self._failure:
-                self._failure = failure
-                what = "cannot be looked after, and that is tried again"
-                logger.error("SSD: %s %s (%s)", self.about, what, failure)
+    def _tend(self) -> None:
+        """Check the draft that this engine has joined. If there is none, try to join one."""
+        if self._draft is not None:
+            self._check(self._draft)
+        elif not self._asleep and time.monotonic() >= self._next_try:
+            self._try_to_join()
+            if self._draft is None and time.monotonic() >= self._due:
+                self._lose(f"not back within {self._config.start_timeout_s:g} s")
+
+    def _survive(self, error: Exception) -> None:
+        """Log each exception of the thread once until the engine has drafts again, and delay the
+        next try to join by ``JOIN_S`` seconds."""
+        self._next_try = time.monotonic() + JOIN_S
+        failure = f"{type(error).__name__}: {error}"
+        if failure != self._failure:
+            self._failure = failure
+            what = "cannot be looked after, and that is tried again"
+            logger.error("SSD: %s %s (%s)", self.about, what, failure)
 
     def _lose(self, why: str) -> None:
         self._due = math.inf
@@ -178,11 +184,11 @@ class JoinedDraft:
             what = "serving goes on without drafts until it is back"
             logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
 
-    def _check(self, service: Service) -> None:
-        """Check that the service still drafts for this engine, and part with it if it does not."""
-        state = service.state
+    def _check(self, draft: FoundDraft) -> None:
+        """Check that the draft still drafts for this engine, and part with it if it does not."""
+        state = draft.state
         why = state.value if state is not State.SERVING else ""
-        if not why and int(self._table.draft["pid"][0]) != service.pid:
+        if not why and int(self._table.draft["pid"][0]) != draft.pid:
             why = "its draft was started again"
         if not why and not self._table.draft["heartbeat"][0]:
             why = "it does not draft for this engine any more"
@@ -198,56 +204,54 @@ class JoinedDraft:
     def _try_to_join(self) -> None:
         self._next_try = time.monotonic() + JOIN_S
         try:
-            services = self._services()
+            drafts = self._drafts()
         except ValueError as error:
             self._say(str(error))
             return
-        states = [service.state for service in services]
-        ready = [s for s, state in zip(services, states) if state is State.SERVING]
+        states = [draft.state for draft in drafts]
+        ready = [draft for draft, state in zip(drafts, states) if state is State.SERVING]
         if ready:
-            self._join(min(ready, key=lambda service: service.engines))
-        elif services and all(state is State.GONE for state in states):
+            self._join(min(ready, key=lambda draft: draft.engines))
+        elif drafts and all(state is State.GONE for state in states):
             self._say("its draft is lost for good, and its log says of what")
         else:  # no draft is ready; wake those that sleep
-            for service, state in zip(services, states):
+            for draft, state in zip(drafts, states):
                 if state is State.ASLEEP:
-                    ask(service.run_dir, Wake(), ANSWER_S)
-        if services and self._service is None:
-            self._table.draft["away"] = services[0].away  # shown to readers of this table
-        _close(service for service in services if service is not self._service)
+                    ask(draft.run_dir, Wake(), ANSWER_S)
+        if drafts and self._draft is None:
+            self._table.draft["away"] = drafts[0].away  # shown to readers of this table
 
-    def _join(self, service: Service) -> None:
-        answer = ask(service.run_dir, Join(str(self._run_dir), service.engines), ANSWER_S)
+    def _join(self, draft: FoundDraft) -> None:
+        answer = ask(draft.run_dir, Join(str(self._run_dir), draft.engines), ANSWER_S)
         if answer is None or answer in NOT_NOW:
             if answer == OTHERS_CAME:
                 self._next_try = 0.0
             return
         if not answer:
-            self._service = service
+            self._draft = draft
             self._table.draft["away"] = 0
             self._due, self._failure = math.inf, ""
         self._say(answer)
 
-    def _services(self) -> list[Service]:
-        """All drafts with this name; the caller closes them. Raises ``ValueError`` with a sentence
-        if there is none, or one has another version of this package."""
-        services = []
+    def _drafts(self) -> list[FoundDraft]:
+        """All drafts of the service. Raises ``ValueError`` with a sentence if there is none, or one
+        has another version of this package."""
+        drafts = []
         for run_dir, _ in find_all(self._name):
             with contextlib.suppress(FileNotFoundError):  # the draft is ending
-                services.append(Service(run_dir))
-        return services
+                drafts.append(FoundDraft(run_dir))
+        return drafts
 
     def _spread(self) -> None:
-        """Move to another draft with this name if it would have fewer engines than this one."""
-        if self._service is None:
+        """Move to another draft of the service if it would have fewer engines than this one."""
+        if self._draft is None:
             return
         try:
-            services = self._services()
+            drafts = self._drafts()
         except ValueError:
             return  # the service is lost, which the next ``_check`` finds
-        fewest = min((s.engines for s in services if s.state is State.SERVING), default=0)
-        _close(services)
-        if fewest + 1 < self._service.engines:
+        fewest = min((one.engines for one in drafts if one.state is State.SERVING), default=0)
+        if fewest + 1 < self._draft.engines:
             logger.info("SSD: moving to a draft that has fewer engines")
             self._leave()
             self._try_to_join()
@@ -265,25 +269,18 @@ class JoinedDraft:
                 logger.warning("SSD: %s is back", self.about)
 
     def _leave(self, asleep: bool = False) -> None:
-        if self._service is not None:
+        if self._draft is not None:
             limit_s = PUT_AWAY_S if asleep else ANSWER_S
-            answer = ask(self._service.run_dir, Leave(str(self._run_dir), asleep), limit_s)
+            answer = ask(self._draft.run_dir, Leave(str(self._run_dir), asleep), limit_s)
             if asleep and answer is None:
                 logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
             self._part()
 
     def _abandon(self) -> None:
-        """Part with a lost service without ``Leave``, which it would not answer."""
+        """Part with a lost draft without ``Leave``, which it would not answer."""
         self._part()
 
     def _part(self) -> None:
-        """Close the service and clear the heartbeat, so that the target skips waiting."""
-        assert self._service is not None
-        self._service.close()
-        self._service = None
+        """Part with the draft and clear the heartbeat, so that the target skips waiting."""
+        self._draft = None
         self._table.draft["heartbeat"] = 0
-
-
-def _close(services: Iterable[Service]) -> None:
-    for service in services:
-        service.close()

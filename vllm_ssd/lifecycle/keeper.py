@@ -28,6 +28,7 @@ import msgspec
 
 from vllm_ssd.lifecycle import own_ray
 from vllm_ssd.lifecycle.actor import POLL_S, DraftActor, DraftLost, RayLost, sentence
+from vllm_ssd.lifecycle.detached import detach
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import SPEC_FILE, KeeperSpec
@@ -147,12 +148,9 @@ class Keeper:
             pass  # the engine core is gone: the next ``_rest`` raises ``OwnerGone``
 
 
-def main(run_dir: str, channel_fd: str, again: str = "") -> None:
-    """Entry point. ``launch.py`` runs this module with the arguments RUN_DIR FD [AGAIN]."""
-    # Detach from the parent: vLLM kills a process that stops slowly and all its children. The
-    # keeper must survive that to end the draft and remove its files.
-    if os.fork():
-        os._exit(0)
+def main(channel_fd: str, run_dir: str, again: str = "") -> None:
+    """Entry point. ``launch.py`` runs this module by ``start_detached``."""
+    channel = detach(channel_fd)
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own_ray.set_environment(Path(run_dir))
@@ -160,7 +158,7 @@ def main(run_dir: str, channel_fd: str, again: str = "") -> None:
         del os.environ[name]
     # SIGTERM also ends the draft: sys.exit leaves through the ``finally`` of ``run``.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Keeper(Path(run_dir), socket.socket(fileno=int(channel_fd)), bool(again)).run()
+    Keeper(Path(run_dir), channel, bool(again)).run()
 
 
 if __name__ == "__main__":

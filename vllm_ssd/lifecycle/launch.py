@@ -7,22 +7,20 @@ import json
 import os
 import queue
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vllm_ssd.lifecycle.detached import start_detached
 from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import SPEC_FILE, make_keeper_spec
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable, TableOwner, is_own_draft, rundir
+from vllm_ssd.protocol import TableOwner, is_own_draft
 from vllm_ssd.protocol.draft_names import DraftName, publish
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ _LOSSES = {
 # Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
-# Variables whose paths may be relative to the working directory.
-_OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
 
 
 class DraftLauncher:
@@ -59,7 +55,6 @@ class DraftLauncher:
         self._config: Any = vllm_config.speculative_config
         self._named = named
         self._device = device
-        self._process = os.getpid()
         self._channel: socket.socket | None = None
         self._listener: threading.Thread | None = None
         self._files: OwnFiles | None = None
@@ -96,8 +91,6 @@ class DraftLauncher:
         owner = TableOwner(model="", pid=os.getpid(), draft_server=self._named.name)
         files = OwnFiles(shape, owner)
         try:
-            table = SpeculationTable.open(rundir.table_path(files.run_dir))
-            table.target["started_s"] = int(time.time())  # in engines a target's worker sets it
             publish(files.run_dir, self._named)
         except BaseException:
             files.remove()
@@ -106,21 +99,14 @@ class DraftLauncher:
 
     def _start_keeper(self, *again: str) -> None:
         assert self._files is not None
-        self._channel, theirs = socket.socketpair()
-        keeper = [sys.executable, "-m", "vllm_ssd.lifecycle.keeper"]
-        with theirs:
-            # Returns at once: the keeper detaches itself so that it is not killed with this
-            # process. Its working directory is the run directory, because Python imports from the
-            # working directory first and Ray passes it on. The listener reports a failed keeper.
-            subprocess.run(
-                [*keeper, str(self.run_dir), str(theirs.fileno()), *again],
-                cwd=self.run_dir,
-                env=os.environ | absolute_paths(os.environ),
-                pass_fds=(theirs.fileno(), *self._files.locks),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                check=False,
-            )
+        # The listener reports a keeper that fails.
+        self._channel, _ = start_detached(
+            "vllm_ssd.lifecycle.keeper",
+            self.run_dir,
+            str(self.run_dir),
+            *again,
+            keep=self._files.locks,
+        )
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if the draft is required and has failed; does not wait for it."""
@@ -151,8 +137,6 @@ class DraftLauncher:
 
     def begin_stop(self) -> None:
         """Tell the keeper to take the draft down, without waiting for it."""
-        if os.getpid() != self._process:
-            return  # this is a forked child that ends while the engine goes on
         with self._ending:
             self._stopping = True
             self._stop_begun = self._stop_begun or time.monotonic()
@@ -165,8 +149,6 @@ class DraftLauncher:
         seconds after ``begin_stop``, by default ``STOP_S``. A keeper that takes longer removes the
         files when it ends. leave: the draft goes on for the other engines that have its name, and
         ends with the last of them."""
-        if os.getpid() != self._process:
-            return
         self.begin_stop()
         keeper_at_work = leave
         if self._channel is not None and self._listener is not None:
@@ -240,17 +222,3 @@ def join(thread: threading.Thread, timeout_s: float | None = None) -> None:
     executor there, and that ends the draft."""
     if thread is not threading.current_thread():
         thread.join(timeout_s)
-
-
-def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that hold paths, with absolute paths for use from another working directory.
-    Leaves out empty paths, which mean the working directory."""
-    return {
-        name: os.pathsep.join(
-            os.path.abspath(os.path.expanduser(path))
-            for path in environment[name].split(os.pathsep)
-            if path
-        )
-        for name in _OF_PATHS
-        if environment.get(name)
-    }

@@ -8,13 +8,12 @@ as a service that a user has started. It ends with the last engine that has its 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING
 
 from vllm_ssd.lifecycle import joined_draft
 from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device, set_variables
-from vllm_ssd.lifecycle.found_service import Service
+from vllm_ssd.lifecycle.found_draft import FoundDraft
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.launch import STOP_S, DraftLauncher
 from vllm_ssd.lifecycle.own_table import engines_of
@@ -103,22 +102,18 @@ class OwnDraft(JoinedDraft):
             while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
                 pass  # the keeper killed a draft that hung: its successor must sleep
 
-    def begin_stop(self) -> None:
-        if os.getpid() != self._process:
-            return  # this is a forked child that ends while the engine goes on
+    def _begin_stop(self) -> None:
         self._stop_begun = self._stop_begun or time.monotonic()
         self._end_watch()
-        if self._service is not None and not self._config.share_draft:
+        if self._draft is not None and not self._config.share_draft:
             self._part()  # the service ends with this engine and may hang: send no ``Leave``
-        super().stop()
+        super()._stop()
         if self._launcher is not None:
             self._launcher.begin_stop()
 
-    def stop(self) -> None:
-        """Leave the service, end it if this is the last engine, and remove this engine's files."""
-        if os.getpid() != self._process:
-            return
-        self.begin_stop()
+    def _stop(self) -> None:
+        """Also ends the service if this is its last engine."""
+        self._begin_stop()
         self._restore_environment()
         self._device = DraftDevice()  # frees a GPU reserved in Ray
         if self._launcher is None:
@@ -127,10 +122,10 @@ class OwnDraft(JoinedDraft):
             self._launcher.stop(leave=bool(engines_of(self._name)))
         self._launcher = None
 
-    def _services(self) -> list[Service]:
+    def _drafts(self) -> list[FoundDraft]:
         """All drafts with this name; empty until the first engine has started the service."""
         try:
-            return super()._services()
+            return super()._drafts()
         except ValueError:
             return []
 
@@ -144,7 +139,7 @@ class OwnDraft(JoinedDraft):
             if time.monotonic() >= deadline:
                 self._say(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 break
-            time.sleep(joined_draft.LOOK_S)
+            time.sleep(joined_draft.TEND_S)
             self._try_to_join()
         self.wait_ready()
 
@@ -155,6 +150,6 @@ class OwnDraft(JoinedDraft):
             while find_all(self._name) and not engines_of(self._name):
                 if time.monotonic() >= deadline:
                     return False
-                time.sleep(joined_draft.LOOK_S)
+                time.sleep(joined_draft.TEND_S)
             return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,16 +59,16 @@ def engines_of(draft_server: str) -> list[TableOwner]:
 
 class OwnFiles:
     """A run directory and its table, made by this process and held until ``remove``. First removes
-    the files that killed engines have left. run_dir_locks: file descriptors that hold the
-    directory. locks: those, and the one that holds the table."""
+    the files that killed engines have left. locks: file descriptors that hold directory and
+    table."""
 
     def __init__(self, shape: TableShape, owner: TableOwner):
         """Raises the errors of ``rundir.create`` and ``make_table``."""
         rundir.sweep()
-        self.run_dir, self.run_dir_locks = rundir.create()
-        self.locks = list(self.run_dir_locks)
+        self.run_dir, self.locks = rundir.create()
         try:
-            self.locks.append(make_table(self.run_dir, shape, owner))
+            self.table = make_table(self.run_dir, shape, owner)
+            self.locks.append(rundir.hold_table(self.run_dir))
         except BaseException:
             self.remove()
             raise
@@ -84,12 +85,15 @@ class OwnFiles:
             os.close(self.locks.pop())
 
 
-def make_table(run_dir: Path, shape: TableShape, owner: TableOwner | None = None) -> int:
-    """Make the table of a run directory and return the file descriptor that holds it. Raises
-    ``RuntimeError`` with a sentence if there is no room."""
+def make_table(
+    run_dir: Path, shape: TableShape, owner: TableOwner | None = None
+) -> SpeculationTable:
+    """Make the table of a run directory. Raises ``RuntimeError`` with a sentence if there is no
+    room."""
     try:
-        SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
-        return rundir.hold_table(run_dir)
+        table = SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
+        table.target["started_s"] = int(time.time())  # a target's worker sets it again
+        return table
     except OSError as error:
         size = SpeculationTable.size_of(shape) / 2**20
         raise RuntimeError(

@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # torch is imported once the process is pinned
 
 logger = get_logger(__name__)
 
-# Seconds between two reads of the table by an idle server. LOOK_S: requests run, on a CPU (0 on a
-# GPU). LOOK_LATER_S: after 1 s without work, when the target is busy with other requests or stuck.
-# SLEEP_S: without requests; a control message ends this wait.
-LOOK_S, LOOK_LATER_S, SLEEP_S = 50e-6, 2e-3, 0.2
+# Seconds between two reads of the table by an idle server. PAUSE_S: requests run, on a CPU (0 on a
+# GPU). LONG_PAUSE_S: after 1 s without work, when the target is busy with other requests or stuck.
+# REST_S: without requests; a control message ends this wait.
+PAUSE_S, LONG_PAUSE_S, REST_S = 50e-6, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
 
 
@@ -64,7 +64,7 @@ class DraftServer:
 
         self._draft = LoadedDraft(self._spec)
         line = self._draft.load()
-        self._look_s = 0.0 if self._draft.on_gpu else LOOK_S
+        self._pause_s = 0.0 if self._draft.on_gpu else PAUSE_S
         self._status = self._draft.table.draft[0]
         return line
 
@@ -91,7 +91,7 @@ class DraftServer:
             return self._loop()
 
     def _loop(self) -> str:
-        next_owner_check = next_touch = 0.0
+        next_owner_check = 0.0
         last_work = time.monotonic()
         while not self._stopped:
             now = time.monotonic()
@@ -101,13 +101,11 @@ class DraftServer:
                     logger.warning("SSD: the draft's keeper is gone; the draft server exits")
                     rundir.remove(self._run_dir)
                     os._exit(0)  # Ray ends as well and needs no result
+                rundir.touch(self._run_dir)
                 if self._draft.engine is not None:
                     self._tend(self._draft.engine)
-            if now >= next_touch:
-                next_touch = now + rundir.TOUCH_S
-                rundir.touch(self._run_dir)
             if self._asleep:
-                self._control.wait(SLEEP_S)
+                self._control.wait(REST_S)
             self._control.drain()
             engine = self._draft.engine
             if engine is None:
@@ -119,9 +117,9 @@ class DraftServer:
             if engine.step():
                 last_work = now
             elif not len(engine.requests):
-                self._control.wait(SLEEP_S)
+                self._control.wait(REST_S)
             else:
-                time.sleep(self._look_s if now - last_work < 1 else LOOK_LATER_S)
+                time.sleep(self._pause_s if now - last_work < 1 else LONG_PAUSE_S)
         self._part_with_all()
         self._control.close()
         return "stopped"

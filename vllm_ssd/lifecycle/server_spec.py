@@ -77,7 +77,7 @@ def _model_spec(
     config: Any = vllm_config.speculative_config
     draft = config.draft_model_config
     load = config.draft_load_config or vllm_config.load_config
-    # Memory is planned once for all engines that share the draft.
+    # Memory is reserved once for all engines that share the draft.
     max_requests = vllm_config.scheduler_config.max_num_seqs * (
         config.engines if config.share_draft else 1
     )

@@ -83,7 +83,7 @@ LINK_LOST = "the link to the draft's node is lost"
 DIED = "the draft has died meanwhile, and the log says when it is back"
 # After these answers to ``Join`` the draft may take the engine at the next try.
 NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST, DIED})
-_LOOK_S = 0.2  # seconds between two calls of ``given_up``
+_POLL_S = 0.2  # seconds between two calls of ``given_up``
 
 Request = Union[Add, Remove, Stop, Wake, Reload, Join, Leave]
 
@@ -150,7 +150,7 @@ def ask(
         socket.send(_encoder.encode(message))
         ready: list[Any] = []
         while not ready and not given_up() and (left_s := deadline - time.monotonic()) > 0:
-            ready = poller.poll(int(min(left_s, _LOOK_S) * 1000) + 1)
+            ready = poller.poll(int(min(left_s, _POLL_S) * 1000) + 1)
         if socket.poll(0):
             return socket.recv().decode()
         return DIED if ready else None

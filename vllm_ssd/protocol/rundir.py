@@ -104,7 +104,11 @@ def _is_locked(path: Path, folder: bool = False) -> bool:
 
 
 def touch(run_dir: Path) -> None:
-    """Make all files look used, so that a cleaner of temporary folders does not remove them."""
+    """Make all files look used, so that a cleaner of temporary folders does not remove them. Call
+    it now and then: it works once in ``TOUCH_S`` seconds, by the directory's own time."""
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - run_dir.stat().st_mtime < TOUCH_S:
+            return
     for path in (run_dir, *run_dir.rglob("*")):
         with contextlib.suppress(OSError):  # Ray's files come and go
             os.utime(path, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""The states of a draft service, which its table shows to every reader.
+"""The states of a draft, which the table of its service shows to every reader.
 
     LOADING   until the draft serves for the first time, and while it takes other weights
     SERVING   it drafts for the engines that have joined
@@ -30,7 +30,7 @@ class State(Enum):
 
 
 def state_of(table: SpeculationTable, held: bool = True) -> State:
-    """The state of this table's service. held: whether a process still holds its files."""
+    """The state of this table's draft. held: whether a process still holds its files."""
     draft = table.draft[0]
     away = int(draft["away"])
     if not held or away == FOR_GOOD:

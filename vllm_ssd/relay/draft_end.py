@@ -8,7 +8,6 @@ and answers with the port at which it listens. It ends when the socket closes or
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
-from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Wake
+from vllm_ssd.protocol.messages import Add, Leave, Remove, Wake
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.end import Child, End, run
 from vllm_ssd.relay.frames import (
@@ -27,6 +26,7 @@ from vllm_ssd.relay.frames import (
     Hello,
     Joined,
     Malformed,
+    Opening,
     Ping,
     Plan,
     Pong,
@@ -46,11 +46,9 @@ from vllm_ssd.relay.peer import ANSWER_S, Peer
 logger = get_logger(__name__)
 
 PEER_GONE_S = 5.0  # timeout after which the draft leaves the engines of a silent target's end
-AGAIN_S = 1.0  # between two starts of a relay that has ended
 # Most requests of an engine that every draft allows: vLLM's largest default of max_num_seqs. An
 # engine may have more requests than the draft; those without room in the draft get no drafts.
 _ALLOWED_SLOTS = 1024
-_LONGEST_NAME = 256  # characters in the name of an engine
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
@@ -73,7 +71,6 @@ class ListeningEnd:
         """Start the draft's end, and replace a port of 0 in the key file by the real one. Raises
         ``ValueError`` with a sentence if it cannot listen."""
         self._spec = spec
-        self._next_start = 0.0
         self._child = self._start()
         path = Path(spec.key_file)
         keys = read_keys(path)
@@ -83,11 +80,11 @@ class ListeningEnd:
             write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
 
     def tend(self) -> None:
-        """Restart the draft's end if it has ended. The engines join again by themselves."""
-        if not self._child.ended or time.monotonic() < self._next_start:
+        """Restart the draft's end if it has ended; each start takes about a second. The engines
+        join again by themselves."""
+        if not self._child.ended:
             return
         logger.error("SSD: the relay to engines on other nodes has ended and is started again")
-        self._next_start = time.monotonic() + AGAIN_S
         self._child.stop()
         try:
             self._child = self._start()
@@ -119,7 +116,7 @@ class DraftEnd(End[Peer]):
     def _tend(self, now: float) -> None:
         self.ended = not rundir.is_held(self._watched)
         for sender, peer in list(self._peers.items()):
-            if now - peer.heard > PEER_GONE_S:
+            if peer.silent_s > PEER_GONE_S:
                 self._part(sender)
 
     def close(self) -> None:
@@ -156,26 +153,21 @@ class DraftEnd(End[Peer]):
         peer = self._peers.get(sender)
         if peer is None:
             return  # this end has left it
-        peer.heard = time.monotonic()
+        peer.silent_s = 0.0
         match frame:
             case Ping():
                 peer.link_us = frame.link_us
                 peer.add(Pong(frame.sent_ns), *self._statuses(peer))
-                return
+            case Opening():
+                self._join(peer, frame)
             case Told(message=Wake()):
                 self._sockets.ask(self._service, Wake(), ANSWER_S, lambda _: None)
-            case Told(message=Join() as asked):
-                self._join(peer, frame, asked.run_dir)
-        mirror = peer.mirror_of(frame.session)
-        if mirror is None:
-            return
-        match frame:
             case Told(message=Leave() as left):
                 peer.leave(left.asleep)
             case Told(message=Add() | Remove() as told):
-                peer.tell(mirror, told)
-            case Changed() | Plan():
-                mirror.apply(frame)
+                peer.tell(told)
+            case Changed() | Plan() if peer.mirror is not None:
+                peer.mirror.apply(frame)
 
     def _greet(self, sender: bytes, hello: Hello) -> None:
         if sender in self._peers:
@@ -192,31 +184,28 @@ class DraftEnd(End[Peer]):
     def _statuses(self, peer: Peer) -> list[Status]:
         """Status frames of the service and, in a session, of the engine."""
         lives = draft_lives(self._table)
-        found = [read_status(self._table, 0, lives)]
+        found = [read_status(self._table, lives, engine=False)]
         if peer.mirror is not None:
-            found.append(read_status(peer.mirror.table, peer.mirror.session, lives))
+            found.append(read_status(peer.mirror.table, lives, engine=True))
         return found
 
-    def _join(self, peer: Peer, told: Told, engine: str) -> None:
-        """Start a session. engine: run directory on the target's node, identifies the engine."""
-        session, shape, owner = told.session, told.shape, told.owner
-        if not session or shape is None or owner is None or len(engine) > _LONGEST_NAME:
-            raise Malformed("an engine without a table")
-        peer.engine = engine
+    def _join(self, peer: Peer, opening: Opening) -> None:
+        """Begin a session."""
+        peer.engine = opening.engine
         for other in self._peers.values():
-            if other.engine == engine:
+            if other.engine == peer.engine:
                 other.leave()
 
         def joined(refusal: str) -> None:
             if refusal:
                 peer.leave()
-            peer.add(*self._statuses(peer), Joined(session, refusal))
+            peer.add(*self._statuses(peer), Joined(refusal))
 
-        refusal = self._misfit(shape)
+        refusal = self._misfit(opening.shape)
         if refusal:
             joined(refusal)
         else:
-            peer.join(session, shape, owner, joined)
+            peer.join(opening.shape, opening.owner, joined)
 
     def _misfit(self, theirs: TableShape) -> str:
         """The reason why a table of this shape does not fit the draft, as a sentence; "" if it

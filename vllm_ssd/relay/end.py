@@ -1,10 +1,4 @@
-"""One end of a relay: its process, its work loop, and its connection to the other end.
-
-An end and the process that started it share a socket pair. The parent sends the child's spec as a
-line of JSON. The child answers with one line, ``["ready", text]`` or ``["failed", text]``. It ends
-when the socket closes, however the parent ends. ``vllm serve`` kills its engine core and all the
-engine core's children at once, so the child detaches itself and cleans up.
-"""
+"""One end of a relay: its process, its work loop, and its connections to other ends."""
 
 from __future__ import annotations
 
@@ -14,7 +8,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
@@ -24,16 +17,16 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from vllm_ssd.lifecycle.launch import absolute_paths
+from vllm_ssd.lifecycle.detached import detach, start_detached
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
 
 _AT_ONCE = LARGEST // 4  # most bytes of a message, except one that is a single frame
-LOOK_S = 0.1  # between two checks for peers that are gone, and two pings
+TEND_S = 0.1  # between two checks for peers that are gone, and two pings
 REST_S = 0.05  # between two steps without requests, when only messages bring changes
 _FINEST_S, _COARSEST_S = 100e-6, 1e-3
-_LOOKS = 10  # steps in one round trip of the link
+_STEPS = 10  # steps in one round trip of the link
 START_S, STOP_S = 30.0, 3.0  # timeouts for a child's start and for its end
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
@@ -41,8 +34,9 @@ Spec = TypeVar("Spec", bound=msgspec.Struct)
 
 class Connection:
     """The connection to the other end. mirror: mirror of the engine's table, None between sessions.
-    heard: monotonic seconds at the other end's last message, -infinity = it is gone. link_us:
-    round trip of a message in microseconds, 0 = not known yet."""
+    silent_s: seconds without a message from the other end, infinite = it is gone. Pauses of this
+    process do not count: nothing is asked and nothing is read in them. link_us: round trip of a
+    message in microseconds, 0 = not known yet."""
 
     def __init__(self, send: Callable[[bytes], bool]):
         """send: sends a message; returns False if there is no room for it now, and raises
@@ -51,7 +45,7 @@ class Connection:
         self._frames: list[Frame] = []
         self._messages: deque[bytes] = deque()
         self.mirror: Mirror | None = None
-        self.heard = time.monotonic()
+        self.silent_s = 0.0
         self.link_us = 0.0
 
     def add(self, *frames: Frame) -> None:
@@ -71,12 +65,7 @@ class Connection:
             while self._messages and self._send(self._messages[0]):
                 self._messages.popleft()
         except ConnectionError:
-            self.heard = -math.inf
-
-    def mirror_of(self, session: int) -> Mirror | None:
-        """The mirror of this session; None if the session is over."""
-        mirror = self.mirror
-        return mirror if mirror is not None and mirror.session == session else None
+            self.silent_s = math.inf
 
     @property
     def pause_s(self) -> float:
@@ -84,7 +73,7 @@ class Connection:
         time of a core that target or draft need on CPUs."""
         if self.mirror is None or not self.mirror.has_requests:
             return REST_S
-        return min(max(self.link_us * 1e-6 / _LOOKS, _FINEST_S), _COARSEST_S)
+        return min(max(self.link_us * 1e-6 / _STEPS, _FINEST_S), _COARSEST_S)
 
 
 C = TypeVar("C", bound=Connection)
@@ -107,7 +96,9 @@ class End(Generic[C]):
         self._sockets.drain()
         now = time.monotonic()
         if now >= self._next_tend:
-            self._next_tend = now + LOOK_S
+            self._next_tend = now + TEND_S
+            for peer in self._peers.values():
+                peer.silent_s += TEND_S
             self._tend(now)
         for peer in self._peers.values():
             peer.flush()
@@ -118,7 +109,7 @@ class End(Generic[C]):
         raise NotImplementedError
 
     def _tend(self, now: float) -> None:
-        """Check every ``LOOK_S`` seconds which processes are gone."""
+        """Check every ``TEND_S`` seconds which processes are gone."""
         raise NotImplementedError
 
 
@@ -131,25 +122,16 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 
 class Child:
-    """A process that is an end, seen from its parent. word: the text of its first line."""
+    """A detached process that is an end, seen from its parent. It gets its spec as JSON and answers
+    with one line, ``["ready", text]`` or ``["failed", text]``. word: that text."""
 
     def __init__(self, module: str, spec: msgspec.Struct, folder: Path):
         """Start ``python -m module`` in ``folder``. Raises ``ValueError`` with the child's sentence
         if it is not ready within ``START_S`` seconds."""
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            # Python imports from the working directory first, so that is a folder of ours.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                cwd=folder,
-                env=os.environ | absolute_paths(os.environ),
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C must reach the parent only
-            )
+        given = msgspec.json.encode(spec).decode()
+        self._channel, self._group = start_detached(module, folder, given)
         try:
             self._channel.settimeout(START_S)
-            self._channel.sendall(msgspec.json.encode(spec) + b"\n")
             line = self._channel.makefile("rb").readline()
             kind, self.word = json.loads(line or b'["failed", "it ended at its start"]')
         except OSError as error:
@@ -158,7 +140,6 @@ class Child:
             self.stop()
             raise ValueError(self.word)
         self._channel.settimeout(None)
-        self._process.wait()  # the end runs on in a process that it has forked
 
     @property
     def ended(self) -> bool:
@@ -173,9 +154,8 @@ class Child:
             try:
                 self._channel.recv(1)
             except TimeoutError:
-                os.killpg(self._process.pid, signal.SIGKILL)  # the fork is still in this group
+                os.killpg(self._group, signal.SIGKILL)
         self._channel.close()
-        self._process.wait()
 
 
 def _is_closed(channel: socket.socket) -> bool:
@@ -193,14 +173,12 @@ def run(
     make: Callable[[Spec, Sockets], End[Any]],
     afterwards: Callable[[Spec], None] = lambda _: None,
 ) -> None:
-    """Run an end in a process that ``Child`` has started: detach it, then work until the parent
-    closes its side of the channel. kind: type of the spec. make: makes the end, ``OSError``,
-    ``RuntimeError`` or ``ValueError`` if that fails. afterwards: called after the end is closed."""
-    if os.fork():
-        os._exit(0)
-    channel, sockets = socket.socket(fileno=int(sys.argv[1])), Sockets()
+    """Run an end in a process that ``Child`` has started, until the parent closes its side of the
+    channel. kind: type of the spec. make: makes the end, ``OSError``, ``RuntimeError`` or
+    ``ValueError`` if that fails. afterwards: called after the end is closed."""
+    channel, sockets = detach(sys.argv[1]), Sockets()
+    spec = msgspec.json.decode(sys.argv[2], type=kind)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below
-    spec = msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
 
     def say(*words: str) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -1,9 +1,11 @@
 """The protocol between the two ends of a relay: typed frames in msgpack, several in a message.
 
 A message begins with two bytes: the version of these frames and the version of the speculation
-table. A list of frames follows, each an array that begins with the name of its type. A *session* is
-the time in which the draft serves one engine; it ends with the link at the latest. Both ends ignore
-frames with the number of another session.
+table. A list of frames follows, each an array that begins with the name of its type.
+
+A connection has one *session* at a time: the time in which the draft serves the engine. Records
+name the generation of their request, and no generation is in two sessions. So an end ignores what
+arrives too late.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ from typing import Annotated, Any, Union
 import msgspec
 
 from vllm_ssd.protocol import TableOwner, TableShape
-from vllm_ssd.protocol.messages import Add, Join, Leave, Remove, Slot, Wake
+from vllm_ssd.protocol.messages import Add, Leave, Remove, Slot, Wake
 from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
 
-VERSION = 5
+VERSION = 6
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of three million tokens fits
 
-Session = Annotated[int, msgspec.Meta(ge=0)]  # 0 = the service itself
-Stamp = Annotated[int, msgspec.Meta(ge=0)]  # msgpack limits it to 64 bits
+Unsigned = Annotated[int, msgspec.Meta(ge=0)]  # msgpack limits it to 64 bits
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -41,21 +42,13 @@ class Changed(Frame):
     kind in ``KINDS``. known: number of tokens sent before. head, tokens, probs: bytes of arrays
     that ``relay/records.py`` describes; numbers are int32, little-endian."""
 
-    session: Session
-    record: Annotated[int, msgspec.Meta(ge=0)]
+    record: Unsigned
     slot: Slot
-    stamp: Stamp
+    stamp: Unsigned
     known: Count = 0
     head: bytes = b""
     tokens: bytes = b""
     probs: bytes = b""
-
-
-class Plan(Frame):
-    """Says whether the target works without drafts now."""
-
-    session: Session
-    undrafted: bool
 
 
 # From the target's end
@@ -68,29 +61,39 @@ class Hello(Frame):
 
 
 class Ping(Frame):
-    """Asks for a ``Pong`` and a ``Status`` of service and engine. sent_ns: sender's clock in
-    nanoseconds. link_us: recent round trip in microseconds, 0 = not known yet."""
+    """Asks for a ``Pong``. sent_ns: sender's clock in nanoseconds. link_us: recent round trip in
+    microseconds, 0 = not known yet."""
 
-    sent_ns: Annotated[int, msgspec.Meta(ge=0)]
-    link_us: Annotated[int, msgspec.Meta(ge=0)]
+    sent_ns: Unsigned
+    link_us: Unsigned
+
+
+class Opening(Frame):
+    """An engine's ``Join``: ends the session of that engine, on whichever connection, and begins
+    another. engine: its run directory on the target's node. shape, owner: of its table."""
+
+    engine: Name
+    shape: TableShape
+    owner: TableOwner
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shape.slots < 2**31:
+            raise ValueError("a table without slots")
+        if not 0 <= self.owner.engine < 2**32:
+            raise ValueError("an engine without a place")
 
 
 class Told(Frame):
-    """A control message from an engine to the draft or to the service itself. ``Join`` begins a
-    session and ends an earlier one of that engine; ``Leave`` ends it. Both name run directories on
-    the target's node. ``Joined`` answers ``Join``; for other messages, a ``Status`` shows the
-    result. shape, owner: shape and owner of the table of an engine that joins."""
+    """Another control message of the engine. ``Leave`` ends the session, ``Wake`` needs none. The
+    draft's end answers none of them: ``Pong`` shows the result."""
 
-    session: Session
-    message: Union[Join, Leave, Add, Remove, Wake]
-    shape: Union[TableShape, None] = None
-    owner: Union[TableOwner, None] = None
+    message: Union[Leave, Add, Remove, Wake]
 
-    def __post_init__(self) -> None:
-        if self.shape is not None and not 1 <= self.shape.slots < 2**31:
-            raise ValueError("a table without slots")
-        if self.owner is not None and not 0 <= self.owner.engine < 2**32:
-            raise ValueError("an engine without a place")
+
+class Plan(Frame):
+    """Says whether the target works without drafts now."""
+
+    undrafted: bool
 
 
 # From the draft's end
@@ -110,30 +113,31 @@ class Refused(Frame):
     why: str
 
 
+class Status(Frame):
+    """The draft's part of a table. age_ns: nanoseconds since the heartbeat, -1 = none. counters:
+    all its fields in the table's order, the heartbeat included. engine: whether it is the engine's
+    table, and not that of the service."""
+
+    engine: bool
+    age_ns: Annotated[int, msgspec.Meta(ge=-1)]
+    counters: list[Number]
+
+
 class Pong(Frame):
-    """The answer to ``Ping``. sent_ns: copied from the ``Ping``."""
+    """The answer to ``Ping``, with the status of the service and in a session of the engine.
+    sent_ns: copied from the ``Ping``."""
 
     sent_ns: Number
 
 
 class Joined(Frame):
-    """The answer to ``Join``. refusal: the reason as a sentence, "" = the draft has joined."""
+    """The answer to ``Opening``. refusal: the reason as a sentence, "" = the draft has joined."""
 
-    session: Session
     refusal: str
 
 
-class Status(Frame):
-    """The draft's part of a table. age_ns: nanoseconds since the heartbeat, -1 = none. counters:
-    all its fields in the table's order, the heartbeat included."""
-
-    session: Session
-    age_ns: Annotated[int, msgspec.Meta(ge=-1)]
-    counters: list[Number]
-
-
-ToDraft = Union[Hello, Ping, Told, Changed, Plan]
-ToTarget = Union[Welcome, Refused, Pong, Joined, Status, Changed]
+ToDraft = Union[Hello, Ping, Opening, Told, Changed, Plan]
+ToTarget = Union[Welcome, Refused, Pong, Status, Joined, Changed]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_draft = msgspec.msgpack.Decoder(list[ToDraft])

@@ -4,7 +4,6 @@ like those of an engine on this node, so the draft server sees no difference."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import zmq
 
 from vllm_ssd.lifecycle.joined_draft import PUT_AWAY_S
 from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.messages import (
     NO_ANSWER,
     Add,
@@ -41,9 +40,7 @@ class Peer(Connection):
         super().__init__(send)
         self._service, self._sockets = service, sockets
 
-    def join(
-        self, session: int, shape: TableShape, owner: TableOwner, then: Callable[[str], None]
-    ) -> None:
+    def join(self, shape: TableShape, owner: TableOwner, then: Callable[[str], None]) -> None:
         """Make a mirror of the engine's table and let the draft join it. Calls ``then`` with "" or
         with the reason for a refusal, as a sentence, unless the session ends earlier."""
         try:
@@ -53,14 +50,12 @@ class Peer(Connection):
             return
         self._files, self.run_dir = files, files.run_dir
         try:
-            table = SpeculationTable.open(rundir.table_path(self.run_dir))
             self._control = ControlClient(endpoint(self.run_dir))
-        except (OSError, zmq.ZMQError) as error:  # no file descriptor is free
+        except zmq.ZMQError as error:  # no file descriptor is free
             files.remove()
             then(str(error))
             return
-        table.target["started_s"] = int(time.time())  # on one node, a target's worker sets it
-        self.mirror = mirror = Mirror(table, session, Side.DRAFT)
+        self.mirror = mirror = Mirror(files.table, Side.DRAFT)
 
         def answered(answer: str | None) -> None:
             if self.mirror is mirror:
@@ -68,10 +63,11 @@ class Peer(Connection):
 
         self._sockets.ask(self._service, Join(str(self.run_dir)), ANSWER_S, answered)
 
-    def tell(self, mirror: Mirror, message: Add | Remove) -> None:
+    def tell(self, message: Add | Remove) -> None:
         """Pass a request's start or end on to the draft; raises ``Malformed``."""
-        mirror.note(message)
-        self._control.send(message)  # if a full queue drops it, the draft asks for the request
+        if self.mirror is not None:
+            self.mirror.note(message)
+            self._control.send(message)  # if a full queue drops it, the draft asks for the request
 
     def leave(self, asleep: bool = False) -> None:
         """Let the draft leave the engine, then remove the mirror's files. asleep: the engine

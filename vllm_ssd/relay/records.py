@@ -1,6 +1,6 @@
 """The kinds of records of a slot that a relay copies to the table on the other node, as bytes.
 
-``news`` reads the stamp, the body and the stamp again, like all readers of the table. ``write``
+``changes`` reads the stamp, the body and the stamp again, like all readers of the table. ``write``
 writes the body first and the stamp last. It refuses a record that does not fit the table with
 ``Malformed`` before it writes anything. The relay does not check tokens and distributions: readers
 of the table do.
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol import LOST, SpeculationTable
+from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.relay.frames import Changed, Malformed
+
+_32 = np.uint64(32)  # bits of a stamp's round; its generation is above them
 
 
 class Side(Enum):
@@ -26,36 +29,22 @@ class Side(Enum):
     TARGET, DRAFT = range(2)
 
 
-class TooFarBehind(Exception):
-    """The table no longer has all new tokens of a text: the target must add the request again."""
-
-
-class News(NamedTuple):
-    """Changes of one record; the fields go into the ``Changed`` frame."""
-
-    stamp: int
-    known: int = 0
-    head: bytes = b""
-    tokens: bytes = b""
-    probs: bytes = b""
-
-
 class Record:
-    """One kind of record in one table. writer: the only side that writes it. watched: arrays of
-    8-byte words, a row for each slot; a changed word means that the record has changed."""
+    """One kind of record in one table. writer: the only side that writes it. number: index of the
+    kind, which ``Changed`` carries. Each kind keeps what it has sent of its slots, and skips values
+    that were overwritten between two calls of ``changes``."""
 
     writer: ClassVar[Side]
-    watched: Sequence[NDArray]
 
-    def __init__(self, table: SpeculationTable):
-        raise NotImplementedError
+    def __init__(self, table: SpeculationTable, number: int):
+        self._number = number
 
     def begin(self, slot: int, length: int) -> None:
-        """Record that the other end has ``length`` tokens of the request now in this slot."""
+        """Note that the other end has ``length`` tokens of the request now in this slot."""
 
-    def news(self, slot: int, generation: int) -> Iterator[News | None]:
-        """Yield this request's changes since the last call. None: the record is being written, so
-        read it again later. Raises ``TooFarBehind``."""
+    def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
+        """Changes since the last call. A record that is being written now comes with a later call.
+        generations: uint64 [slots], that of each slot's request; 0 = send nothing of the slot."""
         raise NotImplementedError
 
     def write(self, changed: Changed) -> None:
@@ -71,38 +60,44 @@ class Outcome(Record):
 
     writer = Side.TARGET
 
-    def __init__(self, table: SpeculationTable):
+    def __init__(self, table: SpeculationTable, number: int):
+        super().__init__(table, number)
         self._k, self._tail = table.shape.k, table.shape.tail
         self._reader, self._writer = OutcomeReader(table), OutcomeWriter(table)
-        records = table.slots["outcome"]
-        self._stamps = records["stamp"]
-        self.watched = self._stamps, records["drafts_stamp"]
-        self._told = [(0, 0)] * table.shape.slots  # sent stamps of outcome and draft tokens
-        self._lengths = [0] * table.shape.slots
+        self._states = DraftStates(table)
+        self._confirmed = table.slots["outcome"]["drafts_stamp"].T  # by parity, then slot
+        self._told = np.zeros(table.shape.slots, np.uint64)  # stamps of outcomes
+        self._told_drafts = np.zeros(table.shape.slots, np.uint64)  # and of their draft tokens
+        self._lengths = [0] * table.shape.slots  # tokens of the text that the other end has
 
     def begin(self, slot: int, length: int) -> None:
         self._lengths[slot] = length
 
-    def news(self, slot: int, generation: int) -> Iterator[News | None]:
-        stamp = max(self._stamps.item(slot, 0), self._stamps.item(slot, 1))
-        if stamp >> 32 != generation:
+    def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
+        """If the table no longer has all new tokens of a text, the target must add the request
+        again: its state becomes LOST and its generation 0."""
+        newest, confirmed = self._reader.newest_stamps(), np.maximum(*self._confirmed)
+        differ = (newest != self._told) | (confirmed != self._told_drafts)
+        if not differ.any():
             return
-        outcome_told, drafts_told = self._told[slot]
-        if stamp != outcome_told:
-            known = self._lengths[slot]
-            outcome = self._reader.read(slot, stamp, known)
-            if outcome is None:
-                yield None
-                return
-            if not outcome.new_tokens:
-                raise TooFarBehind
-            self._told[slot], self._lengths[slot] = (stamp, drafts_told), outcome.length
-            yield News(stamp, known, pack([outcome.accepted]), pack(outcome.new_tokens))
-        if stamp != drafts_told:
+        for slot in np.flatnonzero(differ & (newest >> _32 == generations)).tolist():
+            stamp = newest.item(slot)
+            if stamp != self._told.item(slot):
+                known = self._lengths[slot]
+                outcome = self._reader.read(slot, stamp, known)
+                if outcome is None:
+                    continue
+                if not outcome.new_tokens:
+                    self._states.set(slot, generations.item(slot), LOST)
+                    generations[slot] = 0
+                    continue
+                self._told[slot], self._lengths[slot] = stamp, outcome.length
+                tokens = pack(outcome.new_tokens)
+                yield Changed(self._number, slot, stamp, known, pack([outcome.accepted]), tokens)
             drafts = self._reader.read_drafts(slot, stamp)
-            if drafts is not None:
-                self._told[slot] = stamp, stamp
-                yield News(stamp, tokens=pack(drafts))
+            if drafts is not None and stamp != self._told_drafts.item(slot):
+                self._told_drafts[slot] = stamp
+                yield Changed(self._number, slot, stamp, tokens=pack(drafts))
 
     def write(self, changed: Changed) -> None:
         slot, stamp = changed.slot, np.uint64(changed.stamp)
@@ -121,16 +116,16 @@ class State(Record):
 
     writer = Side.DRAFT
 
-    def __init__(self, table: SpeculationTable):
+    def __init__(self, table: SpeculationTable, number: int):
+        super().__init__(table, number)
         self._words = table.slots["state"]
-        self.watched = (self._words,)
-        self._told = [0] * table.shape.slots
+        self._told = np.zeros_like(self._words)
 
-    def news(self, slot: int, generation: int) -> Iterator[News | None]:
-        word = self._words.item(slot)
-        if word != self._told[slot] and word >> 32 == generation:
-            self._told[slot] = word
-            yield News(word)
+    def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
+        new = (self._words != self._told) & (self._words >> _32 == generations)
+        for slot in np.flatnonzero(new).tolist():
+            self._told[slot] = word = self._words.item(slot)
+            yield Changed(self._number, slot, word)
 
     def write(self, changed: Changed) -> None:
         self._words[changed.slot] = changed.stamp
@@ -139,45 +134,46 @@ class State(Record):
 class Fallback(Record):
     """Draft tokens for an outcome that was not predicted, a record for each parity. They arrive a
     few steps at a time. tokens: those after the known ones, ordered by step, then branch; a
-    fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the rest of
-    the record but for ``token_probs``, sent only while no tokens are known."""
+    fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the numbers
+    of the record between stamp and tokens, sent only while no tokens are known."""
 
     writer = Side.DRAFT
     name = "fallback"
 
-    def __init__(self, table: SpeculationTable):
-        shape, self._records = table.shape, table.slots[self.name]
+    def __init__(self, table: SpeculationTable, number: int):
+        super().__init__(table, number)
+        shape, records = table.shape, table.slots[self.name]
         self._k, self._branches, self._top_m = shape.k, shape.branches, shape.top_m
-        self._stamps, self._depths = self._records["stamp"], self._records["depth"]
-        self.watched = self._stamps, self._depths
+        self._stamps, self._depths = records["stamp"], records["depth"]
+        self._heads = _heads(records)
         sizes = shape.slots, 2, -1, shape.k
-        self._tokens = self._records["tokens"].reshape(sizes)
+        self._tokens = records["tokens"].reshape(sizes)
         self._probs: NDArray[np.int64] | None = None
         if shape.top_m:
-            self._probs = self._records["draft_probs"].reshape(*sizes, shape.top_m)
-        self._told = [[(0, 0, 1)] * 2 for _ in range(shape.slots)]  # sent stamp, depth, branches
+            self._probs = records["draft_probs"].reshape(*sizes, shape.top_m)
+        self._told, self._told_depths = np.zeros_like(self._stamps), np.zeros_like(self._depths)
 
-    def news(self, slot: int, generation: int) -> Iterator[News | None]:
-        for parity in (0, 1):
+    def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
+        differ = (self._stamps != self._told) | (self._depths != self._told_depths)
+        if not differ.any():
+            return
+        new = differ & (self._stamps >> _32 == generations[:, None])
+        for slot, parity in np.argwhere(new & (self._stamps != 0)).tolist():
             at = slot, parity
-            stamp, depth = self._stamps.item(at), min(self._depths.item(at), self._k)
-            told_stamp, known, branches = self._told[slot][parity]
-            if stamp >> 32 != generation or (stamp, depth) == (told_stamp, known):
-                continue
-            known = known if stamp == told_stamp and depth > known else 0  # 0: a new record
-            head = tokens = probs = b""
-            if not known:
-                head, branches = self._head(at)
-            if depth > known:
-                new = *at, slice(branches), slice(known, depth)
-                tokens = self._tokens[new].T.tobytes()
-                if self._probs is not None:
-                    probs = pack_probs(self._probs[new].swapaxes(0, 1).reshape(-1, self._top_m))
+            stamp, depth = self._stamps.item(at), self._depths.item(at)
+            told = self._told_depths.item(at) if self._told.item(at) == stamp else 0
+            known = told if depth > told else 0  # 0: a new record
+            head = self._heads[at].copy()
+            new_tokens = *at, slice(self._branches_in(head)), slice(known, depth)
+            tokens, probs = self._tokens[new_tokens].T.tobytes(), b""
+            if self._probs is not None:
+                by_step = self._probs[new_tokens].swapaxes(0, 1)
+                probs = pack_probs(by_step.reshape(-1, self._top_m))
             if self._stamps.item(at) != stamp:
-                yield None
                 continue
-            self._told[slot][parity] = stamp, depth, branches
-            yield News(stamp, known, head, tokens, probs)
+            self._told[at], self._told_depths[at] = stamp, depth
+            sent = b"" if known else head.tobytes()
+            yield Changed(self._number, slot, stamp, known, sent, tokens, probs)
 
     def write(self, changed: Changed) -> None:
         stamp, known = changed.stamp, changed.known
@@ -185,8 +181,11 @@ class Fallback(Record):
         there = self._stamps.item(at)
         if there > stamp or (known and (there != stamp or self._depths.item(at) != known)):
             return  # this end has a newer record, or has withdrawn this one
-        head = changed.head if not known else self._head(at)[0]
-        branches = self._branches_of(head)
+        numbers = self._heads.shape[-1]
+        head = self._heads[at] if known else int32s(changed.head, numbers)
+        if len(head) != numbers or not self._fits(head):
+            raise Malformed("a head that does not fit")
+        branches = self._branches_in(head)
         tokens = int32s(changed.tokens, self._k * branches)
         steps = len(tokens) // max(branches, 1)
         if len(tokens) != steps * branches or known + steps > self._k:
@@ -194,7 +193,7 @@ class Fallback(Record):
         probs = unpack_probs(changed.probs, len(tokens), self._top_m) if self._top_m else None
         if not known:
             self._stamps[at] = 0
-            self._begin(at, head)
+            self._heads[at] = head
         new = *at, slice(branches), slice(known, known + steps)
         self._tokens[new] = tokens.reshape(steps, branches).T
         if self._probs is not None and probs is not None:
@@ -202,42 +201,35 @@ class Fallback(Record):
         self._depths[at] = known + steps
         self._stamps[at] = stamp
 
-    def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
-        """The head of the record at (slot, parity), and its number of branches."""
-        return b"", 1
-
-    def _branches_of(self, head: bytes) -> int:
-        """The number of branches that a head announces; raises ``Malformed``."""
+    def _branches_in(self, head: NDArray[np.int32]) -> int:
+        """The number of branches of the record with this head."""
         return 1
 
-    def _begin(self, at: tuple[int, int], head: bytes) -> None:
-        """Write the head's content to the record at (slot, parity)."""
+    def _fits(self, head: NDArray[np.int32]) -> bool:
+        """Whether the numbers of a head fit the table."""
+        return True
 
 
 class Prediction(Fallback):
-    """Predicted outcomes of a round, with a branch each. head: number of tokens that each branch
-    will have, then all accepted lengths, then all bonus tokens."""
+    """Predicted outcomes of a round, with a branch each."""
 
     name = "prediction"
 
-    def _head(self, at: tuple[int, int]) -> tuple[bytes, int]:
-        record = self._records[at]
-        count = min(max(int(record["count"]), 0), self._branches)
-        steps = min(max(int(record["steps"]), 0), self._k)
-        outcomes = record["accepted"][:count].tobytes() + record["bonus"][:count].tobytes()
-        return pack([steps]) + outcomes, count
+    def _branches_in(self, head: NDArray[np.int32]) -> int:
+        return int(head[0])
 
-    def _branches_of(self, head: bytes) -> int:
-        numbers = int32s(head, 1 + 2 * self._branches)
-        if len(numbers) % 2 == 0 or not 0 <= numbers[0] <= self._k:
-            raise Malformed("a prediction whose parts do not fit")
-        return len(numbers) // 2
+    def _fits(self, head: NDArray[np.int32]) -> bool:
+        count, _, steps = head[:3].tolist()
+        return 0 <= count <= self._branches and 0 <= steps <= self._k
 
-    def _begin(self, at: tuple[int, int], head: bytes) -> None:
-        record, (steps, *outcomes) = self._records[at], int32s(head, len(head))
-        record["steps"], record["count"] = steps, len(outcomes) // 2
-        record["accepted"][: len(outcomes) // 2] = outcomes[: len(outcomes) // 2]
-        record["bonus"][: len(outcomes) // 2] = outcomes[len(outcomes) // 2 :]
+
+def _heads(records: NDArray) -> NDArray[np.int32]:
+    """int32 [.., n], a view: the numbers between stamp and tokens of each record."""
+    size, fields = records.dtype.itemsize, records.dtype.fields
+    assert fields is not None
+    head = ("<i4", (fields["tokens"][1] - 8) // 4)
+    layout = np.dtype({"names": ["head"], "formats": [head], "offsets": [8], "itemsize": size})
+    return records.view(layout)["head"]
 
 
 def pack(numbers: Sequence[int]) -> bytes:

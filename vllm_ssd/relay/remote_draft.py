@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_ssd.lifecycle.found_service import Service
+from vllm_ssd.lifecycle.found_draft import FoundDraft
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.relay.end import Child
@@ -30,22 +30,22 @@ class RemoteDraft(JoinedDraft):
         self._shape = replace(table_shape(vllm_config), slots=1)
         self._relays: dict[int, Child] = {}  # by the index of the draft in the key file
 
-    def _services(self) -> list[Service]:
+    def _drafts(self) -> list[FoundDraft]:
         """Drafts behind the relays that run. Raises ``ValueError`` with a sentence if no relay can
         be started."""
-        services, errors = [], []
+        drafts, errors = [], []
         for place in range(len(self._where.keys().addresses)):
             try:
-                services.append(Service(self._relay(place)))
+                drafts.append(FoundDraft(self._relay(place)))
             except FileNotFoundError:
                 pass  # the relay is ending
             except OSError as error:
                 errors.append(f"its relay could not be started ({error})")
             except ValueError as error:
                 errors.append(str(error))
-        if errors and not services:
+        if errors and not drafts:
             raise ValueError(errors[0])
-        return services
+        return drafts
 
     def _relay(self, place: int) -> Path:
         """Run directory of the relay to draft number ``place``. Starts the relay if it does not
@@ -59,19 +59,18 @@ class RemoteDraft(JoinedDraft):
         return Path(relay.word)
 
     def _abandon(self) -> None:
-        """Part with a lost service. A relay that still runs gets ``Leave``: its draft may return
+        """Part with a lost draft. A relay that still runs gets ``Leave``: its draft may return
         while another one drafts for this engine, and the relay must not write to the table then."""
-        assert self._service is not None
-        if self._service.has_ended:
+        assert self._draft is not None
+        if self._draft.has_ended:
             self._part()
         else:
             self._leave()
 
-    def stop(self) -> None:
-        super().stop()
-        if os.getpid() == self._process:
-            for place in list(self._relays):
-                self._stop_relay(place)
+    def _stop(self) -> None:
+        super()._stop()
+        for place in list(self._relays):
+            self._stop_relay(place)
 
     def _stop_relay(self, place: int) -> None:
         relay = self._relays.pop(place, None)

@@ -41,6 +41,7 @@ from vllm_ssd.relay.frames import (
     Hello,
     Joined,
     Malformed,
+    Opening,
     Ping,
     Pong,
     Refused,
@@ -57,7 +58,6 @@ logger = get_logger(__name__)
 
 SILENT_S = 1.0  # timeout without a message, after which the link counts as dead
 REFUSED_S = 2.0  # pause before the next connection after a refusal
-_GOOD_S = 10.0  # age of a working connection after which a repeated refusal is logged again
 _UNKNOWN_S = 1.0  # between two checks for requests that the draft does not know
 _LINGER_MS = 200  # timeout for sending the last messages to the other end
 _KILLED_S = 10.0  # timeout for the processes of an engine that is being killed
@@ -87,19 +87,16 @@ class TargetEnd(End[Connection]):
         self._files = OwnFiles(spec.shape, owner)
         self.run_dir = self._files.run_dir
         self.word = str(self.run_dir)
-        self._table = SpeculationTable.open(rundir.table_path(self.run_dir))
-        self._table.target["started_s"] = int(time.time())  # in engines a target's worker sets it
+        self._table = self._files.table
         sockets.serve(self.run_dir, self._handle)
-        self._session = 0
         self._engine = ExitStack()  # resources of the engine's session
         self._awaiting: Answer | None = None  # sends the engine the answer to its ``Join``
-        self._refusal = ""  # why the last connection was refused
+        self._refusal = ""  # why a connection was refused, until an engine joins
         self._next_unknown = 0.0
-        self._next_touch = time.monotonic() + rundir.TOUCH_S
         self._connect()
 
     def _tend(self, now: float) -> None:
-        if now >= self._renew_at:
+        if self._peer.silent_s > (REFUSED_S if self._over else SILENT_S):
             self._end_session()
             self._link.close()
             with suppress(ValueError):  # keep the former keys: they may become right again
@@ -112,8 +109,6 @@ class TargetEnd(End[Connection]):
             self._next_unknown = now + _UNKNOWN_S
             if self._peer.mirror is not None and self._awaiting is None:
                 self._served.ask_for_unknown()
-        if now >= self._next_touch:
-            self._next_touch = now + rundir.TOUCH_S
             rundir.touch(self.run_dir)
 
     def close(self) -> None:
@@ -128,8 +123,6 @@ class TargetEnd(End[Connection]):
         self._peer = self._peers[b""] = Connection(self._link.send)
         self._peer.add(Hello(self._where.name))
         self._over = False  # True: this end ignores and asks nothing more on this connection
-        self._connected = time.monotonic()
-        self._renew_at = self._connected + SILENT_S
 
     def _end_session(self) -> None:
         """Handle a dead link: clear the heartbeats and part with the engine."""
@@ -140,8 +133,7 @@ class TargetEnd(End[Connection]):
         """End the session after a refusal or a malformed message, and connect again after
         ``REFUSED_S`` seconds. Logs each cause once."""
         self._end_session()
-        self._over = True
-        self._renew_at = time.monotonic() + REFUSED_S
+        self._over, self._peer.silent_s = True, 0.0
         if why != self._refusal:
             self._refusal = why
             logger.warning("SSD: the relay of %r: %s", self._where.name, why)
@@ -154,7 +146,7 @@ class TargetEnd(End[Connection]):
             return
         self._peer.mirror = None
         mirror.table.draft["heartbeat"] = 0
-        self._peer.add(Told(mirror.session, Leave("", asleep)))
+        self._peer.add(Told(Leave("", asleep)))
         self._engine.close()
         self._answer(LINK_LOST)
 
@@ -176,7 +168,7 @@ class TargetEnd(End[Connection]):
                 # The draft's memory is on another node, so a sleeping engine need not wait for it.
                 answer("")
             case Wake():
-                self._peer.add(Told(0, message))
+                self._peer.add(Told(message))
                 answer("")
             case _:
                 answer(NOT_ITS_OWN)
@@ -188,12 +180,11 @@ class TargetEnd(End[Connection]):
         except (OSError, ValueError) as error:
             answer(str(error))
             return
-        self._session += 1
         self._awaiting, self._served = answer, ServedTable(table)
-        self._peer.mirror = Mirror(table, self._session, Side.TARGET)
-        self._peer.add(Told(self._session, message, table.shape, table.owner))
+        self._peer.mirror = Mirror(table, Side.TARGET)
+        self._peer.add(Opening(message.run_dir, table.shape, table.owner))
 
-    def _begin(self, peer: Connection, mirror: Mirror) -> None:
+    def _begin(self, mirror: Mirror) -> None:
         """Pass the engine's control messages on, and ask the engine for all its requests. Raises
         ``OSError`` if the engine's control address cannot be bound."""
 
@@ -203,7 +194,7 @@ class TargetEnd(End[Connection]):
                 return
             with suppress(Malformed):
                 mirror.note(message)
-                peer.add(Told(mirror.session, message))
+                self._peer.add(Told(message))
 
         control = self._sockets.serve(self._run_dir, handle)
         self._engine.callback(self._sockets.remove, control)
@@ -220,10 +211,7 @@ class TargetEnd(End[Connection]):
         except Malformed as error:
             self._refused(str(error))
             return
-        now = time.monotonic()
-        self._renew_at = now + SILENT_S
-        if now - self._connected > _GOOD_S:
-            self._refusal = ""
+        self._peer.silent_s = 0.0
 
     def _take(self, frame: ToTarget) -> None:
         peer = self._peer
@@ -234,30 +222,26 @@ class TargetEnd(End[Connection]):
                 round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
                 before = peer.link_us or round_trip_us
                 peer.link_us = before + (round_trip_us - before) / _SMOOTHING
-            case Status(session=0):
+            case Status(engine=False):
                 show_status(self._table, frame, peer.link_us)
-            case Status() | Joined() | Changed():
-                mirror = peer.mirror_of(frame.session)
-                if mirror is None:
-                    pass  # its session is over
-                elif isinstance(frame, Status):
-                    show_status(mirror.table, frame, peer.link_us)
-                elif isinstance(frame, Joined):
-                    self._joined(mirror, frame.refusal)
-                else:
-                    mirror.apply(frame)
+            case Status() if peer.mirror is not None:
+                show_status(peer.mirror.table, frame, peer.link_us)
+            case Changed() if peer.mirror is not None:
+                peer.mirror.apply(frame)
+            case Joined() if peer.mirror is not None and self._awaiting is not None:
+                self._joined(peer.mirror, frame.refusal)
 
     def _joined(self, mirror: Mirror, refusal: str) -> None:
-        if self._awaiting is None:
-            return
         if not refusal:
             try:
-                self._begin(self._peer, mirror)
+                self._begin(mirror)
             except OSError as error:
                 refusal = str(error)
         self._answer(refusal)
         if refusal:
             self._part()
+        else:
+            self._refusal = ""
 
 
 def _put_away(engine: Path) -> None:

@@ -141,7 +141,7 @@ class FakeService:
 @pytest.fixture
 def service(monkeypatch):
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
-    monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
     monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
     made = []
 

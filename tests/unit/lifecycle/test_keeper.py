@@ -166,11 +166,10 @@ def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):
     def run(self) -> None:
         seen.update(os.environ, size=ParallelConfig().data_parallel_size)
 
-    monkeypatch.setattr(keeper.os, "fork", lambda: 0)
+    monkeypatch.setattr(keeper, "detach", lambda _: None)
     monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(keeper.socket, "socket", lambda **_: None)
     monkeypatch.setattr(keeper.Keeper, "run", run)
-    keeper.main(str(tmp_path), "0")
+    keeper.main("0", str(tmp_path))
     assert seen and not set(OTHER_RAY) & set(seen)
     assert "VLLM_BATCH_INVARIANT" not in seen
     assert seen["RAY_RAYLET_PID"] == str(os.getpid())

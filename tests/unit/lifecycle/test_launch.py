@@ -3,13 +3,15 @@
 import logging
 import os
 import select
+import socket
 import time
 
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.unit.lifecycle.test_joined_draft import until
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.lifecycle import launch
+from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
@@ -47,13 +49,15 @@ def talk(monkeypatch):
     commands: list[list[str]] = []
 
     def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
-        def say(command, pass_fds, **_):
-            commands.append(command)
-            held.append(os.dup(int(command[4])))
-            locks.extend(map(os.dup, pass_fds[1:]))
+        def say(module, folder, *arguments, keep):
+            commands.append([module, *arguments])
+            ours, theirs = socket.socketpair()
+            held.append(theirs.detach())
+            locks.extend(map(os.dup, keep))
             os.write(held[-1], said)
+            return ours, 0
 
-        monkeypatch.setattr(launch.subprocess, "run", say)
+        monkeypatch.setattr(launch, "start_detached", say)
         made.append(launcher(name, **options))
         made[-1].start()
         return made[-1]
@@ -106,13 +110,6 @@ def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     assert "lost (g)" in given_up and "max_restarts is 1" in given_up
 
 
-def until(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def end(keeper):
     """As if it were killed. Its number is somebody else's afterwards."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), keeper)
@@ -125,7 +122,7 @@ def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
     end(talk.keepers[0])
     until(lambda: len(talk.commands) == 2)
     first, second = talk.commands
-    assert second[-1] == "again" and second[:4] == first[:4]
+    assert second[-1] == "again" and second[:-1] == first
     until(lambda: "back" in caplog.text)
     end(talk.keepers[1])
     until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
@@ -138,14 +135,14 @@ def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     made = talk(b'{"ready": "r"}\n{"lo', max_restarts=3)
     (made.run_dir / launch.SPEC_FILE).touch()
     made.wait_ready()
-    start, failures = launch.subprocess.run, [OSError(24, "Too many open files")]
+    start, failures = launch.start_detached, [OSError(24, "Too many open files")]
 
-    def run(command, **how):
+    def run(*command, **how):
         if failures:
             raise failures.pop()
-        start(command, **how)
+        return start(*command, **how)
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
+    monkeypatch.setattr(launch, "start_detached", run)
     end(talk.keepers[0])
     until(lambda: len(talk.commands) == 2)
     assert "could not be started again: [Errno 24] Too many open files" in caplog.text
@@ -185,24 +182,8 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
 
 def test_paths_for_another_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    found = launch.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
+    found = detached.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
     assert found == {"PYTHONPATH": f"{tmp_path}/lib:/opt", "HF_HOME": f"{tmp_path}/hf"}
-
-
-def test_the_end_of_a_forked_child_is_not_the_engines(talk):
-    made = talk(b'{"ready": "here"}\n')
-    made.wait_ready()
-    child = os.fork()
-    if not child:
-        made.begin_stop()
-        made.stop()
-        os._exit(0)
-    assert os.waitpid(child, 0) == (child, 0)
-    assert rundir.is_alive(made.run_dir) and rundir.table_path(made.run_dir).exists()
-    ends = talk.keepers[-1:]
-    assert not select.select(ends, [], [], 0)[0], "the keeper would leave"
-    made.begin_stop()
-    assert select.select(ends, [], [], 0)[0]
 
 
 def test_a_service_that_has_this_name_already(talk):

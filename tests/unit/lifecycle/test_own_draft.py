@@ -78,7 +78,7 @@ def launchers(monkeypatch):
     from vllm import platforms
 
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
-    monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
     monkeypatch.setattr(own_draft, "STOP_S", 5.0)
     monkeypatch.setattr(own_draft, "DraftLauncher", FakeLauncher)
     monkeypatch.setattr(FakeLauncher, "made", [], raising=False)

@@ -227,6 +227,9 @@ def test_files_look_used_once_touched():
     before = time.time() - 1
     rundir.touch(path)
     assert all(min(file.stat().st_atime, file.stat().st_mtime) > before for file in files)
+    os.utime(files[-1], (0, 0))
+    rundir.touch(path)
+    assert files[-1].stat().st_mtime == 0, "it is done for an hour"
     close(locks)
     rundir.remove(path)
 

@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from tests.support.sentences import one_sentence
 from vllm_ssd.protocol import TableOwner, TableShape
-from vllm_ssd.protocol.messages import Add, Join, Leave, Reload, Remove, Wake
+from vllm_ssd.protocol.messages import Add, Leave, Reload, Remove, Wake
 from vllm_ssd.relay import frames
 from vllm_ssd.relay.end import Connection
 from vllm_ssd.relay.frames import (
     Changed,
     Hello,
     Malformed,
+    Opening,
     Ping,
     Status,
     Told,
@@ -26,18 +27,18 @@ STAMP = 2**64 - 1
 TO_DRAFT = [
     Hello("drafts"),
     Ping(2**62, 90),
-    Told(1, Join("engine", 2), TableShape(256, 7, 24), TableOwner("target", 3)),
-    Told(1, Leave("engine", True)),
-    Told(1, Add(3, 2**32 - 1, [0, 1, 2**31 - 1], 0.7, 2**64 - 1)),
-    Told(1, Remove(3, 2**32 - 1)),
-    Told(0, Wake()),
-    Changed(1, 0, 3, STAMP, 100, b"1234", b"12345678"),
+    Opening("engine", TableShape(256, 7, 24), TableOwner("target", 3)),
+    Told(Leave("engine", True)),
+    Told(Add(3, 2**32 - 1, [0, 1, 2**31 - 1], 0.7, 2**64 - 1)),
+    Told(Remove(3, 2**32 - 1)),
+    Told(Wake()),
+    Changed(0, 3, STAMP, 100, b"1234", b"12345678"),
 ]
 TO_TARGET = [
     Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}, "a1"),
-    Status(0, -1, [0, 2**40, -1]),
-    Changed(1, 1, 3, STAMP),
-    Changed(1, 3, 3, STAMP, 2, b"", b"12345678", b"1"),
+    Status(False, -1, [0, 2**40, -1]),
+    Changed(1, 3, STAMP),
+    Changed(3, 3, STAMP, 2, b"", b"12345678", b"1"),
 ]
 
 
@@ -69,19 +70,19 @@ def test_cut_messages_are_refused(data):
     [
         b"",
         TO_TARGET,  # of the other direction
-        [["Told", 1, ["Join", "e"], {"slots": 0, "k": 7, "branches": 24}]],
-        [["Told", 1, ["Join", "e"], {"slots": "1", "k": 7, "branches": 24}]],
-        [["Told", 1, {"type": "Join", "run_dir": "e"}, None, {"engine": 2**32}]],
-        [Told(1, Add(-1, 1, []))],
-        [Told(1, Add(0, 2**32, []))],
-        [Told(1, Add(0, 1, [], 0.0, -1))],
-        [Told(1, Reload("elsewhere"))],
-        [Told(-1, Wake())],
-        [Changed(-1, 0, 0, 1)],
-        [Changed(1, 0, -1, 1)],
-        [Changed(1, -1, 0, 1)],
-        [Changed(1, 0, 0, -1)],
-        [Changed(1, 0, 0, 1, 2**32)],
+        [["Opening", "e", {"slots": 1, "k": 7, "branches": 24}]],
+        [["Opening", "e", {"slots": 0, "k": 7, "branches": 24}, {}]],
+        [["Opening", "e", {"slots": "1", "k": 7, "branches": 24}, {}]],
+        [["Opening", "e", {"slots": 1, "k": 7, "branches": 24}, {"engine": 2**32}]],
+        [["Opening", "e" * 257, {"slots": 1, "k": 7, "branches": 24}, {}]],
+        [Told(Add(-1, 1, []))],
+        [Told(Add(0, 2**32, []))],
+        [Told(Add(0, 1, [], 0.0, -1))],
+        [Told(Reload("elsewhere"))],
+        [Changed(0, -1, 1)],
+        [Changed(-1, 0, 1)],
+        [Changed(0, 0, -1)],
+        [Changed(0, 0, 1, 2**32)],
         [["Unknown", 1]],
     ],
 )
@@ -93,9 +94,9 @@ def test_what_is_none_of_them_is_refused(wrong):
 
 def test_a_message_that_is_too_large(monkeypatch):
     monkeypatch.setattr(frames, "LARGEST", 100)
-    decode_to_draft(encode([Told(1, Add(0, 1, [1] * 20))]))
+    decode_to_draft(encode([Told(Add(0, 1, [1] * 20))]))
     with pytest.raises(Malformed, match="and the most are 100"):
-        decode_to_draft(encode([Told(1, Add(0, 1, [1] * 100))]))
+        decode_to_draft(encode([Told(Add(0, 1, [1] * 100))]))
 
 
 class Counting:
@@ -106,7 +107,7 @@ class Counting:
 
     def take(self):
         self.looks += 1
-        return [Changed(1, 0, 0, self.looks)]
+        return [Changed(0, 0, self.looks)]
 
 
 def stamps(sent):
@@ -119,7 +120,7 @@ def test_a_full_link_is_told_what_is_true_later():
     connection = Connection(lambda message: room[0] and not sent.append(message))
     connection.mirror = engine
     connection.flush()
-    connection.add(Changed(1, 0, 0, 100))
+    connection.add(Changed(0, 0, 100))
     connection.flush()
     assert engine.looks == 1 and not sent
     room[0] = True
@@ -133,7 +134,7 @@ def test_large_messages_are_divided(monkeypatch):
     monkeypatch.setattr("vllm_ssd.relay.end._AT_ONCE", 1000)
     sent = []
     connection = Connection(lambda message: not sent.append(message))
-    frames_sent = [Changed(1, 0, 0, 1, 0, b"", bytes(300)) for _ in range(9)]
+    frames_sent = [Changed(0, 0, 1, 0, b"", bytes(300)) for _ in range(9)]
     connection.add(*frames_sent)
     connection.flush()
     assert len(sent) > 3 and max(map(len, sent)) < 1000

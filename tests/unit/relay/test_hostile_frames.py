@@ -23,7 +23,6 @@ ARRAYS = st.lists(NUMBERS, max_size=14).map(lambda found: np.array(found, "<i4")
     st.lists(
         st.builds(
             Changed,
-            st.just(1),
             st.integers(0, len(KINDS)),
             st.integers(0, 4),
             st.integers(0, 3).map(lambda round_: int(stamp(round_))) | st.integers(0, 2**64 - 1),

@@ -13,7 +13,7 @@ from vllm_ssd.relay.frames import Changed, Malformed, Plan
 from vllm_ssd.relay.mirror import KINDS, LONGEST_TEXT, Mirror, read_status, show_status
 from vllm_ssd.relay.records import Fallback, Outcome, Prediction, Side, State, pack
 
-SESSION, VOCAB = 1, 400
+VOCAB = 400
 GENERATION = 5
 
 
@@ -24,8 +24,8 @@ class Nodes:
         shape = TableShape(**{"slots": 3, "k": 3, "branches": 4, "tail": 32, **shape})
         self.table = SpeculationTable.create(folder / "target", shape)
         self.mirror = SpeculationTable.create(folder / "draft", shape)
-        self.of_target = Mirror(self.table, SESSION, Side.TARGET)
-        self.of_draft = Mirror(self.mirror, SESSION, Side.DRAFT)
+        self.of_target = Mirror(self.table, Side.TARGET)
+        self.of_draft = Mirror(self.mirror, Side.DRAFT)
         # the target's and the draft's own ends
         self.outcomes, self.predictions = OutcomeWriter(self.table), PredictionWriter(self.mirror)
         self.reader = OutcomeReader(self.mirror)
@@ -271,7 +271,7 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
     nodes.outcomes.publish(0, stamp(1), 5, 0, [9])
     nodes.predictions.publish(0, stamp(1), [0], [7])
     table, name = (nodes.table, "outcome") if kind is Outcome else (nodes.mirror, "prediction")
-    read, head, record = OutcomeReader.read, Prediction._head, table.slots[name][0, 1]
+    read, count, record = OutcomeReader.read, Prediction._branches_in, table.slots[name][0, 1]
 
     def begin(original):
         def begun(*arguments):
@@ -282,7 +282,7 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(OutcomeReader, "read", begin(read))
-        patched.setattr(Prediction, "_head", begin(head))
+        patched.setattr(Prediction, "_branches_in", begin(count))
         assert (nodes.to_draft() if kind is Outcome else nodes.to_target()) == []
     record["stamp"] = stamp(1)
     assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
@@ -293,7 +293,12 @@ ROUND = int(stamp(1))
 
 def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
     number = KINDS.index(kind)
-    return Changed(SESSION, number, slot, stamp, known, pack(head), pack(tokens), probs)
+    return Changed(number, slot, stamp, known, pack(head), pack(tokens), probs)
+
+
+def head(count, steps):
+    """Of a prediction of four branches, which has count, depth, steps and the outcomes."""
+    return [count, 0, steps] + [1] * 8
 
 
 @pytest.mark.parametrize(
@@ -309,16 +314,19 @@ def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
         changed(Outcome, slot=3),
         changed(State, slot=3),
         changed(Prediction, slot=3),
-        changed(Prediction, head=[3, 1, 1, 1]),
-        changed(Prediction, head=[4, 1, 1]),
-        changed(Prediction, head=[-1, 1, 1]),
-        changed(Prediction, head=[3] + [1] * 10),
-        changed(Prediction, head=[3, 0, 1, 7, 8], tokens=[1] * 3),
+        changed(Prediction, head=[1, 0, 3]),
+        changed(Prediction, head=[1, 0, 3] + [1] * 9),
+        changed(Prediction, head=head(1, 4)),
+        changed(Prediction, head=head(1, -1)),
+        changed(Prediction, head=head(5, 3)),
+        changed(Prediction, head=head(-1, 3)),
+        changed(Prediction, head=head(2, 3), tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 8),
-        changed(Fallback, tokens=[1] * 4),
-        Changed(SESSION, KINDS.index(Fallback), 0, ROUND, 0, b"", b"12345", b""),
-        Changed(SESSION, len(KINDS), 0, ROUND),
+        changed(Fallback, tokens=[1]),
+        changed(Fallback, head=[0], tokens=[1] * 4),
+        Changed(KINDS.index(Fallback), 0, ROUND, 0, bytes(4), b"12345", b""),
+        Changed(len(KINDS), 0, ROUND),
     ],
 )
 def test_frames_that_do_not_fit_the_table_are_refused(nodes, frame):
@@ -338,8 +346,8 @@ def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
     nodes.note(added(0))
     before = bytes(nodes.table.pages)
     for frame in (
-        changed(Fallback, tokens=[1], probs=probs),
-        changed(Prediction, head=[3, 0, 7], tokens=[1], probs=probs),
+        changed(Fallback, head=[1], tokens=[1], probs=probs),
+        changed(Prediction, head=head(1, 3), tokens=[1], probs=probs),
     ):
         with pytest.raises(Malformed):
             nodes.of_target.apply(frame)
@@ -372,16 +380,16 @@ def test_status(nodes):
     nodes.table.draft["restarts"] = 2
     draft["pid"], draft["live"], draft["restarts"] = 77, 3, 9
     draft["heartbeat"] = 1
-    status = read_status(nodes.mirror, SESSION, lives=True)
+    status = read_status(nodes.mirror, lives=True, engine=True)
     assert status.age_ns > 0
     show_status(nodes.table, status, 250.4)
     found = nodes.table.draft[0]
     assert [int(found[n]) for n in ("pid", "live", "restarts", "link_us")] == [77, 3, 2, 250]
     assert 0 < found["heartbeat"]
-    show_status(nodes.table, read_status(nodes.mirror, 0, lives=False), 250)
+    show_status(nodes.table, read_status(nodes.mirror, lives=False, engine=False), 250)
     assert found["restarts"] == 9 and found["heartbeat"] == 0
     draft["heartbeat"] = 0
-    assert read_status(nodes.mirror, SESSION, lives=True).age_ns == -1
+    assert read_status(nodes.mirror, lives=True, engine=True).age_ns == -1
     status.counters.pop()
     with pytest.raises(Malformed):
         show_status(nodes.table, status, 250)

@@ -79,7 +79,7 @@ class Far:
 def make(tmp_path, monkeypatch):
     """Makes one whose draft has not begun."""
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
-    monkeypatch.setattr(joined_draft, "LOOK_S", 0.02)
+    monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
     monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
     with ExitStack() as ends:
 
@@ -132,7 +132,7 @@ def test_a_draft_that_does_not_answer_at_once(make, monkeypatch):
 def test_a_relay_that_dies_is_started_again(far, caplog):
     draft = far.draft
     before = far.relay
-    os.killpg(before._process.pid, signal.SIGKILL)
+    os.killpg(before._group, signal.SIGKILL)
     until(lambda: draft._table.draft["restarts"][0] == 1)
     assert lives(draft) and far.relay is not before
     lost, back = said(caplog)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import torch
 
-from vllm_ssd.lifecycle.launch import absolute_paths
+from vllm_ssd.lifecycle.detached import absolute_paths
 from vllm_ssd.tools.check.devices import Trial, examine_device
 from vllm_ssd.tools.check.findings import Finding
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from vllm_ssd.lifecycle import own_ray
-from vllm_ssd.lifecycle.launch import absolute_paths
+from vllm_ssd.lifecycle.detached import absolute_paths
 from vllm_ssd.tools.check.findings import Finding, say_wait
 
 LIMIT_S = 120.0

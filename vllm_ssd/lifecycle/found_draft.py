@@ -10,16 +10,16 @@ from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.service_state import State, state_of
 
 
-class Service:
-    """A draft of a service, described by its own table and the lock of its run directory."""
+class FoundDraft:
+    """One draft of a draft service, described by its own table and the lock of its run directory.
+    Its file is closed when the object is dropped."""
 
     def __init__(self, run_dir: Path):
         """Raises the errors of ``rundir.watch`` and ``SpeculationTable.open``."""
         self.run_dir = run_dir
         self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
         self._watched = rundir.watch(run_dir)
-        # Closes the file even if an exception drops this object: retries would leak descriptors.
-        self.close = weakref.finalize(self, os.close, self._watched)
+        weakref.finalize(self, os.close, self._watched)
 
     @property
     def pid(self) -> int:
