@@ -95,7 +95,7 @@ def prompts_and_trees(pair: Pair) -> float:
         plans: list[Plan] = []
         for attention in pair.both:
             plan = attention.chunk_plan(batch, queries)
-            plan.load(chunks)
+            plan.fill(chunks)
             plans.append(plan)
         tokens = pair.tokens(batch * queries)
         outs = [plan.attend(0, *tokens).view(batch, queries, -1) for plan in plans]
@@ -105,7 +105,7 @@ def prompts_and_trees(pair: Pair) -> float:
     for active in (len(pair.contexts), 1):
         layout = [None, *pair.trees(active)]
         for tree in trees:
-            tree.load(layout)
+            tree.fill(layout)
         for step in range(pair.steps):
             tokens = pair.tokens(batch * pair.branches)
             for tree in trees:
@@ -129,7 +129,7 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
         plans[0].prepare(step)
         return plans[0].attend(0, *tokens)
 
-    plans[0].load([])
+    plans[0].fill([])
     compute()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -139,7 +139,7 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
     for pair.contexts in longer:
         for plan in plans:
             pair.rng.seed(0)
-            plan.load(pair.trees(batch))
+            plan.fill(pair.trees(batch))
         for number in range(pair.steps):
             step.fill_(number)
             for part in tokens:

@@ -39,14 +39,14 @@ class Executor:
         for first in range(0, len(moves), most):
             some = moves[first : first + most]
             program = self._programs.moves([len(move.targets) for move in some])
-            program.load(some)
+            program.fill(some)
             program.run()
 
     def feed(self, program: Feed, requests: Sequence[DraftRequest], counts: Sequence[int]) -> None:
         """Show the model the next tokens of each request. counts: tokens of each request."""
         parts = [request.feed(count) for request, count in zip(requests, counts)]
         with self._in_flight.timed("prefill", sum(counts)):
-            program.load([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
+            program.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
             program.run()
 
     def glue(
@@ -60,9 +60,9 @@ class Executor:
         with self._in_flight.timed("glue"):
             for feed, rows in feeds:
                 part = [glues[row] for row in rows]
-                feed.load([g.chunk for g in part], [g.tokens for g in part], [g.kept for g in part])
+                feed.fill([g.chunk for g in part], [g.tokens for g in part], [g.kept for g in part])
                 feed.run()
-            program.load([glue.prediction for glue in glues])
+            program.fill([glue.prediction for glue in glues])
             program.run()
         slots = [
             glue.request.publish_slot(glue.request.next_stamp, glue.tree, self._policy.k)

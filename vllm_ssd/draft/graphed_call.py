@@ -27,12 +27,12 @@ class GraphedCall:
             self._compute()
         self._graph = graph
 
-    def measure_us(self, load: Callable[[], None]) -> float:
-        """Mean microseconds of a run; ``load`` is called before each, as a run changes inputs."""
+    def measure_us(self, fill: Callable[[], None]) -> float:
+        """Mean microseconds of a run; ``fill`` is called before each, as a run changes inputs."""
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         took = []
         for _ in range(1 + _MEASURED_RUNS):
-            load()
+            fill()
             before.record()
             self()
             after.record()

@@ -20,7 +20,7 @@ class Move(NamedTuple):
 
 
 class Moves:
-    """Makes up to ``size`` copies, each over all layers: ``load``, then ``run``."""
+    """Makes up to ``size`` copies, each over all layers: ``fill``, then ``run``."""
 
     def __init__(self, attention: PagedAttention, size: int):
         self._attention = attention
@@ -28,7 +28,7 @@ class Moves:
         self._inputs = Inputs(attention.shape.device, {"sources": (size,), "targets": (size,)})
         self.run = GraphedCall(self._compute)
 
-    def load(self, moves: Sequence[Move]) -> None:
+    def fill(self, moves: Sequence[Move]) -> None:
         """Take in what to copy."""
         sources, targets = self._inputs.host["sources"], self._inputs.host["targets"]
         sources[:], targets[:] = self._nowhere, self._nowhere
@@ -45,8 +45,8 @@ class Moves:
         ]
 
     def try_out(self, _: int) -> None:
-        """Load no copies; a run takes the same time."""
-        self.load(())
+        """Fill in no copies; a run takes the same time."""
+        self.fill(())
 
     def _compute(self) -> None:
         inputs = self._inputs.device

@@ -2,7 +2,7 @@
 
 ``Feed`` shows the model tokens. ``Predict`` predicts outcomes from the hidden states of tokens that
 the model has seen, and publishes them. ``Grow`` gives every branch one more token and publishes it.
-All use memory that stays where it is, so that they can be recorded as CUDA graphs. ``load`` takes
+All use memory that stays where it is, so that they can be recorded as CUDA graphs. ``fill`` takes
 in what changes from round to round; ``run`` then computes.
 """
 
@@ -81,7 +81,7 @@ class Feed:
         self._inputs = Inputs(model.device, {"tokens": each, "states": each})
         self.run = GraphedCall(self._compute)
 
-    def load(
+    def fill(
         self,
         chunks: Sequence[Chunk],
         tokens: Sequence[Sequence[int]],
@@ -99,14 +99,14 @@ class Feed:
             ]
             host["states"][: len(last)] = _rectangle(last, self.queries, padding)
         self._inputs.send()
-        self._plan.load(chunks)
+        self._plan.fill(chunks)
 
     def try_out(self, context: int) -> None:
-        """Load made-up requests with ``context`` tokens of KV, and keep nothing of them. A run then
-        overwrites KV blocks: call this only before there are real requests."""
+        """Fill in made-up requests with ``context`` tokens of KV, and keep nothing of them. A run
+        then overwrites KV blocks: call this only before there are real requests."""
         blocks = range(self._model.num_blocks)
         chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
-        self.load([chunk] * self.batch, ())
+        self.fill([chunk] * self.batch, ())
 
     def _compute(self) -> None:
         inputs = self._inputs.device
@@ -152,7 +152,7 @@ class Predict:
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = GraphedCall(self._compute)
 
-    def load(self, predictions: Sequence[Prediction | None]) -> None:
+    def fill(self, predictions: Sequence[Prediction | None]) -> None:
         """Take in what to predict; None: a row that publishes nothing."""
         host = self._inputs.host
         host["states"][:], host["verified"][:] = self._states.padding, self._states.padding
@@ -171,8 +171,8 @@ class Predict:
         self._inputs.send()
 
     def try_out(self, _: int) -> None:
-        """Load requests that publish nothing. A run takes the same time for any context."""
-        self.load(())
+        """Fill in requests that publish nothing. A run takes the same time for any context."""
+        self.fill(())
 
     def _compute(self) -> None:
         inputs = self._inputs.device
@@ -197,7 +197,7 @@ class Grow:
     fallbacks: each tree has one branch, for an outcome that was not predicted. sampled: tokens are
     drawn at the temperatures of their requests. Otherwise they are the likeliest, which takes a few
     percent less time. last_tokens: int64 [batch * branches], the newest token of every branch.
-    owner: the ``TreeBatch`` whose trees are loaded.
+    owner: the ``TreeBatch`` whose trees fill it.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Grow:
         self.last_tokens = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = GraphedCall(self._compute)
 
-    def load(
+    def fill(
         self,
         trees: Sequence[Tree | None],
         slots: Sequence[PublishSlot],
@@ -250,16 +250,16 @@ class Grow:
                 if numbers is not None:
                     host["uniforms"][row] = numbers
         self._inputs.send()
-        self._plan.load(trees)
+        self._plan.fill(trees)
         self.last_tokens[: len(last_tokens)].copy_(last_tokens)
 
     def try_out(self, context: int) -> None:
-        """Load made-up trees with ``context`` tokens of KV. A run then overwrites KV blocks: call
-        this only before there are real requests."""
+        """Fill in made-up trees with ``context`` tokens of KV. A run then overwrites KV blocks:
+        call this only before there are real requests."""
         blocks = range(self._model.num_blocks)
         tree = Tree(blocks, context, [context] * self.branches, self._plan.steps)
         trees = [tree if tree.kv_len <= self._model.room else None]
-        self.load(trees * self.batch, (), 0, self.last_tokens)
+        self.fill(trees * self.batch, (), 0, self.last_tokens)
 
     def _compute(self) -> None:
         inputs = self._inputs.device

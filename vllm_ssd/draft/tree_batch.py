@@ -31,8 +31,8 @@ class TreeBatch:
         self.growing = sum(tree is not None for tree in trees)
         self._slots = slots
         self._last_tokens = last_tokens
-        self._loaded = False
-        self._left = False  # some row has, since the program was loaded
+        self._filled = False
+        self._left = False  # some row has, since the program was filled
 
     @property
     def size(self) -> int:
@@ -63,20 +63,20 @@ class TreeBatch:
         program = self._program
         if self._left:
             self._keep()
-        if not self._loaded:
+        if not self._filled:
             if isinstance(program.owner, TreeBatch):
                 program.owner._keep()
-            program.load(self._trees, self._slots, self.step, self._last_tokens)
+            program.fill(self._trees, self._slots, self.step, self._last_tokens)
             program.owner = self
-            self._loaded, self._left = True, False
+            self._filled, self._left = True, False
         program.run()
         self.step += 1
 
     def _keep(self) -> None:
-        """Take the newest tokens out of the program, to load it again later."""
-        if self._loaded and self.growing:
+        """Take the newest tokens out of the program, to fill it again later."""
+        if self._filled and self.growing:
             self._last_tokens = self._program.last_tokens.clone()
-            self._loaded = False
+            self._filled = False
 
 
 @dataclass(eq=False, slots=True)

@@ -91,7 +91,7 @@ def test_sdpa_equals_dense_attention_over_separate_sequences(
         chunks = [Chunk(blocks[i], spans[i][0], spans[i][1] - spans[i][0]) for i in chosen]
         queries = max(c.query_len for c in chunks) + spare
         plan = attention.chunk_plan(len(chosen) + spare, queries)
-        plan.load(chunks)
+        plan.fill(chunks)
         query = rand(plan.batch, queries, kv_heads * group, dim)
         key, value = (
             rand(plan.batch, queries, kv_heads, dim),
@@ -110,7 +110,7 @@ def test_sdpa_equals_dense_attention_over_separate_sequences(
                 torch.testing.assert_close(out[row, number], expected, atol=1e-5, rtol=1e-4)
     layouts = [Tree(b, n, [n, max(1, n - 2), 1], steps) for b, n in zip(blocks, contexts)]
     plan = attention.tree_plan(requests + spare, 3, steps)
-    plan.load([*([None] * spare), *layouts])
+    plan.fill([*([None] * spare), *layouts])
     grown: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for step in range(steps):
         query = rand(plan.batch, 3, kv_heads * group, dim)

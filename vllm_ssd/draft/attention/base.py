@@ -1,8 +1,8 @@
 """The interface of the draft's attention: paged KV, causal chunks, and trees of branches.
 
-A *plan* serves batches of one shape: a number of requests and of queries each. ``load`` tells it
+A *plan* serves batches of one shape: a number of requests and of queries each. ``fill`` tells it
 where everything is, and the model's layers then call ``attend``. A plan computes with memory that
-stays where it is. So a CUDA graph recorded over the plan can be replayed after another load.
+stays where it is. So a CUDA graph recorded over the plan can be replayed after another fill.
 
 Batches smaller than their plan are padded. Padding writes to a block that belongs to no request.
 """
@@ -135,7 +135,7 @@ class Plan(ABC):
 
 
 class ChunkPlan(Plan):
-    """A plan for chunks: ``load``, then the model's forward. positions: int64 [batch * queries]."""
+    """A plan for chunks: ``fill``, then the model's forward. positions: int64 [batch * queries]."""
 
     def __init__(self, attention: PagedAttention, batch: int, queries: int):
         super().__init__(attention, batch, queries)
@@ -146,7 +146,7 @@ class ChunkPlan(Plan):
         self.slots = self.inputs.device["slots"].view(-1)
         self.positions = self.inputs.device["positions"].view(-1)
 
-    def load(self, chunks: Sequence[Chunk]) -> None:
+    def fill(self, chunks: Sequence[Chunk]) -> None:
         """Take in where the chunks' KV is; tokens beyond a chunk's end are padding."""
         host, attention = self.inputs.host, self.attention
         host["slots"][:] = attention.padding_block * attention.block_size
@@ -166,7 +166,7 @@ class ChunkPlan(Plan):
 
 
 class TreePlan(Plan):
-    """A plan for trees: ``load`` once; then, for every step, ``prepare`` and the model's forward.
+    """A plan for trees: ``fill`` once; then, for every step, ``prepare`` and the model's forward.
 
     positions: int64 [batch * branches], of the step that was prepared.
     """
@@ -187,7 +187,7 @@ class TreePlan(Plan):
         self.slots = torch.zeros(batch * branches, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.slots)
 
-    def load(self, trees: Sequence[Tree | None]) -> None:
+    def fill(self, trees: Sequence[Tree | None]) -> None:
         """Take in where the trees' KV is. None: a row of padding."""
         host, attention = self.inputs.host, self.attention
         host["step_slots"][:] = attention.padding_block * attention.block_size

@@ -131,8 +131,8 @@ class _FlashInferChunks(ChunkPlan):
         super().__init__(attention, batch, queries)
         self._wrapper = _Wrapper(attention, batch, queries, None)
 
-    def load(self, chunks: Sequence[Chunk]) -> None:
-        super().load(chunks)
+    def fill(self, chunks: Sequence[Chunk]) -> None:
+        super().fill(chunks)
         # Causal attention counts from the end, so padding needs KV, although it is ignored.
         rows: list[Any] = [([], self.queries)] * self.batch
         for row, chunk in enumerate(chunks):
@@ -151,8 +151,8 @@ class _FlashInferTrees(TreePlan):
         self._masks = torch.zeros(batch, size, dtype=torch.uint8, device=device)
         self._wrapper = _Wrapper(attention, batch, branches, self._masks)
 
-    def load(self, trees: Sequence[Tree | None]) -> None:
-        super().load(trees)
+    def fill(self, trees: Sequence[Tree | None]) -> None:
+        super().fill(trees)
         rows: list[Any] = [
             ([], 1) if tree is None else (tree.blocks, tree.kv_len) for tree in trees
         ]

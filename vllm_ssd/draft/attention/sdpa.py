@@ -77,8 +77,8 @@ class _Gathered(Plan):
 
 
 class _SDPAChunks(_Gathered, ChunkPlan):
-    def load(self, chunks: Sequence[Chunk]) -> None:
-        super().load(chunks)
+    def fill(self, chunks: Sequence[Chunk]) -> None:
+        super().fill(chunks)
         width = max((chunk.kv_len for chunk in chunks), default=1)
         self.gather(chunks, width)
         contexts = self.inputs.device["contexts"]
@@ -86,8 +86,8 @@ class _SDPAChunks(_Gathered, ChunkPlan):
 
 
 class _SDPATrees(_Gathered, TreePlan):
-    def load(self, trees: Sequence[Tree | None]) -> None:
-        super().load(trees)
+    def fill(self, trees: Sequence[Tree | None]) -> None:
+        super().fill(trees)
         self._width = int(self.inputs.host["kv_len"].max())
         self.gather(trees, self._width)
 

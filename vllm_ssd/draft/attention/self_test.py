@@ -82,7 +82,7 @@ def largest_error(backend: type[PagedAttention], shape: AttentionShape, block_si
         attention.keys[0].copy_(keys)
         attention.values[0].copy_(values)
         plan = attention.tree_plan(len(trees), _BRANCHES, _STEPS)
-        plan.load(trees)
+        plan.fill(trees)
         plans.append(plan)
     heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     errors = []

@@ -58,7 +58,7 @@ class _Paged(Plan):
         most = -(-(attention.max_len + queries) // attention.block_size)
         self._pages = torch.zeros(batch, most, dtype=torch.int32, device=device)
         self._host_pages = np.zeros((batch, most), dtype=np.int32)
-        self._loaded: list[tuple[Sequence[int], int]] = [((), 0)] * batch  # blocks, pages of these
+        self._sent: list[tuple[Sequence[int], int]] = [((), 0)] * batch  # blocks, pages of these
         self._group = shape.num_heads // shape.num_kv_heads
         rows = max(triton.next_power_of_2(queries * self._group), 16)
         for self._rows in (min(rows, 64), min(rows, 32)):
@@ -77,7 +77,7 @@ class _Paged(Plan):
         self._partial = torch.empty(*parts, shape.head_dim, dtype=torch.float32, device=device)
         self._weight = torch.empty(parts, dtype=torch.float32, device=device)
 
-    def load_pages(self, items: Sequence[Chunk | Tree | None]) -> None:
+    def send_pages(self, items: Sequence[Chunk | Tree | None]) -> None:
         """Send the requests' new blocks to the device. A request's list of blocks only grows, and
         another text has another list. So blocks that are on the device already are not sent
         again."""
@@ -87,11 +87,11 @@ class _Paged(Plan):
             if item is None:
                 continue
             count = -(-item.kv_len // size)
-            blocks, loaded = self._loaded[row]
-            begin = loaded if item.blocks is blocks else 0
+            blocks, known = self._sent[row]
+            begin = known if item.blocks is blocks else 0
             if count > begin:
                 self._host_pages[row, begin:count] = item.blocks[begin:count]
-                self._loaded[row] = item.blocks, count
+                self._sent[row] = item.blocks, count
                 width = max(width, count)
         if not width:
             return
@@ -164,9 +164,9 @@ class _TritonChunks(_Paged, ChunkPlan):
         self.seen_to = self.positions
         self.linear = self.step = self.positions  # any tensor: a chunk reads neither
 
-    def load(self, chunks: Sequence[Chunk]) -> None:
-        super().load(chunks)
-        self.load_pages(chunks)
+    def fill(self, chunks: Sequence[Chunk]) -> None:
+        super().fill(chunks)
+        self.send_pages(chunks)
 
 
 class _TritonTrees(_Paged, TreePlan):
@@ -178,9 +178,9 @@ class _TritonTrees(_Paged, TreePlan):
         self.seen_to = self.inputs.device["parents"].view(-1)
         self.linear = self.inputs.device["linear"]
 
-    def load(self, trees: Sequence[Tree | None]) -> None:
-        super().load(trees)
-        self.load_pages(trees)
+    def fill(self, trees: Sequence[Tree | None]) -> None:
+        super().fill(trees)
+        self.send_pages(trees)
 
     def prepare(self, step: torch.Tensor) -> None:
         super().prepare(step)

@@ -76,7 +76,7 @@ def largest_difference(
         if count > room:
             continue
         plan = attention.chunk_plan(1, count)
-        plan.load([Chunk(range(attention.padding_block), 0, count)])
+        plan.fill([Chunk(range(attention.padding_block), 0, count)])
         attention.plan = plan
         tokens = torch.arange(count, device=attention.shape.device) * 7 % 1000
         reference = forward(tokens, plan.positions)
