@@ -19,8 +19,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Of two files at a time, one has its targets on the first of two cores, and one on the second.
 if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and os.cpu_count() == 2:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "1")
-# Engines find ``tests``, too.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+# Engines find ``tests``, too, and the plugin of shared_cores.py.
+PATHS = [str(Path(__file__).with_name("entry")), str(ROOT), os.environ.get("PYTHONPATH")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
 
 
 # Two files run at a time, on two cores: the longest come first, lest one be left at the end, and

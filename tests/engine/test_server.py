@@ -20,12 +20,15 @@ from openai.types import Completion
 
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
+from tests.engine.conftest import ROOT
 from tests.support.chi_square import chance_of
 from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
 from tests.support.terminal import terminal
 from tests.support.trace_collector import ENVIRONMENT, Collector, trace_collector
 
+# Without what conftest.py sets to save time: vLLM waits as it does by itself.
+AS_USERS_DO = {"PYTHONPATH": str(ROOT)}
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
 
@@ -58,7 +61,7 @@ def servers(spoken_pair, traces, tmp_path_factory):
     target, draft = spoken_pair
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
     arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
-    environment = {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"}
+    environment = {**ENVIRONMENT, **AS_USERS_DO, "VLLM_LOGGING_LEVEL": "INFO"}
     more = {"otlp_traces_endpoint": traces.url, "per_request_spec_decode_metrics": "detailed"}
     started = [
         serve.Server(given, folder / f"{name}.log", environment)

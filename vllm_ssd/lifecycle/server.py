@@ -7,6 +7,7 @@ other processes read the draft's state from it.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -60,8 +61,10 @@ class DraftServer:
     def load(self) -> str:
         """Load the draft and return a line that describes it. Errors: see ``LoadedDraft.load``."""
         hush_vllm()
+        gc.disable()  # the import of vLLM leaves little garbage: to look for it takes over a second
         from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
 
+        gc.enable()
         self._draft = LoadedDraft(self._spec)
         line = self._draft.load()
         self._pause_s = 0.0 if self._draft.on_gpu else PAUSE_S
