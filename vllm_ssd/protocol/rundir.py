@@ -105,9 +105,11 @@ def _is_locked(path: Path, folder: bool = False) -> bool:
 
 def touch(run_dir: Path) -> None:
     """Make all files look used, so that a cleaner of temporary folders does not remove them. Call
-    it now and then: it works once in ``TOUCH_S`` seconds, by the directory's own time."""
+    it now and then: it works once in ``TOUCH_S`` seconds, by the time of the lock file, which
+    nothing else writes. That of the directory changes with each new file in it."""
+    lock = run_dir / "lock"
     with contextlib.suppress(FileNotFoundError):
-        if time.time() - run_dir.stat().st_mtime < TOUCH_S:
+        if time.time() - (lock if lock.exists() else run_dir).stat().st_mtime < TOUCH_S:
             return
     for path in (run_dir, *run_dir.rglob("*")):
         with contextlib.suppress(OSError):  # Ray's files come and go

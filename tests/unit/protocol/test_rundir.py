@@ -230,6 +230,10 @@ def test_files_look_used_once_touched():
     os.utime(files[-1], (0, 0))
     rundir.touch(path)
     assert files[-1].stat().st_mtime == 0, "it is done for an hour"
+    os.utime(path / "lock", (0, 0))
+    (path / "new").touch()
+    rundir.touch(path)
+    assert files[-1].stat().st_mtime > before, "a new file does not make the others look used"
     close(locks)
     rundir.remove(path)
 
