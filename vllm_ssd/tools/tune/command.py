@@ -103,6 +103,11 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
     drafts: list[str] = []
     for draft in args.draft or [args.speculative_config.get("model")]:
         engine: Any = parse_engine(args.target, draft, further)
+        if engine.speculative_config.keys() - {"method", "model"}:  # plain vLLM would get them, too
+            raise ValueError(
+                "--speculative-config is given in parts, with dots: write it as one JSON object, "
+                "--speculative-config '{...}'"
+            )
         given = {**args.speculative_config, **engine.speculative_config}
         engine.speculative_config = {**given, "k": max(args.k), "f": max(args.f)}
         for finding in examine_engine(engine):

@@ -60,6 +60,10 @@ def test_files_that_have_none(tmp_path, name, text, said):
         ("--draft draft --prompts /nowhere/a.txt", "/nowhere/a.txt cannot be read"),
         ("--draft draft --draft other", "different vocabularies"),
         ('--draft draft -sc {"on_mis":1}', "did you mean 'on_miss'?"),
+        (
+            "--draft draft --speculative-config.on_miss wait",
+            "as one JSON object, --speculative-config '{...}'",
+        ),
         ("--k 2", "no default draft is known"),
     ],
 )
