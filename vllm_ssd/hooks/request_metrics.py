@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from vllm_ssd.metrics.requests import read_request, request_key
+from vllm_ssd.metrics.requests import read_records, request_key
 from vllm_ssd.protocol import SpeculationTable
 
 
@@ -18,6 +18,8 @@ class OwnVerifications(RequestSpecDecodeMetrics):
         super().__init__(k, [0] * (k + 1))
         self._table = table
         self._key = request_key(request_id)
+        self._before: dict[tuple[int, int], np.void] = {}  # its records at the last call
+        self._verified = 0
 
     def observe(self, num_draft_tokens: int, num_accepted: int, detailed: bool = False) -> None:
         """Take in what was counted since the last call. vLLM calls this after a step that verified
@@ -25,12 +27,18 @@ class OwnVerifications(RequestSpecDecodeMetrics):
 
         On a GPU, a verification may be counted after this call for its step. The next call then
         takes in two, whose sums are right; their order and the share of each are not known."""
-        counted = read_request(self._table, self._key)
-        if counted is None:
-            return
-        times = np.subtract(counted["accepted"], self.histogram)
+        times = np.zeros(self.num_spec_tokens + 1, np.int64)
+        for place, now in read_records(self._table, self._key).items():
+            before = self._before.get(place)
+            self._before[place] = now
+            times += now["accepted"]
+            self._verified += int(now["verified"])
+            # A preempted request may get a slot again whose record of it another one had meanwhile.
+            if before is not None and (now["accepted"] >= before["accepted"]).all():
+                times -= before["accepted"]
+                self._verified -= int(before["verified"])
         news = np.repeat(np.arange(len(times)), times).tolist()
-        rejected = max(0, counted["verified"] - self.num_draft_tokens - sum(news))
+        rejected = max(0, self._verified - self.num_draft_tokens - sum(news))
         for accepted in news:
             drafts = min(accepted + rejected, self.num_spec_tokens)
             rejected -= drafts - accepted

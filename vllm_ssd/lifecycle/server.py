@@ -62,9 +62,10 @@ class DraftServer:
         """Load the draft and return a line that describes it. Errors: see ``LoadedDraft.load``."""
         hush_vllm()
         gc.disable()  # the import of vLLM leaves little garbage: to look for it takes over a second
-        from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
-
-        gc.enable()
+        try:
+            from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
+        finally:
+            gc.enable()
         self._draft = LoadedDraft(self._spec)
         line = self._draft.load()
         self._pause_s = 0.0 if self._draft.on_gpu else PAUSE_S

@@ -57,15 +57,18 @@ class RequestCounters:
         return record
 
 
-def read_request(table: SpeculationTable, key: int) -> dict[str, Any] | None:
-    """Return a request's counters by their names in ``TableShape.request_dtype``; None if there are
-    none, or another request has its record by now. Adds up the records of a preempted request,
-    which may have one in each of its slots."""
+def read_records(table: SpeculationTable, key: int) -> dict[tuple[int, int], np.void]:
+    """Return copies of the records of a request, by slot and turn. A preempted request may have one
+    in each of its slots. Other requests may have its records by now."""
     keys = table.requests["key"]
-    places = np.nonzero(keys == key)
-    found = table.requests[places]  # a copy
-    found = found[keys[places] == key]  # drop records that changed hands
-    if not len(found):
-        return None
-    names = [name for name in found.dtype.names or () if name != "key"]
-    return {name: found[name].sum(axis=0).tolist() for name in names}
+    places = zip(*(axis.tolist() for axis in np.nonzero(keys == key)))
+    found = {place: table.requests[place].copy() for place in places}
+    return {place: record for place, record in found.items() if record["key"] == key}
+
+
+def read_request(table: SpeculationTable, key: int) -> dict[str, Any] | None:
+    """Return a request's counters, the sum of its records, by their names in
+    ``TableShape.request_dtype``; None if it has no record."""
+    found = read_records(table, key).values()
+    names = [name for name in table.requests.dtype.names or () if name != "key"]
+    return {name: sum(each[name] for each in found).tolist() for name in names} if found else None

@@ -228,11 +228,15 @@ class TargetEnd(End[Connection]):
                 show_status(peer.mirror.table, frame, peer.link_us)
             case Changed() if peer.mirror is not None:
                 peer.mirror.apply(frame)
-            case Joined() if peer.mirror is not None and self._awaiting is not None:
+            case Joined() if peer.mirror is not None:
                 self._joined(peer.mirror, frame.refusal)
 
     def _joined(self, mirror: Mirror, refusal: str) -> None:
+        """Take in the answer to ``Opening``. That to an earlier one may come so late that it is
+        taken for this one's. So a refusal ends a session that has begun, too."""
         if not refusal:
+            if self._awaiting is None:
+                return
             try:
                 self._begin(mirror)
             except OSError as error:

@@ -6,6 +6,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
+from vllm_ssd.hooks.request_metrics import OwnVerifications
 from vllm_ssd.metrics.requests import RequestCounters, request_key
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
@@ -80,3 +81,15 @@ def test_a_draft_that_is_gone_has_drafted_nothing(made):
 def test_it_is_off_where_nobody_asks(made):
     make, counters = made
     assert said(make("none"), [[(3, 1)]] * 5, counters) is None
+
+
+def test_records_that_a_preempted_request_has_lost(tmp_path):
+    """Others get its slot. It goes on in another one, and later in the first one again."""
+    table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
+    counters, metrics = RequestCounters(table), OwnVerifications(K, table, "a")
+    rounds = [(0, "a", 2), (1, "a", 3), (0, "b", 1), (0, "c", 1), (1, "a", 1), (0, "a", 0)]
+    for slot, name, accepted in rounds:
+        counters.verified(slot, request_key(name), accepted, 3)
+        metrics.observe(3, 3, detailed=True)
+    assert metrics.per_step_accepted == [2, 3, 1, 0] and metrics.histogram == [1, 1, 1, 1]
+    assert metrics.per_step_drafted == [3] * 4 and metrics.num_draft_tokens == 12

@@ -241,6 +241,17 @@ def test_an_end_that_gets_no_time_does_not_lose_the_other(server, relay, engine)
     assert engine.predicted(9) == server.expected
 
 
+def test_a_refusal_after_an_engine_was_told_that_it_has_joined(server, relay, engine):
+    """The answer to its former try came late and was taken for that to this one."""
+    _, ours = relay
+    with ours.turn:
+        ours.end._take(Joined("the draft has no room"))
+    until("loss", lambda: not engine.alive())
+    until("end of the session", lambda: server.joined() == 0)
+    assert join(relay, engine) == ""
+    assert engine.predicted(3) == server.expected
+
+
 def test_a_draft_that_is_away(server, relay, engine, tmp_path):
     """As if it were here: it has no heartbeat, and then the engine joins again."""
     _, ours = relay
