@@ -69,14 +69,6 @@ def draft() -> str:
 
 
 @pytest.fixture(scope="session")
-def even_target() -> str:
-    """SmolLM2's function with a number of heads that two ranks can share."""
-    from benchmarks.standin import ensure_target
-
-    return str(ensure_target(ROOT / ".models", "even", "float32"))
-
-
-@pytest.fixture(scope="session")
 def spoken_pair(target, tmp_path_factory) -> tuple[str, str]:
     """(target, draft): random Qwen3 models of SmolLM2's tokens that cost next to nothing, for tests
     to which texts mean nothing. The draft mostly agrees with the target."""

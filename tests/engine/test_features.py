@@ -18,7 +18,7 @@ from tests.support.features import FEATURES, OPTIONS, run_all
 from tests.support.features.prompts import LONG, PEOPLE, QUESTION, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
-from tests.support.harness import SSD, engine, greedy, own_run_dir, serves, wait_for
+from tests.support.harness import LIGHT, SSD, engine, greedy, own_run_dir, serves, wait_for
 from vllm_ssd.metrics import subtract
 
 # One token a request, which ends with its prompt; or no request at all.
@@ -52,7 +52,7 @@ def plain(target) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(target, draft, plain) -> Iterator[Runs]:
     options = {**OPTIONS, "per_request_spec_decode_metrics": "summary"}
-    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
+    speculation = {**SSD, **LIGHT, "k": 3, "f": 1, "model": draft}
     with engine(target, speculative_config=speculation, **options) as llm:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))

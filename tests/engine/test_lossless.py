@@ -13,6 +13,7 @@ import pytest
 from benchmarks.common.running import counters, processes_of
 from tests.support.greedy_texts import stopped, text_answers
 from tests.support.harness import (
+    LIGHT,
     SSD,
     START_S,
     damage,
@@ -116,7 +117,8 @@ def test_same_tokens_as_the_target(target, draft, plain):
     fewer drafts a row in batches than alone, which leaves some over for later rounds; then what the
     draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
-    speculation = {**SSD, "k": 3, "f": [2, 1, 0, 2], "model": draft, "max_restarts": 1000}
+    speculation = {**SSD, **LIGHT, "k": 3, "f": [2, 1, 0, 2], "model": draft}
+    speculation["max_restarts"] = 1000
     speculation["num_speculative_tokens_per_batch_size"] = [[1, 2, 3], [3, 64, 2]]
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
@@ -145,8 +147,9 @@ def test_same_tokens_as_the_target(target, draft, plain):
 
 
 @pytest.fixture(scope="module")
-def ranks(even_target, draft, tmp_path_factory):
+def ranks(spoken_pair, tmp_path_factory):
     """An engine of two target ranks, whose draft knows ``SHORT`` positions."""
+    target, draft = spoken_pair
     folder = tmp_path_factory.mktemp("short")
     for file in Path(draft).iterdir():
         (folder / file.name).symlink_to(file)
@@ -158,25 +161,34 @@ def ranks(even_target, draft, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-        with engine(even_target, tensor_parallel_size=2, speculative_config=speculation) as llm:
+        with engine(target, tensor_parallel_size=2, speculative_config=speculation) as llm:
             yield llm
 
 
-def test_same_tokens_under_tensor_parallelism(ranks, plain):
-    """Only the first rank looks into the table, both verify the same drafts. Their target's
-    function is the plain engine's."""
+@pytest.fixture(scope="module")
+def expected(spoken_pair) -> list[tuple[list[int], str | None]]:
+    """The target's own texts after the stories, and after the last prompt, which is long."""
+    return [
+        text
+        for prompts in (PROMPTS[STORIES], PROMPTS[-1:])
+        for text in text_answers(spoken_pair[0], prompts, 36)
+    ]
+
+
+def test_same_tokens_under_tensor_parallelism(ranks, expected):
+    """Only the first rank looks into the table, both verify the same drafts."""
     found = texts(ranks.generate(PROMPTS[STORIES], greedy(16), use_tqdm=False))
-    assert found == cut(plain["batch"][STORIES], 16)
+    assert found == cut(expected[:-1], 16)
     assert sum(counters(own_run_dir())["accepted"][1:]) > 0
 
 
-def test_texts_longer_than_the_drafts_longest(ranks, plain):
+def test_texts_longer_than_the_drafts_longest(ranks, expected):
     """Drafting stops for them, for nobody else, and serving goes on: for a text that becomes too
     long, beside one that is so from the start; then for the latter alone."""
-    run_dir, expected = own_run_dir(), plain["batch"]
+    run_dir = own_run_dir()
     before = counters(run_dir)
     outputs = ranks.generate([PROMPTS[12], PROMPTS[-1]], greedy(36), use_tqdm=False)
-    assert texts(outputs) == cut([expected[12], expected[-1]], 36)
+    assert texts(outputs) == [expected[0], expected[-1]]
     sizes = [len(output.prompt_token_ids) for output in outputs]
     assert sizes[0] < SHORT < sizes[0] + len(outputs[0].outputs[0].token_ids) and SHORT < sizes[1]
     between = counters(run_dir)

@@ -122,12 +122,12 @@ CEILINGS = {
     "protocol": 2300,
     "draft": 5070,
     "lifecycle": 2520,
-    "relay": 1740,
+    "relay": 1760,
     "config": 940,
     "metrics": 600,
     "worker": 2000,
-    "hooks": 1370,
-    "tools": 1910,
+    "hooks": 1390,
+    "tools": 1955,
 }
 
 

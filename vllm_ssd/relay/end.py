@@ -122,16 +122,17 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 
 class Child:
-    """A detached process that is an end, seen from its parent. It gets its spec as JSON and answers
-    with one line, ``["ready", text]`` or ``["failed", text]``. word: that text."""
+    """A detached process that is an end, seen from its parent. It gets its spec as a line of JSON,
+    which other users cannot read, and answers with one line, ``["ready", text]`` or ``["failed",
+    text]``. word: that text."""
 
     def __init__(self, module: str, spec: msgspec.Struct, folder: Path):
         """Start ``python -m module`` in ``folder``. Raises ``ValueError`` with the child's sentence
         if it is not ready within ``START_S`` seconds."""
-        given = msgspec.json.encode(spec).decode()
-        self._channel, self._group = start_detached(module, folder, given)
+        self._channel, self._group = start_detached(module, folder)
         try:
             self._channel.settimeout(START_S)
+            self._channel.sendall(msgspec.json.encode(spec) + b"\n")
             line = self._channel.makefile("rb").readline()
             kind, self.word = json.loads(line or b'["failed", "it ended at its start"]')
         except OSError as error:
@@ -177,7 +178,7 @@ def run(
     channel. kind: type of the spec. make: makes the end, ``OSError``, ``RuntimeError`` or
     ``ValueError`` if that fails. afterwards: called after the end is closed."""
     channel, sockets = detach(sys.argv[1]), Sockets()
-    spec = msgspec.json.decode(sys.argv[2], type=kind)
+    spec = msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below
 
     def say(*words: str) -> None:

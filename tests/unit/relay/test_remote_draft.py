@@ -135,6 +135,7 @@ def test_a_relay_that_dies_is_started_again(far, caplog):
     os.killpg(before._group, signal.SIGKILL)
     until(lambda: draft._table.draft["restarts"][0] == 1)
     assert lives(draft) and far.relay is not before
+    until(lambda: len(said(caplog)) == 2)  # it counts before it says so
     lost, back = said(caplog)
     assert "is lost (it has ended)" in lost and "is back" in back
 

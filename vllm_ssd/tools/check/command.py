@@ -59,8 +59,10 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
     # These import vLLM, which works, as was found above.
     from vllm_ssd.tools.check.engine import examine_engine, parse_engine
     from vllm_ssd.tools.check.machine import examine_machine, subject_without_target
+    from vllm_ssd.tools.check.target_memory import examine_target_memory
 
     if args.target is None:
+        yield from examine_target_memory()
         try:
             subject = subject_without_target()
         except ValueError as error:

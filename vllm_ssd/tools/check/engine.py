@@ -26,6 +26,7 @@ from vllm_ssd.lifecycle.server_spec import make_keeper_spec
 from vllm_ssd.protocol import TableShape
 from vllm_ssd.tools.check.devices import Draft, DraftMemory
 from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
+from vllm_ssd.tools.check.target_memory import examine_target_memory
 
 _CPU = torch.device("cpu")
 # Used if no draft is named: the attention of Llama-3.2-1B and the options' defaults.
@@ -78,6 +79,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     speculation: Any = config.speculative_config
     yield from _about_draft(speculation, target)
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
+    yield from examine_target_memory(config)
     if speculation.draft_server is not None:
         fact = f"{speculation.draft_server} is running, on a device that was checked at its start"
         yield Finding("ok", "draft server", fact)

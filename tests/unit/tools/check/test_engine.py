@@ -41,12 +41,13 @@ def look(models, draft, *further):
 
 def test_a_pair_that_fits(models, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     options = ["--speculative-config", '{"k": 3, "f": 2}', "--max-num-seqs", "4"]
     found, subject = look(models, models.draft, *options)
     assert could_start(found)
     facts = {each.name: each.fact for each in found}
     assert "k=3, f=2" in facts["draft"] and facts["vocabularies"].startswith("64 tokens")
-    assert facts["model runner"] == "V1"
+    assert facts["model runner"] == "V1" and "asks for 1.0 GiB" in facts["target's memory"]
     assert subject.draft.backends == ("sdpa",) and subject.device.cores
     assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
     assert subject.draft.memory.weights is None, "there are none"

@@ -15,6 +15,7 @@ from vllm_ssd.tools.tune.command import read_prompts
 def tune(tmp_path, monkeypatch):
     """Calls the command for a target, in a folder that has drafts, too; its exit status."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # else vLLM wants most of the memory
     for name in ("target", "draft", "other"):
         (tmp_path / name).mkdir()
     write_model(tmp_path / "target", layers=2)
