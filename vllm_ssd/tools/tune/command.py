@@ -95,6 +95,7 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
 def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the drafts, and the chat template's argument if the target has no template. Raises
     ``ValueError`` with a sentence if a start would refuse a draft or the largest k and f."""
+    from vllm.renderers.hf import resolve_chat_template
     from vllm.tokenizers import cached_tokenizer_from_config
 
     from vllm_ssd.config.default_drafts import default_draft
@@ -116,8 +117,11 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
         target = engine.create_model_config()
         drafts.append(draft or default_draft(target.hf_text_config, args.target))
     named = any(word.partition("=")[0] == "--chat-template" for word in further)
+    tokenizer: Any = cached_tokenizer_from_config(target)
     # A tokenizer without this attribute has its template in its code.
-    own = getattr(cached_tokenizer_from_config(target), "chat_template", True)
+    own = not hasattr(tokenizer, "chat_template") or resolve_chat_template(
+        tokenizer, None, None, model_config=target
+    )
     return drafts, [] if named or own else ["--chat-template", _AS_TEXT]
 
 

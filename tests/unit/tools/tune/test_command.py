@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm.renderers import hf
 
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
@@ -101,6 +102,14 @@ def test_it_says_first_what_it_will_do(tune, tmp_path, monkeypatch, capsys, word
     assert ("plain text because the target has no chat template" in said) is as_text
     (setting,) = tmp_path.glob("ssd-tune/*/setting.json")
     assert ("messages[0].content" in setting.read_text()) is as_text
+
+
+def test_a_chat_template_that_is_not_the_tokenizers(tune, monkeypatch, capsys):
+    """As that of a model for images may be, which its processor has."""
+    monkeypatch.setattr(command, "measure", lambda *_: {})
+    monkeypatch.setattr(hf, "_try_get_processor_chat_template", lambda *_, **__: "{{ messages }}")
+    assert tune("--draft", "draft") == 1
+    assert "12 prompts.\n" in capsys.readouterr().err
 
 
 def test_no_more_are_measured_than_is_asked_for(tune, monkeypatch, capsys):
