@@ -55,6 +55,7 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     """Measure, print a report and return the process's exit status. further: vLLM's arguments."""
     try:
+        _check_numbers(args)
         prompts = read_prompts(args.prompts or Path(__file__).with_name("prompts.jsonl"))
         say_wait("importing vLLM and checking the drafts: about a minute")
         with quiet_vllm():
@@ -164,8 +165,30 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def numbers(text: str) -> list[int]:
-    return sorted({int(part) for part in text.split(",")})
+    """The numbers in a text such as "2,3,5", each once and in order."""
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers: write them as in 2,3,5"
+        ) from None
 
 
 def options(text: str) -> dict[str, Any]:
-    return dict(json.loads(text))
+    """The options in a JSON object."""
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a JSON object: write options as in \'{{"on_miss":"wait"}}\''
+        ) from None
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    least = {"k": 1, "f": 0, "clients": 1, "requests": 1, "tokens": 2, "at_most": 1, "limit": 1}
+    for name, value in least.items():
+        given = getattr(args, name)
+        lowest = min(given) if isinstance(given, list) else given
+        if lowest < value:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} {lowest:g} is too low: write {value} or more")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.tune.candidates import Candidate, Outcome
 
+END_S = 60.0  # seconds in which vLLM's sweep ends its server
 PROMPTS, CLIENTS = "prompts.jsonl", "clients.json"  # files in the folder of results
 
 
@@ -40,6 +42,10 @@ def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folde
                 sweep.wait(args.limit)
         finally:
             sweep.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                sweep.wait(END_S)
+            with suppress(ProcessLookupError):
+                os.killpg(sweep.pid, signal.SIGKILL)
             sweep.wait()
     outcome = _read(results, args)
     for clients, figures in outcome.items():

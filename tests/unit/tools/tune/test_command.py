@@ -59,6 +59,9 @@ def test_files_that_have_none(tmp_path, name, text, said):
     "words, said",
     [
         ("--draft draft --k 17", "k must be a whole number from 1 to 16, not 17"),
+        ("--draft draft --k 0,3", "--k 0 is too low: write 1 or more"),
+        ("--draft draft --requests 0", "--requests 0 is too low: write 1 or more"),
+        ("--draft draft --limit=-5", "--limit -5 is too low: write 1 or more"),
         ("--draft draft --prompts /nowhere/a.txt", "/nowhere/a.txt cannot be read"),
         ("--draft draft --draft other", "different vocabularies"),
         ('--draft draft -sc {"on_mis":1}', "did you mean 'on_miss'?"),
@@ -78,9 +81,9 @@ def test_nothing_is_started_for_a_bad_command(tune, tmp_path, capfd, words, said
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--k 8,", "argument --k: invalid numbers value: '8,'"),
-        ("-sc [1]", "invalid options value: '[1]'"),
-        ("-sc k=3", "invalid options value: 'k=3'"),
+        ("--k 8,", "argument --k: '8,' is not a list of whole numbers: write them as in 2,3,5"),
+        ("-sc [1]", "'[1]' is not a JSON object: write options as in '{\"on_miss\":\"wait\"}'"),
+        ("-sc k=3", "'k=3' is not a JSON object: write options as in '{\"on_miss\":\"wait\"}'"),
     ],
 )
 def test_values_of_the_wrong_kind(tune, capsys, words, said):
