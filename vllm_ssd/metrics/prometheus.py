@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -29,7 +30,8 @@ logger = get_logger(__name__)
 WORK = ("prefill", "glue", "branch", "fallback")
 _RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}
 _LABELS = ("model_name", "engine")
-_Engines = Sequence[tuple[tuple[str, str], SpeculationTable]]  # values of ``_LABELS``, and tables
+# Of each engine: values of ``_LABELS``, its table, and a snapshot of its counters.
+_Engines = Sequence[tuple[tuple[str, str], SpeculationTable, Mapping[str, Any]]]
 
 
 class SpeculationCollector(Collector):
@@ -58,7 +60,9 @@ class SpeculationCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        engines = [((self._model, str(engine)), table) for engine, table in self.tables()]
+        engines = [
+            ((self._model, str(engine)), table, snapshot(table)) for engine, table in self.tables()
+        ]
         if engines:
             yield from _of_draft(engines)
             yield from _of_rounds(engines)
@@ -94,8 +98,8 @@ def _of_draft(engines: _Engines) -> Iterator[Metric]:
     work = _counter("draft_work", "Prompt tokens for prefill, else forwards, by kind.", "work")
     rounds = _counter("draft_rounds", "Rounds of requests that the draft drafted ahead for.")
     branches = _counter("draft_branches", "Predicted outcomes that it began to draft for.")
-    for labels, table in engines:
-        counted, age_s = snapshot(table), heartbeat_age_s(table)
+    for labels, table, counted in engines:
+        age_s = heartbeat_age_s(table)
         up.add_metric(labels, int(draft_lives(table)))
         if age_s is not None:
             age.add_metric(labels, age_s)
@@ -127,8 +131,7 @@ def _of_rounds(engines: _Engines) -> Iterator[Metric]:
     drafted = _counter("draft_tokens", "Drafts that the target's requests were given.")
     verified = _counter("verified_tokens", "Drafts that the target verified.")
     accepted = _counter("accepted_tokens", "Drafts that the target accepted.")
-    for labels, table in engines:
-        counted = snapshot(table)
+    for labels, _, counted in engines:
         for result, name in _RESULTS.items():
             rounds.add_metric((*labels, result), counted[name])
         numbers = range(len(counted["ready"]))
