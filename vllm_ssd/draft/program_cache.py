@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import torch
 
-from vllm_ssd.draft.budget import BranchBudget, RoundCost
+from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
@@ -117,7 +117,7 @@ class ProgramCache:
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
-        them all and measure the microseconds of a round. progress: called with a sentence at each
+        them all and measure the microseconds of feeds. progress: called with a sentence at each
         stage."""
         if not self._recorded:
             for program in [*self._rounds(1), self._feed(1, self._policy.chunk)]:
@@ -142,9 +142,9 @@ class ProgramCache:
         programs: list[Feed | Moves | Predict | Grow] = [self._feed(batch, tokens)]
         if self._policy.branches:
             programs += [self._feed(batch, 1), self._move(batch * tokens)]
-            for branches in self._budget.sizes(batch):
-                programs.append(self.predict(batch, branches))
-                programs += [self.branches(batch, branches, s) for s in self._sampled]
+            branches = self._budget.branches(batch)
+            programs.append(self.predict(batch, branches))
+            programs += [self.branches(batch, branches, s) for s in self._sampled]
         if self._policy.fallbacks:
             programs += [self._grow(batch, 1, True, sampled) for sampled in self._sampled]
         return programs
@@ -153,12 +153,6 @@ class ProgramCache:
         for queries in (1, self._policy.k + 1):
             feed = self._feed(batch, queries)
             self.feed_us[batch, queries] = feed.run.measure_us(partial(feed.try_out, context))
-        for branches in self._budget.sizes(batch):
-            predict = self.predict(batch, branches)
-            grow = self.branches(batch, branches, sampled=False)
-            predict_us = predict.run.measure_us(partial(predict.try_out, context))
-            step_us = grow.run.measure_us(partial(grow.try_out, context))
-            self._budget.cost_us[batch, branches] = RoundCost(predict_us, step_us)
 
     def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:
         """A feed for each of these groups of requests that is not empty."""
