@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "protocol": 2300,
-    "draft": 4870,
+    "draft": 4840,
     "lifecycle": 2520,
     "relay": 1760,
     "config": 940,
