@@ -15,6 +15,7 @@ The table is C-ordered structured arrays, naturally aligned. ``TableShape`` fixe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,6 +36,19 @@ ASLEEP, FOR_GOOD, RELOADING = 1, 2, 3
 # The target counts its steps that waited by their microseconds: waits up to this number in the
 # first counter, up to twice as long in each further one, and all longer waits in the last one.
 SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
+
+_CACHE_LINE = 64  # bytes
+# Sizes of the table, and its ``TableOwner``: names as UTF-8, cut to their fields.
+_SIZES = ("version", "slots", "k", "branches", "tail", "top_m", "engine", "pid")
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "u8"),
+        *((name, "u4") for name in _SIZES),
+        ("model", "S256"),
+        ("draft_server", "S64"),
+    ],
+    align=True,
+)
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
@@ -85,12 +99,25 @@ class TableShape:
     tail: int = 2048
     top_m: int = 0
 
-    def header_dtype(self) -> np.dtype:
-        """Sizes of the table, and its ``TableOwner``: names as UTF-8, cut to their fields."""
-        sizes = ("version", "slots", "k", "branches", "tail", "top_m", "engine", "pid")
-        fields = [("magic", "u8"), *((name, "u4") for name in sizes), ("model", "S256")]
-        fields += [("draft_server", "S64")]
-        return np.dtype(fields, align=True)
+    @cached_property
+    def table_dtype(self) -> np.dtype:
+        """The whole table. Each part begins with a cache line of its own, which has one writer."""
+        parts = {
+            "header": HEADER_DTYPE,
+            "target": self.target_dtype(),
+            "draft": self.draft_dtype(),
+            "plan": self.plan_dtype(),
+            "requests": np.dtype((self.request_dtype(), (self.slots, 2))),
+            "slots": np.dtype((self.slot_dtype(), (self.slots,))),
+        }
+        offsets, end = [], 0
+        for part in parts.values():
+            offsets.append(-(-end // _CACHE_LINE) * _CACHE_LINE)
+            end = offsets[-1] + part.itemsize
+        formats = [*parts.values()]
+        return np.dtype(
+            {"names": [*parts], "formats": formats, "offsets": offsets, "itemsize": end}
+        )
 
     def target_dtype(self) -> np.dtype:
         """Counters that the target writes. rounds: outcomes looked up, counted for each request.
