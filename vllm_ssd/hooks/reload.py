@@ -12,9 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import Original
-
 if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -22,12 +19,11 @@ if TYPE_CHECKING:
 _RECEIVED = "_ssd_received_weights"
 
 
-def with_draft_reload(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
-    original(self, *args, **kwargs)
-    if uses_ssd(self.vllm_config):
-        self.reload_draft = partial(reload_draft, self)
-        self.start_draft_weight_update = partial(start_draft_weight_update, self)
-        self.finish_weight_update = partial(finish_weight_update, self)
+def let_reload(worker: Any) -> None:
+    """Add to a worker the methods that a trainer calls."""
+    worker.reload_draft = partial(reload_draft, worker)
+    worker.start_draft_weight_update = partial(start_draft_weight_update, worker)
+    worker.finish_weight_update = partial(finish_weight_update, worker)
 
 
 def reload_draft(worker: WorkerBase, path: str) -> None:

@@ -144,12 +144,12 @@ def with_fixed_verification(
     return result
 
 
-def with_refusal_heeded(original: Original, **kwargs: Any) -> Any:
+def with_refusal_heeded(original: Original, *, vllm_config: Any, **kwargs: Any) -> Any:
     try:
-        return original(**kwargs)
+        return original(vllm_config=vllm_config, **kwargs)
     except ValueError as error:
-        config: Any = kwargs["vllm_config"]
-        if not uses_ssd(config) or config.speculative_config.asked_for_adaptive_verification:
+        speculation = vllm_config.speculative_config
+        if not uses_ssd(vllm_config) or speculation.asked_for_adaptive_verification:
             raise
         logger.info("SSD: every row's k drafts are verified, at any load (%s)", error)
         return None

@@ -23,7 +23,6 @@ from vllm_ssd.worker.switch import drafts_wanted
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
 
@@ -53,8 +52,6 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_probs = torch.zeros(
                 rows, config.k, config.top_m, dtype=torch.int64, device=device
             )
-        # Request id -> settings of a request that is added next; ``on_added`` does not get them.
-        self._new: dict[str, SamplingParams] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self.has_proposed = True  # in the last step
         self._states = req_states
@@ -75,12 +72,6 @@ class SSDSpeculator(BaseSpeculator):
 
     def capture(self) -> None:
         """Do nothing: this process has no draft model to capture."""
-
-    def before_add(self, output: SchedulerOutput) -> None:
-        """Keep the settings of the requests that will be added next."""
-        for new in output.scheduled_new_reqs:
-            if new.sampling_params is not None:
-                self._new[new.req_id] = new.sampling_params
 
     @torch.inference_mode()
     def propose(
@@ -142,9 +133,10 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_logits.update(input_batch.idx_mapping, draft_probs, temperature)
         return drafts
 
-    def on_added(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+    def on_added(
+        self, request_id: str, slot: int, tokens: Sequence[int], params: SamplingParams | None
+    ) -> None:
         """Take in that vLLM has given a request this slot. tokens: the request's text so far."""
-        params = self._new.pop(request_id, None)
         self._sampled[slot] = params is not None and params.temperature > 0
         told = drafts_wanted(params) and not request_id.startswith(WARM_UP)
         if self._client is not None and told:
