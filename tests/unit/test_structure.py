@@ -125,7 +125,7 @@ CEILINGS = {
     "relay": 1760,
     "config": 940,
     "metrics": 600,
-    "worker": 2000,
+    "worker": 1900,
     "hooks": 1300,
     "tools": 1990,
 }

@@ -59,11 +59,13 @@ _BRANCH, _FALLBACK, _LEFT, _GUESSED = (
     ],
 )
 def look_up_kernel(
-    words,  # int32 view of the table's pages
-    stamps,  # int64 view of the table's pages
     num_sampled,  # int32 [rows], 0 where a row has no outcome
     num_rejected,  # int32 [rows], drafts verified and not accepted
     slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
+    drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
+    draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
+    words,  # int32 view of the table's pages
+    stamps,  # int64 view of the table's pages
     lengths,  # int32 [slots]: tokens of the texts, with this step's
     texts,  # int32 [slots, text_stride]
     text_stride,
@@ -71,8 +73,6 @@ def look_up_kernel(
     tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
-    drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
-    draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
     last_probs,  # int64 [slots, k, top_m], what they were sampled from
     grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
@@ -84,11 +84,11 @@ def look_up_kernel(
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
-    most_drafts,  # drafts that a row may have, 0..k; 0: the draft is told nothing
+    most_drafts,  # drafts that a row may have; 0: the draft is told nothing
     waits_for_texts,  # 1: wait in a request's first round and while the draft reads its text, too
     expects_drafts,  # 1: expect a row without draft tokens to have all of them next
-    look_ns,  # nanoseconds that a look takes
     turn,  # 0 and 1 in alternate steps
+    look_ns,  # nanoseconds that a look takes
     MAX_LEN: tl.constexpr,
     VOCAB: tl.constexpr,
     AT: tl.constexpr,

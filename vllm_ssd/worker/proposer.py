@@ -18,7 +18,6 @@ from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
 from vllm_ssd.worker.draft_sampling import draft_sampling
-from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -72,12 +71,11 @@ class SSDProposer:
         for index, sampled in enumerate(sampled_token_ids):
             if sampled:
                 name = self._runner.input_batch.req_ids[index]
-                params = self._runner.requests[name].sampling_params
-                if not drafts_wanted(params):
-                    continue
-                text = token_ids_cpu[index, : num_tokens_no_spec[index]]
-                rows.append(Row(name, text, len(sampled), draft_sampling(params)))
-                places.append(index)
+                sampling = draft_sampling(self._runner.requests[name].sampling_params)
+                if sampling is not None:
+                    text = token_ids_cpu[index, : num_tokens_no_spec[index]]
+                    rows.append(Row(name, text, len(sampled), sampling))
+                    places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
         of_rows = [draft_probs[index] for index in places]
@@ -102,8 +100,8 @@ class SSDProposer:
             self._client.remove(request_id)
         self._has_prompts = _has_prompts(output)
         for new in output.scheduled_new_reqs:
-            if new.prompt_token_ids is not None and drafts_wanted(new.sampling_params):
-                sampling = draft_sampling(new.sampling_params)
+            sampling = draft_sampling(new.sampling_params)
+            if new.prompt_token_ids is not None and sampling is not None:
                 self._client.add(new.req_id, new.prompt_token_ids, sampling)
 
     def on_proposed(self, runner: GPUModelRunner) -> None:

@@ -86,8 +86,8 @@ def ranks(tmp_path, monkeypatch):
     control = SimpleNamespace(send=lambda message: sent.append(message) or True)
     connection = Connection(table, control, WaitPolicy("skip", 1.0), VOCAB, 40)
     states = [States(), States()]
-    texts = states[0].all_token_ids.gpu.numpy()
-    client = DeviceClient(connection, CPU, lambda: texts, look_ns=1000, limits="vLLM")
+    lengths, texts = states[0].total_len.gpu, states[0].all_token_ids.gpu
+    client = DeviceClient(connection, lengths, texts, look_ns=1000, limits="vLLM")
     monkeypatch.setattr(speculator, "connected_client", lambda *_: client)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(k=K, top_m=TOP_M, enable_adaptive_verification=True),
