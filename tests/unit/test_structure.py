@@ -126,7 +126,7 @@ CEILINGS = {
     "config": 940,
     "metrics": 600,
     "worker": 1900,
-    "hooks": 1300,
+    "hooks": 1280,
     "tools": 1990,
 }
 

@@ -59,7 +59,6 @@ _COLLECTOR = "prometheus_client.multiprocess:MultiProcessCollector"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 _STATES = "vllm.v1.worker.gpu.states:RequestState"
-_ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager"
 _MAKE_ADAPTIVE = "maybe_create_adaptive_verification_manager"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 
@@ -104,11 +103,7 @@ PATCHES = (
     Patch(_V2, f"{_RUNNER_V2}:GPUModelRunner.add_requests", "runner_v2.with_added_requests"),
     Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request"),
     # V2 chooses the draft tokens to verify by ssd's confidences and the measured costs of steps.
-    Patch(_V2, f"{_ADAPTIVE}.record_confidences", "verification.with_two_confidences"),
-    Patch(_V2, f"{_ADAPTIVE}.batches_to_profile", "verification.with_kv_measured_apart"),
-    Patch(_V2, f"{_ADAPTIVE}.set_initial_cost_curves", "verification.with_costs_taken_in"),
-    Patch(_V2, f"{_ADAPTIVE}.get_num_tokens", "verification.with_kv_counted"),
-    Patch(_V2, f"{_RUNNER_V2}:{_MAKE_ADAPTIVE}", "verification.with_refusal_heeded"),
+    Patch(_V2, f"{_RUNNER_V2}:{_MAKE_ADAPTIVE}", "verification.with_own_manager"),
     Patch(
         _V2,
         f"{_RUNNER_V2}:GPUModelRunner.initialize_kv_cache",
