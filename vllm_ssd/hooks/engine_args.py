@@ -22,7 +22,7 @@ def with_ssd_options(
         return original(self, target_model_config, target_parallel_config)
     check_vllm()
     apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
-    apply(Where.FRONTEND)
+    apply(Where.WITH_SSD)
     return _make_config(self, target_model_config, target_parallel_config)
 
 

@@ -27,7 +27,7 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
     self._stop_draft = weakref.finalize(self, draft.stop)
     stopped = next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls))
-    for patch in patches_of(Where.EXECUTOR_MADE):
+    for patch in patches_of(Where.WITH_SSD):
         apply_one(patch, stopped if patch is STOPPING else None)
     try:
         draft.start()

@@ -21,11 +21,11 @@ Original = Callable[..., Any]  # a function of vLLM's, as it was
 
 
 class Where(Enum):
-    """The moment of a replacement. EVERY_PROCESS: vLLM loads its plugins. FRONTEND: a frontend
-    makes a config with ssd. EXECUTOR_MADE: an engine makes its executor. WORKER_V1, WORKER_V2,
-    WORKER_ON_CPU: an engine makes a worker with this model runner, or with V1 on a CPU."""
+    """The moment of a replacement. EVERY_PROCESS: vLLM loads its plugins. WITH_SSD: a process makes
+    a config with ssd, or the executor of such an engine. WORKER_V1, WORKER_V2, WORKER_ON_CPU: an
+    engine makes a worker with this model runner, or on a CPU."""
 
-    EVERY_PROCESS, FRONTEND, EXECUTOR_MADE, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(6)
+    EVERY_PROCESS, WITH_SSD, WORKER_V1, WORKER_V2, WORKER_ON_CPU = range(5)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Patch:
         return self.function.partition(":")[2]
 
 
-_ALL, _FRONT, _MADE, _V1, _V2, _CPU = Where
+_ALL, _SSD, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -65,7 +65,7 @@ _SAMPLER = "vllm.v1.sample.rejection_sampler"
 # Makes an SSDConfig of options with method "ssd", or raises why this vLLM is not supported.
 ASKING_FOR_SSD = Patch(_ALL, f"{_ARGS}.create_speculative_config", "engine_args.with_ssd_options")
 # Executors override it without calling super, so it is replaced on the class of the one made.
-STOPPING = Patch(_MADE, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
+STOPPING = Patch(_SSD, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
@@ -74,25 +74,25 @@ PATCHES = (
     Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft"),
     STOPPING,
     # An engine serves only once its draft is loaded too.
-    Patch(_MADE, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited"),
+    Patch(_SSD, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited"),
     # The draft frees its memory while the target sleeps.
-    Patch(_MADE, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep"),
-    Patch(_MADE, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake"),
+    Patch(_SSD, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep"),
+    Patch(_SSD, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake"),
     # vLLM's metrics count only draft tokens that ssd's draft made and the target verified. Its
     # responses count only these for each request.
-    Patch(_MADE, f"{_SCHEDULER}.make_stats", "scheduler.with_verified_drafts"),
-    Patch(_MADE, f"{_SCHEDULER}.add_request", "scheduler.with_own_verifications"),
+    Patch(_SSD, f"{_SCHEDULER}.make_stats", "scheduler.with_verified_drafts"),
+    Patch(_SSD, f"{_SCHEDULER}.add_request", "scheduler.with_own_verifications"),
     # The scheduler schedules no draft tokens while the worker's plan has none.
-    Patch(_MADE, f"{_SCHEDULER}._update_after_schedule", "scheduler.with_plan_followed"),
+    Patch(_SSD, f"{_SCHEDULER}._update_after_schedule", "scheduler.with_plan_followed"),
     # Frontends learn where the engine's counters are.
-    Patch(_MADE, f"{_CORE}._make_ready_response", "metrics.with_run_dir_told"),
-    Patch(_FRONT, f"{_CLIENT}._apply_ready_response", "metrics.with_run_dir_heard"),
+    Patch(_SSD, f"{_CORE}._make_ready_response", "metrics.with_run_dir_told"),
+    Patch(_SSD, f"{_CLIENT}._apply_ready_response", "metrics.with_run_dir_heard"),
     # Adds ssd's metrics to vLLM's, with one API server and with several.
-    Patch(_FRONT, f"{_LOGGER}.__init__", "metrics.with_ssd_metrics"),
-    Patch(_FRONT, f"{_COLLECTOR}.collect", "metrics.with_ssd_collected"),
+    Patch(_SSD, f"{_LOGGER}.__init__", "metrics.with_ssd_metrics"),
+    Patch(_SSD, f"{_COLLECTOR}.collect", "metrics.with_ssd_collected"),
     # A request's span in a trace says how ssd served it.
-    Patch(_FRONT, f"{_OUTPUT}:OutputProcessor.do_tracing", "traces.with_request_found"),
-    Patch(_FRONT, f"{_OUTPUT}:instrument_manual", "traces.with_counts_added"),
+    Patch(_SSD, f"{_OUTPUT}:OutputProcessor.do_tracing", "traces.with_request_found"),
+    Patch(_SSD, f"{_OUTPUT}:instrument_manual", "traces.with_counts_added"),
     # A worker gets the patches of its runner, and methods that change the draft's weights.
     Patch(_ALL, "vllm.v1.worker.worker_base:WorkerBase.__init__", "worker.with_ssd"),
     # V2 gets its speculator from a function; V1 gets the proposer that its config names.
@@ -181,8 +181,7 @@ def check_vllm() -> None:
     from vllm.platforms import current_platform
 
     mismatch = version_mismatch(on_gpus=not current_platform.is_cpu())
-    mismatch = mismatch or find_mismatch() or find_mismatch(Where.EXECUTOR_MADE)
-    mismatch = mismatch or find_mismatch(Where.FRONTEND)
+    mismatch = mismatch or find_mismatch() or find_mismatch(Where.WITH_SSD)
     if mismatch is not None:
         raise RuntimeError(mismatch)
 

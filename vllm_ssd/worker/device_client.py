@@ -24,10 +24,10 @@ from vllm_ssd.protocol.kernel_layout import KernelLayout
 from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
+from vllm_ssd.worker.confidence_kernels import GUESSED
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
-from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
@@ -121,7 +121,7 @@ class DeviceClient:
         overdue = 0 if state.overdue is None else int(state.overdue)
         self._staged[slot] = (
             *(state.generation, state.round, state.length, overdue),
-            *(GUESSED, 0, state.key),
+            *(GUESSED.value, 0, state.key),
         )
         self._generations[slot] = state.generation
 
