@@ -81,10 +81,11 @@ def _publish(shape: TableShape) -> None:
     publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
     publisher.predict(Outcomes(rows, rows, rows, each, each))
-    for branches, publish in ((_BRANCHES, publisher.extend), (1, publisher.fallback)):
+    for branches, fallback in ((_BRANCHES, False), (1, True)):
         draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
         tokens, probs = _zeros(_BATCH, branches), _zeros(_BATCH, branches, dtype=torch.float32)
-        publish(BranchTokens(rows, rows, tokens, probs, _zeros(1), draft_probs))
+        step = _zeros(1)
+        publisher.extend(BranchTokens(rows, rows, tokens, probs, step, draft_probs, fallback))
 
 
 def _pack_masks() -> None:

@@ -51,14 +51,8 @@ class DevicePublisher:
         predict_kernel[(batch,)](*outcomes, branches, self._layout, num_warps=1)
 
     def extend(self, new: BranchTokens) -> None:
-        self._extend(new, is_fallback=False)
-
-    def fallback(self, new: BranchTokens) -> None:
-        self._extend(new, is_fallback=True)
-
-    def _extend(self, new: BranchTokens, is_fallback: bool) -> None:
         batch, branches = new.tokens.shape
         # A kernel needs a tensor here even if it reads none.
         draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
         tensors = (new.where, new.stamps, new.tokens, new.token_probs, draft_probs, new.step)
-        extend_kernel[(batch,)](*tensors, branches, is_fallback, self._layout, num_warps=1)
+        extend_kernel[(batch,)](*tensors, branches, new.fallback, self._layout, num_warps=1)
