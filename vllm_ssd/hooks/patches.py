@@ -49,7 +49,6 @@ class Patch:
 
 _ALL, _SSD, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
-_EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _CORE = "vllm.v1.engine.core:EngineCoreProc"
 _CLIENT = "vllm.v1.engine.core_client:MPClient"
@@ -64,20 +63,12 @@ _SAMPLER = "vllm.v1.sample.rejection_sampler"
 
 # Makes an SSDConfig of options with method "ssd", or raises why this vLLM is not supported.
 ASKING_FOR_SSD = Patch(_ALL, f"{_ARGS}.create_speculative_config", "engine_args.with_ssd_options")
-# Executors override it without calling super, so it is replaced on the class of the one made.
-STOPPING = Patch(_SSD, f"{_EXECUTOR}.shutdown", "executor.with_draft_stopped")
 PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
     Patch(_ALL, f"{_ARGS}.create_engine_config", "engine_args.with_proposer"),
-    # The draft is started and stopped with the target.
-    Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft"),
-    STOPPING,
-    # An engine serves only once its draft is loaded too.
-    Patch(_SSD, f"{_EXECUTOR}.compile_or_warm_up_model", "executor.with_draft_awaited"),
-    # The draft frees its memory while the target sleeps.
-    Patch(_SSD, f"{_EXECUTOR}.sleep", "executor.with_draft_asleep"),
-    Patch(_SSD, f"{_EXECUTOR}.wake_up", "executor.with_draft_awake"),
+    # The draft starts, stops and sleeps with the target.
+    Patch(_ALL, "vllm.v1.executor.abstract:Executor.__init__", "executor.with_draft"),
     # vLLM's metrics count only draft tokens that ssd's draft made and the target verified. Its
     # responses count only these for each request.
     Patch(_SSD, f"{_SCHEDULER}.make_stats", "scheduler.with_verified_drafts"),
@@ -127,13 +118,13 @@ def apply(where: Where) -> None:
         apply_one(patch)
 
 
-def apply_one(patch: Patch, owner: type | None = None) -> None:
-    """Replace one function; a second call changes nothing. owner: the class that has the function,
-    if ``patch`` names another. ``ImportError`` or ``AttributeError`` if vLLM does not have it."""
-    named, name = _owner(patch)
-    original = getattr(owner or named, name)
+def apply_one(patch: Patch) -> None:
+    """Replace one function; a second call changes nothing. ``ImportError`` or ``AttributeError`` if
+    vLLM does not have it."""
+    owner, name = _owner(patch)
+    original = getattr(owner, name)
     if not hasattr(original, _PATCHED):
-        setattr(owner or named, name, wrapped(original, wrapper_of(patch)))
+        setattr(owner, name, wrapped(original, wrapper_of(patch)))
 
 
 def wrapper_of(patch: Patch) -> Callable[..., Any]:
