@@ -119,14 +119,14 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "protocol": 2300,
+    "protocol": 2270,
     "draft": 5070,
     "lifecycle": 2520,
     "relay": 1760,
     "config": 940,
     "metrics": 600,
-    "worker": 1900,
-    "hooks": 1280,
+    "worker": 1890,
+    "hooks": 1260,
     "tools": 1990,
 }
 

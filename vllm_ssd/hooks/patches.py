@@ -49,7 +49,6 @@ class Patch:
 
 _ALL, _SSD, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
-_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _CORE = "vllm.v1.engine.core:EngineCoreProc"
 _CLIENT = "vllm.v1.engine.core_client:MPClient"
 _OUTPUT = "vllm.v1.engine.output_processor"
@@ -69,12 +68,9 @@ PATCHES = (
     Patch(_ALL, f"{_ARGS}.create_engine_config", "engine_args.with_proposer"),
     # The draft starts, stops and sleeps with the target.
     Patch(_ALL, "vllm.v1.executor.abstract:Executor.__init__", "executor.with_draft"),
-    # vLLM's metrics count only draft tokens that ssd's draft made and the target verified. Its
-    # responses count only these for each request.
-    Patch(_SSD, f"{_SCHEDULER}.make_stats", "scheduler.with_verified_drafts"),
-    Patch(_SSD, f"{_SCHEDULER}.add_request", "scheduler.with_own_verifications"),
-    # The scheduler schedules no draft tokens while the worker's plan has none.
-    Patch(_SSD, f"{_SCHEDULER}._update_after_schedule", "scheduler.with_plan_followed"),
+    # The scheduler follows the worker's plan. vLLM's metrics, and its responses, count only draft
+    # tokens that ssd's draft made and the target verified.
+    Patch(_SSD, "vllm.v1.core.sched.scheduler:Scheduler.__init__", "scheduler.with_own_class"),
     # Frontends learn where the engine's counters are.
     Patch(_SSD, f"{_CORE}._make_ready_response", "metrics.with_run_dir_told"),
     Patch(_SSD, f"{_CLIENT}._apply_ready_response", "metrics.with_run_dir_heard"),

@@ -1,5 +1,4 @@
-"""vLLM's speculative decoding metrics of one request, under Model Runner V2. This module imports
-vLLM, so ``scheduler.py`` imports it only where it is needed."""
+"""vLLM's speculative decoding metrics of one request, under Model Runner V2."""
 
 from __future__ import annotations
 
