@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.executor.abstract import Executor
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import Original, Where, apply
+from vllm_ssd.hooks.patches import Original, Where, apply, put_before
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,7 +26,7 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
         return
     apply(Where.WITH_SSD)
     executor: Any = self
-    executor.__class__ = type(type(self).__name__, (WithDraft, type(self)), {})
+    put_before(WithDraft, self)
     executor._ssd_draft = draft = _make_draft(vllm_config)
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
     executor._stop_draft = weakref.finalize(self, draft.stop)
@@ -55,8 +55,7 @@ def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
 
 
 class WithDraft(Executor):
-    """What an executor of an engine with ssd does besides. It comes before the executor's own
-    class."""
+    """What an executor of an engine with ssd does besides."""
 
     _ssd_draft: JoinedDraft
     _stop_draft: Callable[[], object]

@@ -143,6 +143,11 @@ def wrapped(original: Original, wrapper: Callable[..., Any]) -> Callable[..., An
     return replacement
 
 
+def put_before(own: type, instance: Any) -> None:
+    """Give an instance of a class of vLLM's the methods of ``own``, before those of its class."""
+    instance.__class__ = type(type(instance).__name__, (own, type(instance)), {})
+
+
 def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
     """The sentence that says why the installed vLLM is not supported; None if it is."""
     mismatch = version_mismatch()

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import Original
+from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.log import get_logger
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
             "scheduled tokens as drafts, and some are scheduled where none pay"
         )
         return
-    scheduler.__class__ = type(type(self).__name__, (OwnScheduler, type(self)), {})
+    put_before(OwnScheduler, self)
     scheduler._ssd_verified = scheduler._verified()
 
 
 class OwnScheduler(Scheduler):
-    """What a scheduler does besides. It comes before the scheduler's own class."""
+    """What a scheduler does besides."""
 
     _ssd_table: SpeculationTable
     _ssd_verified: NDArray[np.int64]  # at the last step

@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import Original
+from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
 from vllm_ssd.log import get_logger
 from vllm_ssd.worker.step_costs import (
@@ -46,7 +46,7 @@ def with_own_manager(
         logger.info("SSD: every row's k drafts are verified, at any load (%s)", error)
         return None
     if manager is not None and uses_ssd(vllm_config):
-        manager.__class__ = OwnManager
+        put_before(OwnManager, manager)
     return manager
 
 

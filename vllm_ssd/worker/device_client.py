@@ -21,7 +21,6 @@ from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.kernel_layout import KernelLayout
-from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.confidence_kernels import GUESSED
@@ -80,7 +79,6 @@ class DeviceClient:
         count, k, top_m = table.shape.slots, table.shape.k, table.shape.top_m
         # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
-        self._outcomes = OutcomeWriter(table)
         self._draft_states = DraftStates(table)
         self._generations = np.zeros(count, np.uint64)  # by slot, 0 = no request
         self.counters = TargetCounters(table)
@@ -238,9 +236,9 @@ class DeviceClient:
 
     def _send_lost_again(self) -> None:
         """Send the draft each LOST request again, with the text last published."""
-        lost = self._draft_states.lost(self._generations).tolist()
+        lost = {*self._draft_states.lost(self._generations).tolist()} - self._staged.keys()
         for request_id, state in list(self.slots.states.items()) if lost else ():
-            length = self._outcomes.published_length(state.slot, state.generation)
-            if state.slot in lost and length:
-                text = self._texts[state.slot, :length].tolist()  # waits for the GPU
+            if state.slot in lost:
+                length = int(self._slot_states[state.slot, 2])  # waits for the GPU
+                text = self._texts[state.slot, :length].tolist()
                 self.add(request_id, state.slot, text, state.sampling)

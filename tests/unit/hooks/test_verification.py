@@ -116,7 +116,7 @@ def test_only_engines_with_ssd_have_it():
     config = SimpleNamespace(speculative_config=SSDConfig(k=2))
     make = AdaptiveVerificationManager.__new__
     made = with_own_manager(lambda **kwargs: make(AdaptiveVerificationManager), vllm_config=config)
-    assert type(made) is OwnManager
+    assert isinstance(made, OwnManager)
     assert with_own_manager(refuse, vllm_config=config) is None
     config.speculative_config = SSDConfig(k=2, enable_adaptive_verification=True)
     with pytest.raises(ValueError, match="not with this"):
