@@ -45,13 +45,13 @@ class Target:
         self.sent = Sent()
         self.texts = np.zeros((SHAPE.slots, MAX_LEN + K + 1), np.int32)
         self.lengths = [0] * SHAPE.slots
-        policy = WaitPolicy(on_miss, max_wait_s)
+        policy = WaitPolicy(on_miss, max_wait_s, limits)
         connection = Connection(self.table, self.sent, policy, VOCAB, MAX_LEN)
         self.on_device = (
             torch.zeros(SHAPE.slots, dtype=torch.int32, device=device),
             torch.zeros(self.texts.shape, dtype=torch.int32, device=device),
         )
-        self.client = DeviceClient(connection, *self.on_device, LOOK_NS, limits)
+        self.client = DeviceClient(connection, *self.on_device, LOOK_NS)
 
     def add(self, name, slot, text):
         self.write(slot, text, start=0)

@@ -24,7 +24,7 @@ from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.predictions import LookupResult, PredictionReader
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.draft_limit import MOST_DRAFTS, Limits
+from vllm_ssd.worker.draft_limit import MOST_DRAFTS
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.slots import SlotMap, SlotState
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
@@ -68,11 +68,11 @@ class RowState:
 class SpeculationClient:
     """Finds draft tokens. Call ``exchange`` once a step, ``add`` and ``remove`` per request."""
 
-    def __init__(self, connection: Connection, limits: Limits = "nobody"):
+    def __init__(self, connection: Connection):
         table = connection.table
         self._table = table
         self._max_wait_s = connection.policy.max_wait_s
-        self._planner = WaitPlanner(connection.policy, table, limits)
+        self._planner = WaitPlanner(connection.policy, table)
         self._undrafted = 0  # tokens of steps without the draft
         self._max_len = connection.max_len
         self._outcomes = OutcomeWriter(table)
@@ -114,13 +114,11 @@ class SpeculationClient:
         rows: Sequence[Row],
         batch: int | None = None,
         has_prompts: bool = False,
-        draft_probs: Sequence[NDArray[np.int64]] = (),
         most_drafts: int = MOST_DRAFTS,
     ) -> list[list[int]]:
-        """Return draft tokens for every row, 0..k each, in order. batch: requests in the target's
-        step, None = these only. has_prompts: whether some of them read their prompts. draft_probs:
-        int64 [k, top_m] per row, written: distributions of its draft tokens. most_drafts: draft
-        tokens per row at most."""
+        """Return draft tokens for every row, 0..k each, in order. ``slots`` has their
+        distributions. batch: requests in the target's step, None = these only. has_prompts: whether
+        some of them read their prompts. most_drafts: draft tokens per row at most."""
         self._step += 1
         batch = len(rows) if batch is None else batch
         self._plan = plan = self._planner.plan(batch, has_prompts, self._undrafted)
@@ -144,8 +142,6 @@ class SpeculationClient:
             result = self.counters.looked_up(first, len(some))
             self._of_requests.count(slot.slot, slot.key, result, state.waited_s)
             drafts.append(some)
-        for of_row, state, some in zip(draft_probs, states, drafts):
-            of_row[: len(some)] = state.slot.draft_probs[: len(some)]
         self.counters.log()
         return drafts
 

@@ -25,7 +25,6 @@ from vllm_ssd.protocol.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.confidence_kernels import GUESSED
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
@@ -66,11 +65,10 @@ class DeviceClient:
         lengths: torch.Tensor,
         texts: torch.Tensor,
         look_ns: int,
-        limits: Limits = "nobody",
     ):
         table, policy = connection.table, connection.policy
         self._table = table
-        self._planner = WaitPlanner(policy, table, limits)
+        self._planner = WaitPlanner(policy, table)
         self._texts = texts
         self._device = texts.device
         self.slots = SlotMap(connection)

@@ -48,7 +48,7 @@ class SSDProposer:
             )
         if self._tp_group.is_first_rank:
             connection = connect(Path(config.run_dir), vllm_config)
-            self._client = SpeculationClient(connection, limits="plans")
+            self._client = SpeculationClient(connection)
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""
@@ -78,12 +78,13 @@ class SSDProposer:
                     places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
-        of_rows = [draft_probs[index] for index in places]
-        found = self._client.exchange(
-            rows, len(drafts), self._has_prompts, of_rows, self._most_drafts[len(drafts)]
-        )
-        for index, of_row in zip(places, found):
+        most = self._most_drafts[len(drafts)]
+        found = self._client.exchange(rows, len(drafts), self._has_prompts, most)
+        for index, row, of_row in zip(places, rows, found):
             drafts[index] = of_row
+            if of_row:
+                probs = self._client.slots.states[row.request_id].draft_probs
+                draft_probs[index, : len(of_row)] = probs[: len(of_row)]
         self._draft_probs = (
             draft_probs if self._top_m and any(row.sampling.temperature for row in rows) else None
         )

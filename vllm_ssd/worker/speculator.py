@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
 
-    from vllm_ssd.worker.draft_limit import Limits
-
 # Prefixes of requests that vLLM makes up to warm its kernels; the draft need not hear of them.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 
@@ -159,9 +157,8 @@ def connected_client(
             f"SSD: the GPU cannot reach the speculation table ({error}): {REMEDY}"
         ) from error
     look_ns = measure_look_ns(connection.table, device)
-    limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
     lengths, texts = states.total_len.gpu, states.all_token_ids.gpu
-    client = DeviceClient(connection, lengths, texts, look_ns, limits)
+    client = DeviceClient(connection, lengths, texts, look_ns)
     client.compile_kernel()
     return client
 
