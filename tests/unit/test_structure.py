@@ -106,7 +106,7 @@ def test_imports_are_found():
     assert f"{PACKAGE}.protocol.rundir" in found, "a module from a folder"
     assert f"{PACKAGE}.protocol" in found, "a name from a folder"
     assert f"{PACKAGE}.worker.speculator" in IMPORTS[f"{PACKAGE}.hooks.runner_v2"], "in a function"
-    assert f"{PACKAGE}.worker.draft_limit" in IMPORTS[f"{PACKAGE}.worker.speculator"], (
+    assert f"{PACKAGE}.config.ssd_config" in IMPORTS[f"{PACKAGE}.config.target_checks"], (
         "for type checking"
     )
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
@@ -126,7 +126,7 @@ CEILINGS = {
     "config": 940,
     "metrics": 600,
     "worker": 1890,
-    "hooks": 1260,
+    "hooks": 1270,
     "tools": 1990,
 }
 

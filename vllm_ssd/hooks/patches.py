@@ -1,7 +1,9 @@
 """Lists every function of vLLM, and of its Prometheus client, that ssd replaces, where and by what.
 
-All wrappers pass other speculative methods through untouched. Importing this module imports neither
-vLLM nor the wrappers: replacing a function does.
+All wrappers pass other speculative methods through untouched. For engines with ssd, some wrappers
+put a class of ssd's before that of an executor, a scheduler, a worker or a manager of adaptive
+verification (``put_before``). Importing this module imports neither vLLM nor the wrappers:
+replacing a function does.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from vllm_ssd.config.versions import SUPPORTED, version_mismatch
 
@@ -31,11 +33,17 @@ class Where(Enum):
 @dataclass(frozen=True)
 class Patch:
     """Replaces ``function``, a "module:name", by ``wrapper``, a "module.function" of this folder,
-    which gets the original function first. The wrapper names the parameters that it relies on."""
+    which gets the original function first. Or ``wrapper`` is a "module.Class.method" that overrides
+    the function in objects with ssd. It names the parameters that it relies on."""
 
     where: Where
     function: str
     wrapper: str
+
+    @property
+    def overrides(self) -> bool:
+        """Whether the wrapper is a method of a class that ``put_before`` gives to objects."""
+        return self.wrapper.count(".") == 2
 
     @property
     def module(self) -> str:
@@ -47,8 +55,15 @@ class Patch:
         return self.function.partition(":")[2]
 
 
+def _overridden(where: Where, vllms: str, own: str, names: Sequence[str]) -> Iterator[Patch]:
+    """Yield the patches for these methods of a class of vLLM's, which a class of ssd's has too."""
+    return (Patch(where, f"{vllms}.{name}", f"{own}.{name}") for name in names)
+
+
 _ALL, _SSD, _V1, _V2, _CPU = Where
 _ARGS = "vllm.engine.arg_utils:EngineArgs"
+_EXECUTOR = "vllm.v1.executor.abstract:Executor"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _CORE = "vllm.v1.engine.core:EngineCoreProc"
 _CLIENT = "vllm.v1.engine.core_client:MPClient"
 _OUTPUT = "vllm.v1.engine.output_processor"
@@ -57,6 +72,7 @@ _COLLECTOR = "prometheus_client.multiprocess:MultiProcessCollector"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 _STATES = "vllm.v1.worker.gpu.states:RequestState"
+_ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager"
 _MAKE_ADAPTIVE = "maybe_create_adaptive_verification_manager"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 
@@ -66,11 +82,23 @@ PATCHES = (
     ASKING_FOR_SSD,
     # The V1 runner gets the config in the form that it knows.
     Patch(_ALL, f"{_ARGS}.create_engine_config", "engine_args.with_proposer"),
-    # The draft starts, stops and sleeps with the target.
-    Patch(_ALL, "vllm.v1.executor.abstract:Executor.__init__", "executor.with_draft"),
+    # The draft starts, stops and sleeps with the target, which serves only once the draft can.
+    Patch(_ALL, f"{_EXECUTOR}.__init__", "executor.with_draft"),
+    *_overridden(
+        _SSD,
+        _EXECUTOR,
+        "executor.WithDraft",
+        ("shutdown", "compile_or_warm_up_model", "sleep", "wake_up"),
+    ),
     # The scheduler follows the worker's plan. vLLM's metrics, and its responses, count only draft
     # tokens that ssd's draft made and the target verified.
-    Patch(_SSD, "vllm.v1.core.sched.scheduler:Scheduler.__init__", "scheduler.with_own_class"),
+    Patch(_SSD, f"{_SCHEDULER}.__init__", "scheduler.with_own_class"),
+    *_overridden(
+        _SSD,
+        _SCHEDULER,
+        "scheduler.OwnScheduler",
+        ("_update_after_schedule", "make_stats", "add_request"),
+    ),
     # Frontends learn where the engine's counters are.
     Patch(_SSD, f"{_CORE}._make_ready_response", "metrics.with_run_dir_told"),
     Patch(_SSD, f"{_CLIENT}._apply_ready_response", "metrics.with_run_dir_heard"),
@@ -91,6 +119,12 @@ PATCHES = (
     Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request"),
     # V2 chooses the draft tokens to verify by ssd's confidences and the measured costs of steps.
     Patch(_V2, f"{_RUNNER_V2}:{_MAKE_ADAPTIVE}", "verification.with_own_manager"),
+    *_overridden(
+        _V2,
+        _ADAPTIVE,
+        "verification.OwnManager",
+        ("record_confidences", "batches_to_profile", "set_initial_cost_curves", "get_num_tokens"),
+    ),
     Patch(
         _V2,
         f"{_RUNNER_V2}:GPUModelRunner.initialize_kv_cache",
@@ -111,7 +145,8 @@ def apply(where: Where) -> None:
     if mismatch is not None:
         raise RuntimeError(mismatch)
     for patch in patches_of(where):
-        apply_one(patch)
+        if not patch.overrides:
+            apply_one(patch)
 
 
 def apply_one(patch: Patch) -> None:
@@ -125,11 +160,11 @@ def apply_one(patch: Patch) -> None:
 
 def wrapper_of(patch: Patch) -> Callable[..., Any]:
     """The wrapper that a patch names."""
-    module, _, function = patch.wrapper.partition(".")
-    wrapper: Callable[..., Any] = getattr(
-        importlib.import_module(f"vllm_ssd.hooks.{module}"), function
-    )
-    return wrapper
+    module, *names = patch.wrapper.split(".")
+    wrapper: Any = importlib.import_module(f"vllm_ssd.hooks.{module}")
+    for name in names:
+        wrapper = getattr(wrapper, name)
+    return cast(Callable[..., Any], wrapper)
 
 
 def wrapped(original: Original, wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +192,7 @@ def find_mismatch(where: Where = Where.EVERY_PROCESS) -> str | None:
         found = _parameters(patch)
         if found is None:
             problem = "is missing"
-        elif not _fits(wrapper_of(patch), found):
+        elif not _fits(patch, found):
             problem = f"takes ({', '.join(found)})"
         else:
             continue
@@ -183,10 +218,11 @@ def patches_of(where: Where) -> Iterator[Patch]:
     return (patch for patch in PATCHES if patch.where is where)
 
 
-def _fits(wrapper: Callable[..., Any], parameters: Sequence[str]) -> bool:
+def _fits(patch: Patch, parameters: Sequence[str]) -> bool:
     """Whether a function with these parameters has those that its wrapper names, in their places.
     Without ``*args`` and ``**kwargs``, the wrapper must name them all."""
-    named = [*inspect.signature(wrapper).parameters.values()][1:]
+    named = [*inspect.signature(wrapper_of(patch)).parameters.values()]
+    named = named if patch.overrides else named[1:]
     places = [each.name for each in named if each.kind is each.POSITIONAL_OR_KEYWORD]
     by_name = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
     has_all = len(named) > len(places) or len(places) == len(parameters)

@@ -1,6 +1,5 @@
 """The draft starts and stops with its target, whatever becomes of either."""
 
-import inspect
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -9,7 +8,6 @@ import pytest
 from vllm.v1.executor.abstract import Executor
 
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.hooks.executor import WithDraft
 
 
 class FakeDraft:
@@ -69,12 +67,6 @@ def events(monkeypatch):
 @pytest.fixture
 def config(engine_args, models):
     return engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
-
-
-@pytest.mark.parametrize("name", [name for name in vars(WithDraft) if name[0] != "_"])
-def test_vllm_calls_ours_as_its_own(name):
-    its, ours = (getattr(cls, name) for cls in (Executor, WithDraft))
-    assert [*inspect.signature(its).parameters] == [*inspect.signature(ours).parameters]
 
 
 def test_the_target_ends_even_if_its_draft_cannot_be_left(events, config, monkeypatch):

@@ -22,7 +22,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from tests.unit.test_structure import MODULES
-from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch
+from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch, wrapper_of
 from vllm_ssd.hooks.runner_v2 import with_speculator
 from vllm_ssd.plugin import register
 
@@ -75,23 +75,26 @@ def test_the_functions_take_what_their_wrappers_name(where):
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.function)
 def test_the_wrapper_is_there(patch):
-    module, name = patch.wrapper.split(".")
-    wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), name)
+    module, *_, name = patch.wrapper.split(".")
+    wrapper = wrapper_of(patch)
     assert wrapper.__module__ == f"vllm_ssd.hooks.{module}"
-    assert next(iter(inspect.signature(wrapper).parameters)) in ("original", "_")
+    first = next(iter(inspect.signature(wrapper).parameters))
+    assert first in (("self",) if patch.overrides else ("original", "_"))
+    assert patch.function.endswith(f".{name}") or not patch.overrides
 
 
 def apply_twice() -> None:
-    originals = [function_of(patch) for patch in PATCHES]
+    replaced = [patch for patch in PATCHES if not patch.overrides]
+    originals = [function_of(patch) for patch in replaced]
     for where in Where:
         apply(where)
-    once = [function_of(patch) for patch in PATCHES]
-    for patch, function, original in zip(PATCHES, once, originals):
+    once = [function_of(patch) for patch in replaced]
+    for patch, function, original in zip(replaced, once, originals):
         assert function is not original and function.__wrapped__ is original, patch.function
     for where in Where:
         apply(where)
     register()
-    for patch, function in zip(PATCHES, once):
+    for patch, function in zip(replaced, once):
         assert function_of(patch) is function, patch.function
 
 
