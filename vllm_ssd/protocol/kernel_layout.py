@@ -44,17 +44,16 @@ class KernelLayout:
     @functools.cache
     def of(shape: TableShape) -> KernelLayout:
         """The layout of tables of a shape."""
-        table = shape.table_dtype
-        slot, counters, request = (table[part].base for part in ("slots", "target", "requests"))
-        starts = _words(table)
-        assert starts["slots"] % 2 == 0 and slot.itemsize % 8 == 0
-        numbers = {"slots": starts["slots"], "slot_size": slot.itemsize // 4, **_words(slot)}
+        target, requests, slots = (shape.parts[name] for name in ("target", "requests", "slots"))
+        slot, counters, request = slots.dtype, target.dtype, requests.dtype
+        assert slots.offset % 8 == 0 and slot.itemsize % 8 == 0
+        numbers = {"slots": slots.offset // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
         for name in _RECORDS:
             record = slot[name].base
             numbers[f"{name}_size"] = record.itemsize // 4
             numbers |= {f"{name}_{field}": word for field, word in _words(record).items()}
         numbers |= {f"counter_{name}": word // 2 for name, word in _words(counters).items()}
-        numbers |= {"requests": starts["requests"] // 2, "request_size": request.itemsize // 8}
+        numbers |= {"requests": requests.offset // 8, "request_size": request.itemsize // 8}
         numbers |= {f"request_{name}": word // 2 for name, word in _words(request).items()}
         numbers |= {
             "k": shape.k,

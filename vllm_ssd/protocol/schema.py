@@ -84,6 +84,19 @@ class TableOwner:
 
 
 @dataclass(frozen=True)
+class Part:
+    """An array of the table: ``count`` records from byte ``offset`` on."""
+
+    offset: int
+    dtype: np.dtype
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
 class TableShape:
     """The sizes that fix a table's layout.
 
@@ -100,24 +113,27 @@ class TableShape:
     top_m: int = 0
 
     @cached_property
-    def table_dtype(self) -> np.dtype:
-        """The whole table. Each part begins with a cache line of its own, which has one writer."""
-        parts = {
-            "header": HEADER_DTYPE,
-            "target": self.target_dtype(),
-            "draft": self.draft_dtype(),
-            "plan": self.plan_dtype(),
-            "requests": np.dtype((self.request_dtype(), (self.slots, 2))),
-            "slots": np.dtype((self.slot_dtype(), (self.slots,))),
-        }
-        offsets, end = [], 0
-        for part in parts.values():
-            offsets.append(-(-end // _CACHE_LINE) * _CACHE_LINE)
-            end = offsets[-1] + part.itemsize
-        formats = [*parts.values()]
-        return np.dtype(
-            {"names": [*parts], "formats": formats, "offsets": offsets, "itemsize": end}
-        )
+    def parts(self) -> dict[str, Part]:
+        """The parts of the table, in order. Each begins with a cache line of its own, which has one
+        writer."""
+        parts: dict[str, Part] = {}
+        end = 0
+        for name, dtype, count in (
+            ("header", HEADER_DTYPE, 1),
+            ("target", self.target_dtype(), 1),
+            ("draft", self.draft_dtype(), 1),
+            ("plan", self.plan_dtype(), 1),
+            ("requests", self.request_dtype(), 2 * self.slots),
+            ("slots", self.slot_dtype(), self.slots),
+        ):
+            parts[name] = Part(-(-end // _CACHE_LINE) * _CACHE_LINE, dtype, count)
+            end = parts[name].end
+        return parts
+
+    @property
+    def size(self) -> int:
+        """Bytes of the table."""
+        return self.parts["slots"].end
 
     def target_dtype(self) -> np.dtype:
         """Counters that the target writes. rounds: outcomes looked up, counted for each request.

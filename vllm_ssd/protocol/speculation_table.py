@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vllm_ssd.protocol.own_file import open_own
 from vllm_ssd.protocol.schema import HEADER_DTYPE, MAGIC, VERSION, TableOwner, TableShape
@@ -22,13 +21,12 @@ class SpeculationTable:
         self.path = path
         self.shape = shape
         self.pages = pages
-        whole = np.frombuffer(pages, shape.table_dtype, 1)
-        assert whole.flags.writeable == writable
-        self.header, self.target, self.draft, self.plan = (
-            whole[part] for part in ("header", "target", "draft", "plan")
+        self.header, self.target, self.draft, self.plan, requests, self.slots = (
+            np.frombuffer(pages, part.dtype, part.count, part.offset)
+            for part in shape.parts.values()
         )
-        self.requests: NDArray = whole["requests"][0]
-        self.slots: NDArray = whole["slots"][0]
+        self.requests = requests.reshape(shape.slots, 2)
+        assert self.slots.flags.writeable == writable
 
     @property
     def owner(self) -> TableOwner:
@@ -50,7 +48,7 @@ class SpeculationTable:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            size = shape.table_dtype.itemsize
+            size = shape.size
             os.posix_fallocate(fd, 0, size)
             pages = mmap.mmap(fd, size)
         except BaseException:
@@ -89,6 +87,6 @@ class SpeculationTable:
             )
         sizes = ("slots", "k", "branches", "tail", "top_m")
         shape = TableShape(*(int(header[name]) for name in sizes))
-        if len(pages) < shape.table_dtype.itemsize:
+        if len(pages) < shape.size:
             raise ValueError(f"{path} is truncated")
         return cls(path, shape, pages, writable)

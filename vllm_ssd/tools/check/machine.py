@@ -58,7 +58,7 @@ def examine_shared_memory(run_dir: Path, shape: TableShape) -> Finding:
     except RuntimeError as error:
         return refusal("shared memory", error)
     folder = rundir.table_path(run_dir).parent
-    free, size = shutil.disk_usage(folder).free, shape.table_dtype.itemsize / 2**20
+    free, size = shutil.disk_usage(folder).free, shape.size / 2**20
     fact = f"{gib(free)} are free in {folder}; the speculation table takes {size:.1f} MiB"
     return Finding("ok", "shared memory", fact)
 
@@ -70,7 +70,7 @@ def examine_locked_memory(shape: TableShape) -> Finding:
     if limit == resource.RLIM_INFINITY:
         return Finding("ok", "locked memory", "no limit")
     fact = f"the limit is {limit / 2**20:.1f} MiB"
-    size = shape.table_dtype.itemsize
+    size = shape.size
     if limit >= size:
         return Finding("ok", "locked memory", fact)
     return Finding(
