@@ -119,13 +119,13 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "protocol": 2270,
+    "protocol": 2250,
     "draft": 5070,
     "lifecycle": 2520,
     "relay": 1760,
-    "config": 940,
+    "config": 930,
     "metrics": 600,
-    "worker": 1890,
+    "worker": 1870,
     "hooks": 1270,
     "tools": 1990,
 }
