@@ -68,17 +68,17 @@ def test_the_kernel_compiled_ahead_is_the_one_that_is_launched(shared_memory):
     table = SpeculationTable.create(shared_memory / "t", shape)
     register(table, GPU)
     connection = Connection(table, Sent(), WaitPolicy("wait", 0.1), 128256, 2048)
-    client = DeviceClient(connection, GPU, lambda: np.zeros((0, 0), np.int32), look_ns=900)
     lengths = torch.zeros(shape.slots, dtype=torch.int32, device=GPU)
     texts = torch.zeros(shape.slots, 2048, dtype=torch.int32, device=GPU)
+    client = DeviceClient(connection, lengths, texts, look_ns=900)
     variants = look_up_kernel.device_caches[0][0]
     variants.clear()
-    client.compile_kernel(lengths, texts)
+    client.compile_kernel()
     next(t for t in threading.enumerate() if t.name == "ssd-compiles").join()
     assert len(variants) == 1
     rows = torch.zeros(3, dtype=torch.int32, device=GPU)
     drafts = torch.zeros(3, shape.k, dtype=torch.int64, device=GPU)
     probs = torch.zeros(3, shape.k, shape.top_m, dtype=torch.int64, device=GPU)
-    client.exchange(rows, rows, rows, lengths, texts, drafts, probs)
+    client.exchange(rows, rows, rows, drafts, probs)
     torch.cuda.synchronize()
     assert len(variants) == 1, "nothing was compiled for the launch"

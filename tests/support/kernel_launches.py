@@ -64,11 +64,11 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 def _look_up(table: SpeculationTable) -> None:
     shape = table.shape
     connection = Connection(table, Sent(), WaitPolicy("wait", 0.1), _VOCAB, _MAX_LEN)
-    client = DeviceClient(connection, _CPU, lambda: np.zeros((0, 0), np.int32), look_ns=900)
-    rows, slots = (_zeros(size, dtype=torch.int32) for size in (_BATCH, shape.slots))
+    rows, lengths = (_zeros(size, dtype=torch.int32) for size in (_BATCH, shape.slots))
     texts = _zeros(shape.slots, _MAX_LEN, dtype=torch.int32)
+    client = DeviceClient(connection, lengths, texts, look_ns=900)
     draft_probs = _zeros(_BATCH, _K, shape.top_m) if shape.top_m else None
-    client.exchange(rows, rows, rows, slots, texts, _zeros(_BATCH, _K), draft_probs)
+    client.exchange(rows, rows, rows, _zeros(_BATCH, _K), draft_probs)
 
 
 def _look(table: SpeculationTable) -> None:
@@ -81,10 +81,11 @@ def _publish(shape: TableShape) -> None:
     publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
     publisher.predict(Outcomes(rows, rows, each, each))
-    for branches, publish in ((_BRANCHES, publisher.extend), (1, publisher.fallback)):
+    for branches, fallback in ((_BRANCHES, False), (1, True)):
         draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
         tokens, probs = _zeros(_BATCH, branches), _zeros(_BATCH, branches, dtype=torch.float32)
-        publish(BranchTokens(rows, rows, tokens, probs, _zeros(1), draft_probs))
+        step = _zeros(1)
+        publisher.extend(BranchTokens(rows, rows, tokens, probs, step, draft_probs, fallback))
 
 
 def _pack_masks() -> None:

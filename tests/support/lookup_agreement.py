@@ -185,13 +185,15 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
                     if sampled
                 ],
                 len(rows),
-                draft_probs=[of.numpy() for of, row in zip(draft_probs, rows) if row[1]],
                 most_drafts=most,
             )
         )
         expected = []
         for token, (slot, sampled, _), of_row in zip(newest, rows, draft_probs):
             tokens = next(found) if sampled else []
+            if tokens:
+                probs = host.slots.states[f"r{slot}"].draft_probs[: len(tokens)]
+                of_row[: len(tokens)] = torch.from_numpy(probs)
             if sampled and not tokens:
                 text = target.texts[slot, : target.lengths[slot]]
                 tokens = continuation(text.tolist(), K, VOCAB)

@@ -45,9 +45,13 @@ class Target:
         self.sent = Sent()
         self.texts = np.zeros((SHAPE.slots, MAX_LEN + K + 1), np.int32)
         self.lengths = [0] * SHAPE.slots
-        policy = WaitPolicy(on_miss, max_wait_s)
+        policy = WaitPolicy(on_miss, max_wait_s, limits)
         connection = Connection(self.table, self.sent, policy, VOCAB, MAX_LEN)
-        self.client = DeviceClient(connection, device, lambda: self.texts, LOOK_NS, limits)
+        self.on_device = (
+            torch.zeros(SHAPE.slots, dtype=torch.int32, device=device),
+            torch.zeros(self.texts.shape, dtype=torch.int32, device=device),
+        )
+        self.client = DeviceClient(connection, *self.on_device, LOOK_NS)
 
     def add(self, name, slot, text):
         self.write(slot, text, start=0)
@@ -63,12 +67,13 @@ class Target:
         with num_rejected."""
         slots, sampled, rejected = zip(*((*row, 0)[:3] for row in rows))
         drafts = torch.full((len(rows), K), -7, dtype=torch.int64, device=self.device)
+        lengths, texts = self.on_device
+        lengths.copy_(torch.tensor(self.lengths))
+        texts.copy_(torch.from_numpy(self.texts))
         self.client.exchange(
             torch.tensor(sampled, dtype=torch.int32, device=self.device),
             torch.tensor(rejected, dtype=torch.int32, device=self.device),
             torch.tensor(slots, dtype=torch.int64, device=self.device),
-            torch.tensor(self.lengths, dtype=torch.int32, device=self.device),
-            torch.from_numpy(self.texts).to(self.device, copy=True),
             drafts,
             draft_probs,
             most_drafts=most_drafts,

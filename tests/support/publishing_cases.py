@@ -67,10 +67,10 @@ def publishing_leaves_the_same_bytes(
         rows = torch.tensor([first[2], 0, first[0], second[0]], device=where)  # one is padding
         published.append((publisher, tables, rows))
 
-    def give(publish: str, kind: type, *columns: torch.Tensor | None) -> None:
+    def give(publish: str, kind: type, *columns: torch.Tensor | None, **more: bool) -> None:
         for publisher, _, rows in published:
             there = [each if each is None else each.to(rows.device) for each in columns]
-            getattr(publisher, publish)(kind(rows, *there))
+            getattr(publisher, publish)(kind(rows, *there, **more))
 
     (_, ours, _), (_, theirs, _) = published
     for generation in (5, 6):
@@ -80,10 +80,11 @@ def publishing_leaves_the_same_bytes(
         give("predict", Outcomes, stamps, accepted, bonus)
         for step in range(wide.k):
             at = torch.tensor([step])
-            for publish, count in (("extend", branches), ("fallback", 1)):
+            for fallback, count in ((False, branches), (True, 1)):
                 tokens = torch.randint(0, 100, (4, count))
                 probs = torch.randint(0, 2**62, (4, count, top_m)) if top_m else None
-                give(publish, BranchTokens, stamps, tokens, torch.rand(4, count), at, probs)
+                new = stamps, tokens, torch.rand(4, count), at, probs
+                give("extend", BranchTokens, *new, fallback=fallback)
             if device.type != "cpu":
                 torch.cuda.synchronize(device)
             for one, other in zip(ours, theirs):

@@ -12,8 +12,8 @@ from vllm_ssd.protocol import make_stamp
 from vllm_ssd.protocol.draft_probs import pack
 from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.worker import confidence_kernels as kinds
 from vllm_ssd.worker.confidence import MANY_ROWS
-from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
 DRAFTS = [11, 12, 13, 14]
@@ -139,16 +139,16 @@ def confidence_is_what_drafts_of_the_kind_were_worth(folder, device):
     # The first is accepted, the second is not, the third was verified for nothing.
     target.write(0, [11, 99])
     target.step([(0, 2, 2)])
-    branch = confidence.acceptance[FROM_BRANCH].tolist()
+    branch = confidence.acceptance[kinds.FROM_BRANCH.value].tolist()
     assert branch[0] > before[0] and branch[1] < before[1] and branch[2:] == before[2:]
-    assert confidence.current[0].tolist() == confidence.acceptance[GUESSED].tolist()
+    assert confidence.current[0].tolist() == confidence.acceptance[kinds.GUESSED.value].tolist()
     assert target.counted("verified") == [1, 1, 1, 0]
     assert target.counted("taken") == [1, 0, 0, 0]
     # The guesses of this round are graded as guesses.
     target.write(0, [98])
     target.step([(0, 1, K)])
-    assert confidence.acceptance[GUESSED, 0] < confidence.current[0, 1]
-    assert confidence.acceptance[LEFT_OVER].tolist() == before
+    assert confidence.acceptance[kinds.GUESSED.value, 0] < confidence.current[0, 1]
+    assert confidence.acceptance[kinds.LEFT_OVER.value].tolist() == before
     assert target.counted("verified") == [1, 1, 1, 0], "guesses are not the draft's"
 
 
@@ -181,7 +181,7 @@ def what_is_left_over_says_nothing_of_the_next_supply(folder, device):
     target = _with_a_hit(folder, device)
     confidence = target.client.confidence
     target.step([(0, 1)])
-    assert confidence.typical.tolist() == confidence.acceptance[FROM_BRANCH].tolist()
+    assert confidence.typical.tolist() == confidence.acceptance[kinds.FROM_BRANCH.value].tolist()
     target.write(0, [11, 12])
     with mock.patch("vllm_ssd.worker.device_client.MANY_ROWS", 1):
         target.step([(0, 2, 0)])
@@ -189,7 +189,7 @@ def what_is_left_over_says_nothing_of_the_next_supply(folder, device):
     assert confidence.expected[0].count_nonzero() == K
     target.write(0, [99])  # without drafts
     target.step([(0, 1, 2)])
-    assert 0.4 < confidence.typical[0] / confidence.acceptance[FROM_BRANCH, 0] < 0.6
+    assert 0.4 < confidence.typical[0] / confidence.acceptance[kinds.FROM_BRANCH.value, 0] < 0.6
 
 
 def a_row_without_an_outcome_is_worth_nothing(folder, device):

@@ -106,7 +106,7 @@ def test_imports_are_found():
     assert f"{PACKAGE}.protocol.rundir" in found, "a module from a folder"
     assert f"{PACKAGE}.protocol" in found, "a name from a folder"
     assert f"{PACKAGE}.worker.speculator" in IMPORTS[f"{PACKAGE}.hooks.runner_v2"], "in a function"
-    assert f"{PACKAGE}.worker.draft_limit" in IMPORTS[f"{PACKAGE}.worker.speculator"], (
+    assert f"{PACKAGE}.config.ssd_config" in IMPORTS[f"{PACKAGE}.config.target_checks"], (
         "for type checking"
     )
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
@@ -119,14 +119,14 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "protocol": 2300,
-    "draft": 4840,
+    "protocol": 2230,
+    "draft": 4850,
     "lifecycle": 2520,
     "relay": 1760,
-    "config": 940,
+    "config": 930,
     "metrics": 600,
-    "worker": 2000,
-    "hooks": 1390,
+    "worker": 1870,
+    "hooks": 1270,
     "tools": 1990,
 }
 

@@ -6,7 +6,8 @@ must not need the plugin: spawned processes unpickle the config before vLLM load
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
@@ -41,6 +42,11 @@ DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
 # several as in "4,5".
 _NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
 DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}([,|]{_NAME})*$")]
+
+_above_0: Any = partial(
+    Field, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+)
+_switch: Any = partial(Field, strict=True, description="true or false")
 
 
 @config
@@ -99,14 +105,10 @@ class SSDConfig(SpeculativeConfig):
     """Action of the target when its outcome was not predicted or too few tokens of the branch are
     ready. "wait": wait for the draft. "skip": verify the tokens that are ready. "auto": do what
     yields the most tokens a second (``worker/waiting.py``)."""
-    enable_adaptive_verification: bool | None = Field(
-        default=None, strict=True, description="true or false"
-    )
+    enable_adaptive_verification: bool | None = _switch(default=None)
     """Whether vLLM verifies only the likeliest draft tokens of a batch, as many as pay. Default:
     true where vLLM can do so (``config/verification.py``)."""
-    max_wait_ms: float = Field(  # type: ignore[assignment]
-        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
-    )
+    max_wait_ms: float = _above_0(default=None)
     """The longest wait of one step, in milliseconds. Default: 2000 on CPUs, 100 on GPUs."""
     draft_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description='"auto", "float32", "bfloat16" or "float16"'
@@ -117,16 +119,12 @@ class SSDConfig(SpeculativeConfig):
     )
     """Prompt tokens that the draft reads in one forward, between two rounds. Default: 64 on CPUs,
     512 on GPUs."""
-    draft_kv_cache_gib: float | None = Field(
-        default=None, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
-    )
+    draft_kv_cache_gib: float | None = _above_0(default=None)
     """Most memory for the draft's KV cache, in GiB. Default: 1 on CPUs and on a GPU shared with the
     target; else enough for all requests at their longest, if there is room."""
-    start_timeout_s: float = Field(
-        default=600.0, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
-    )
+    start_timeout_s: float = _above_0(default=600.0)
     """Timeout of the draft's first start and of each restart, in seconds."""
-    required: bool = Field(default=True, strict=True, description="true or false")
+    required: bool = _switch(default=True)
     """Whether the engine refuses to serve if the draft cannot be started."""
     max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
     """Consecutive restarts allowed for a draft that dies or hangs. The count resets after 60 s of
@@ -299,11 +297,10 @@ class SSDConfig(SpeculativeConfig):
         self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")
 
     def _draft_max_model_len(self, draft: int, target: int) -> int:
-        if self.max_model_len is None:
-            return min(draft, target)
-        if self.max_model_len > min(draft, target):
+        most = min(draft, target)
+        if self.max_model_len is not None and self.max_model_len > most:
             raise ValueError(
                 f"max_model_len in --speculative-config is {self.max_model_len}, but the draft can "
-                f"do {draft} and the target {target}: write at most {min(draft, target)}"
+                f"do {draft} and the target {target}: write at most {most}"
             )
-        return self.max_model_len
+        return most if self.max_model_len is None else self.max_model_len

@@ -210,7 +210,7 @@ class Grow:
     ):
         self._model = model
         self._states = states
-        self._publish = publisher.fallback if fallbacks else publisher.extend
+        self._publisher, self._fallbacks = publisher, fallbacks
         self.batch, self.branches = batch, branches
         self._plan = model.attention.tree_plan(batch, branches, policy.tree_steps)
         self._top_m = policy.top_m
@@ -279,5 +279,7 @@ class Grow:
             draft_probs = of.view(self.batch, self.branches, -1)
         self.last_tokens.copy_(chosen)
         rows = inputs["where"], inputs["stamp"]
-        self._publish(BranchTokens(*rows, tokens, probs.view_as(tokens), step, draft_probs))
+        probs = probs.view_as(tokens)
+        new = BranchTokens(*rows, tokens, probs, step, draft_probs, self._fallbacks)
+        self._publisher.extend(new)
         step += 1

@@ -174,10 +174,10 @@ class DraftRequest:
         published = self.served.predictions
         if self.fallback is not None:
             row, branch = self.fallback, 0
-            drafts, probs = published.fallback_tokens(self.slot, self.stamp)
+            drafts, probs = published.drafts(self.slot, self.stamp, None)
         elif self.ahead is not None and self.came_true:
             row, branch = self.ahead, self.branch or 0
-            drafts, probs = published.branch_tokens(self.slot, self.stamp, branch)
+            drafts, probs = published.drafts(self.slot, self.stamp, branch)
         else:
             return None
         entries = row.entries(branch)

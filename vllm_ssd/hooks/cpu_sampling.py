@@ -15,25 +15,21 @@ import torch
 from vllm_ssd.hooks.patches import Original
 
 
-def with_every_request_expanded(_: Original, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return expand_batch_to_tokens(*args, **kwargs)
-
-
-def with_empty_steps(original: Original, logits: torch.Tensor, *args: Any) -> torch.Tensor:
-    result: torch.Tensor = original(logits, *args) if len(logits) else logits
-    return result
-
-
-def expand_batch_to_tokens(
+def with_every_request_expanded(
+    _: Original,
     x: torch.Tensor,
     cu_num_tokens: torch.Tensor,
     num_tokens: int,
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Repeat each request's value for each of its draft tokens, as vLLM documents its function of
-    this name: x [batch] -> [num_tokens]. cu_num_tokens: int [batch], cumulative draft tokens.
-    """
+    """Repeat each request's value for each of its draft tokens, as vLLM documents the function:
+    x [batch] -> [num_tokens]. cu_num_tokens: int [batch], cumulative draft tokens."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = x.masked_fill(x == replace_from, replace_to)
     return values.repeat_interleave(counts, output_size=num_tokens)
+
+
+def with_empty_steps(original: Original, logits: torch.Tensor, *args: Any) -> torch.Tensor:
+    result: torch.Tensor = original(logits, *args) if len(logits) else logits
+    return result

@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 METHOD = "ssd"
-PROPOSER = "vllm_ssd.hooks.runner_v1.make_proposer"
+PROPOSER = "vllm_ssd.worker.proposer.SSDProposer"
 _CONFIG_MODULE = "vllm_ssd.config.ssd_config"  # has one class, ``SSDConfig``
 
 
-def with_ssd_options(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+def with_ssd_options(
+    original: Original, self: EngineArgs, target_model_config: Any, target_parallel_config: Any
+) -> Any:
     if not _asks_for_ssd(self):
-        return original(self, *args, **kwargs)
+        return original(self, target_model_config, target_parallel_config)
     check_vllm()
     apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
-    apply(Where.FRONTEND)
-    return _make_config(self, *args, **kwargs)
+    apply(Where.WITH_SSD)
+    return _make_config(self, target_model_config, target_parallel_config)
 
 
 def _asks_for_ssd(args: EngineArgs) -> bool:

@@ -6,12 +6,13 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.executor.abstract import Executor
+
 from vllm_ssd.hooks.engine_args import uses_ssd
-from vllm_ssd.hooks.patches import STOPPING, Original, Where, apply_one, patches_of
+from vllm_ssd.hooks.patches import Original, Where, apply, put_before
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.executor.abstract import Executor
 
     from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 
@@ -23,19 +24,19 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     if not uses_ssd(vllm_config):
         original(self, vllm_config)
         return
-    self._ssd_draft = draft = _make_draft(vllm_config)
+    apply(Where.WITH_SSD)
+    executor: Any = self
+    put_before(WithDraft, self)
+    executor._ssd_draft = draft = _make_draft(vllm_config)
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
-    self._stop_draft = weakref.finalize(self, draft.stop)
-    stopped = next(cls for cls in type(self).__mro__ if "shutdown" in vars(cls))
-    for patch in patches_of(Where.EXECUTOR_MADE):
-        apply_one(patch, stopped if patch is STOPPING else None)
+    executor._stop_draft = weakref.finalize(self, draft.stop)
     try:
         draft.start()
         original(self, vllm_config)
     except BaseException:
-        self._stop_draft()
+        executor._stop_draft()
         raise
-    _or_shut_down(self, draft.workers_started)
+    executor._or_shut_down(draft.workers_started)
 
 
 def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
@@ -53,45 +54,42 @@ def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
     return JoinedDraft(vllm_config)
 
 
-def with_draft_awaited(original: Original, self: Executor, *args: Any, **kwargs: Any) -> Any:
-    """Wait for the draft after the target's compilation and warm-up. The draft loads meanwhile;
-    each takes a minute."""
-    result = original(self, *args, **kwargs)
-    if hasattr(self, "_ssd_draft"):
-        _or_shut_down(self, self._ssd_draft.wait_ready)
-    return result
+class WithDraft(Executor):
+    """What an executor of an engine with ssd does besides."""
 
+    _ssd_draft: JoinedDraft
+    _stop_draft: Callable[[], object]
 
-def _or_shut_down(executor: Executor, start: Callable[[], None]) -> None:
-    """Call ``start``. If it fails, shut the executor down, because the caller never gets it."""
-    try:
-        start()
-    except BaseException:
-        executor.shutdown()
-        raise
+    def compile_or_warm_up_model(self) -> Any:
+        """Wait for the draft after the target's compilation and warm-up. The draft loads meanwhile;
+        each takes a minute."""
+        result = super().compile_or_warm_up_model()
+        self._or_shut_down(self._ssd_draft.wait_ready)
+        return result
 
-
-def with_draft_stopped(original: Original, self: Executor, *args: Any, **kwargs: Any) -> None:
-    if not hasattr(self, "_stop_draft"):
-        original(self, *args, **kwargs)
-        return
-    try:
-        self._ssd_draft.begin_stop()  # the draft stops while the target does
-    finally:
+    def _or_shut_down(self, start: Callable[[], None]) -> None:
+        """Call ``start``. If it fails, shut down, because the caller never gets the executor."""
         try:
-            original(self, *args, **kwargs)
+            start()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        try:
+            self._ssd_draft.begin_stop()  # the draft stops while the target does
         finally:
-            self._stop_draft()
+            try:
+                super().shutdown()
+            finally:
+                self._stop_draft()
 
-
-def with_draft_asleep(original: Original, self: Executor, *args: Any, **kwargs: Any) -> None:
-    if hasattr(self, "_ssd_draft"):
+    def sleep(self, level: int = 1) -> None:
         self._ssd_draft.sleep()
-    original(self, *args, **kwargs)
+        super().sleep(level)
 
-
-def with_draft_awake(original: Original, self: Executor, *args: Any, **kwargs: Any) -> None:
-    """Wake the draft when all of the target is awake: vLLM may wake up in parts."""
-    original(self, *args, **kwargs)
-    if hasattr(self, "_ssd_draft") and not self.is_sleeping:
-        self._ssd_draft.wake()
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wake the draft when all of the target is awake: vLLM may wake up in parts."""
+        super().wake_up(tags)
+        if not self.is_sleeping:
+            self._ssd_draft.wake()

@@ -1,5 +1,4 @@
-"""vLLM's speculative decoding metrics of one request, under Model Runner V2. This module imports
-vLLM, so ``scheduler.py`` imports it only where it is needed."""
+"""vLLM's speculative decoding metrics of one request, under Model Runner V2."""
 
 from __future__ import annotations
 
@@ -28,7 +27,11 @@ class OwnVerifications(RequestSpecDecodeMetrics):
         On a GPU, a verification may be counted after this call for its step. The next call then
         takes in two, whose sums are right; their order and the share of each are not known."""
         times = np.zeros(self.num_spec_tokens + 1, np.int64)
-        for place, now in read_records(self._table, self._key).items():
+        found = read_records(self._table, self._key, self._before)
+        if all((now == self._before[place]).all() for place, now in found.items()):
+            # The GPU is late, or the request has another slot by now.
+            found = read_records(self._table, self._key)
+        for place, now in found.items():
             before = self._before.get(place)
             self._before[place] = now
             times += now["accepted"]

@@ -5,26 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.hooks.patches import Original, Where, apply
+from vllm_ssd.hooks.patches import Original
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from vllm_ssd.worker.proposer import SSDProposer
-
-
-def make_proposer(vllm_config: VllmConfig) -> SSDProposer:
-    """Patch a worker's process and make its proposer; ``RuntimeError`` if vLLM is not supported."""
-    from vllm.platforms import current_platform
-
-    from vllm_ssd.worker.proposer import SSDProposer
-
-    apply(Where.WORKER_V1)
-    if current_platform.is_cpu():
-        apply(Where.WORKER_ON_CPU)
-    return SSDProposer(vllm_config)
 
 
 def _proposer_of(runner: GPUModelRunner) -> SSDProposer | None:

@@ -95,7 +95,7 @@ def make_table(
         table.target["started_s"] = int(time.time())  # a target's worker sets it again
         return table
     except OSError as error:
-        size = SpeculationTable.size_of(shape) / 2**20
+        size = shape.size / 2**20
         raise RuntimeError(
             f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
             f"{error}): free some, or in a container raise --shm-size"

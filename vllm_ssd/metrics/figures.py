@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,11 @@ def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, 
         else:
             difference[name] = value - earlier[name]
     return difference
+
+
+def total(counts: Sequence[int]) -> float:
+    """Return the sum of values of which ``counts[n]`` are n."""
+    return float(sum(value * count for value, count in enumerate(counts)))
 
 
 def rates(counters: Mapping[str, Any]) -> dict[str, Any]:

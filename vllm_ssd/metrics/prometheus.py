@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.metrics.figures import snapshot
+from vllm_ssd.metrics.figures import snapshot, total
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.heartbeat import draft_lives, heartbeat_age_s
 from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
@@ -135,12 +135,12 @@ def _of_rounds(engines: _Engines) -> Iterator[Metric]:
         for result, name in _RESULTS.items():
             rounds.add_metric((*labels, result), counted[name])
         numbers = range(len(counted["ready"]))
-        _observe(ready, labels, [*map(str, numbers)], counted["ready"], _sum(counted["ready"]))
+        _observe(ready, labels, [*map(str, numbers)], counted["ready"], total(counted["ready"]))
         bounds = [f"{(SHORTEST_WAIT_US << i) / 1e6:g}" for i in range(len(counted["waits"]) - 1)]
         _observe(wait, labels, [*bounds, "+Inf"], counted["waits"], counted["wait_us"] / 1e6)
         timeouts.add_metric(labels, counted["timeouts"])
         of_rounds = [0, *counted["accepted"]]  # by tokens: no round has 0
-        _observe(tokens, labels, [*map(str, range(len(of_rounds)))], of_rounds, _sum(of_rounds))
+        _observe(tokens, labels, [*map(str, range(len(of_rounds)))], of_rounds, total(of_rounds))
         drafted.add_metric(labels, counted["drafts"])
         verified.add_metric(labels, sum(counted["verified"]))
         accepted.add_metric(labels, sum(counted["taken"]))
@@ -160,11 +160,6 @@ def _observe(
     if bounds[-1] != "+Inf":
         buckets.append(("+Inf", float(sum(counts))))
     family.add_metric(labels, buckets, total)
-
-
-def _sum(counts: Sequence[int]) -> float:
-    """Return the sum of values of which ``counts[n]`` are n."""
-    return float(sum(value * count for value, count in enumerate(counts)))
 
 
 def _gauge(name: str, about: str) -> GaugeMetricFamily:

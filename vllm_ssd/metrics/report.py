@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from vllm_ssd.metrics.figures import rates, snapshot, subtract
+from vllm_ssd.metrics.figures import rates, snapshot, subtract, total
 from vllm_ssd.protocol import SpeculationTable, TableOwner
 from vllm_ssd.protocol.heartbeat import heartbeat_age_s
 from vllm_ssd.protocol.service_state import State, state_of
@@ -109,7 +109,8 @@ class EngineReport:
         yield "  miss: outcome not predicted", f"{of_rounds['miss']:.1%} of rounds"
         yield "  late: drafts not ready", f"{of_rounds['late']:.1%} of rounds"
         yield "  off: plain decoding was faster", f"{counted['off']} rounds"
-        yield "  draft tokens ready at once", f"{_mean(counted['ready']):.2f} per round"
+        ready = total(counted["ready"]) / max(sum(counted["ready"]), 1)
+        yield "  draft tokens ready at once", f"{ready:.2f} per round"
         yield "  wait for drafts", f"{of_rounds['wait_ms']:.2f} ms per round"
         yield "  waits that timed out", f"{counted['timeouts']} requests"
         yield "  draft tokens given", f"{counted['drafts'] / rounds:.2f} per round"
@@ -154,8 +155,3 @@ def as_table(reports: Sequence[EngineReport]) -> Table:
     for cells in zip(*(report.rows() for report in reports)):
         table.add_row(cells[0][0], *(value for _, value in cells))
     return table
-
-
-def _mean(counts: Sequence[int]) -> float:
-    """Return the mean of values of which ``counts[n]`` are n."""
-    return sum(value * count for value, count in enumerate(counts)) / max(sum(counts), 1)

@@ -8,6 +8,7 @@ the record of the ended request is still there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -57,11 +58,14 @@ class RequestCounters:
         return record
 
 
-def read_records(table: SpeculationTable, key: int) -> dict[tuple[int, int], np.void]:
+def read_records(
+    table: SpeculationTable, key: int, places: Iterable[Any] | None = None
+) -> dict[tuple[int, int], np.void]:
     """Return copies of the records of a request, by slot and turn. A preempted request may have one
-    in each of its slots. Other requests may have its records by now."""
-    keys = table.requests["key"]
-    places = zip(*(axis.tolist() for axis in np.nonzero(keys == key)))
+    in each of its slots. Other requests may have its records by now. places: read only there."""
+    if places is None:
+        here = np.nonzero(table.requests["key"] == key)
+        places = zip(*(axis.tolist() for axis in here))
     found = {place: table.requests[place].copy() for place in places}
     return {place: record for place, record in found.items() if record["key"] == key}
 

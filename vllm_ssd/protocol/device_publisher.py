@@ -9,7 +9,7 @@ import torch
 
 from vllm_ssd.protocol.kernel_layout import KernelLayout
 from vllm_ssd.protocol.pages import device_address, memory_of, register
-from vllm_ssd.protocol.prediction_kernels import extend_kernel, fallback_kernel, predict_kernel
+from vllm_ssd.protocol.prediction_kernels import extend_kernel, predict_kernel
 from vllm_ssd.protocol.publisher import BranchTokens, Outcomes
 from vllm_ssd.protocol.schema import TableShape
 from vllm_ssd.protocol.speculation_table import SpeculationTable
@@ -52,15 +52,7 @@ class DevicePublisher:
 
     def extend(self, new: BranchTokens) -> None:
         batch, branches = new.tokens.shape
-        extend_kernel[(batch,)](*_arguments(new), branches, self._layout, num_warps=1)
-
-    def fallback(self, new: BranchTokens) -> None:
-        batch = len(new.tokens)
-        fallback_kernel[(batch,)](*_arguments(new), self._layout, num_warps=1)
-
-
-def _arguments(new: BranchTokens) -> tuple[torch.Tensor, ...]:
-    """The first arguments of ``extend_kernel`` and of ``fallback_kernel``."""
-    # A kernel needs a tensor here even if it reads none.
-    draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
-    return new.where, new.stamps, new.tokens, new.token_probs, draft_probs, new.step
+        # A kernel needs a tensor here even if it reads none.
+        draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
+        tensors = (new.where, new.stamps, new.tokens, new.token_probs, draft_probs, new.step)
+        extend_kernel[(batch,)](*tensors, branches, new.fallback, self._layout, num_warps=1)

@@ -50,8 +50,7 @@ def move_probs(out, source, depth, AT: tl.constexpr):
     them may point into the table."""
     step, rank = tl.arange(0, AT.token_lanes)[:, None], tl.arange(0, AT.prob_lanes)[None, :]
     whole = (step < depth) & (rank < AT.top_m)
-    entries = tl.load(source + step * AT.top_m + rank, mask=whole, other=0)
-    tl.store(out + step * AT.top_m + rank, entries, mask=whole)
+    store_probs(out, tl.load(source + step * AT.top_m + rank, mask=whole, other=0), depth, AT)
 
 
 @triton.jit

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_ssd.protocol.schema import WAIT_COUNTERS, TableShape
-from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 _RECORDS = ("outcome", "prediction", "fallback")
 
@@ -45,19 +44,16 @@ class KernelLayout:
     @functools.cache
     def of(shape: TableShape) -> KernelLayout:
         """The layout of tables of a shape."""
-        slot, counters, request = shape.slot_dtype(), shape.target_dtype(), shape.request_dtype()
-        start, requests = (
-            offset(shape)
-            for offset in (SpeculationTable.slots_offset, SpeculationTable.requests_offset)
-        )
-        assert start % 8 == 0 and slot.itemsize % 8 == 0
-        numbers = {"slots": start // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
+        target, requests, slots = (shape.parts[name] for name in ("target", "requests", "slots"))
+        slot, counters, request = slots.dtype, target.dtype, requests.dtype
+        assert slots.offset % 8 == 0 and slot.itemsize % 8 == 0
+        numbers = {"slots": slots.offset // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
         for name in _RECORDS:
             record = slot[name].base
             numbers[f"{name}_size"] = record.itemsize // 4
             numbers |= {f"{name}_{field}": word for field, word in _words(record).items()}
         numbers |= {f"counter_{name}": word // 2 for name, word in _words(counters).items()}
-        numbers |= {"requests": requests // 8, "request_size": request.itemsize // 8}
+        numbers |= {"requests": requests.offset // 8, "request_size": request.itemsize // 8}
         numbers |= {f"request_{name}": word // 2 for name, word in _words(request).items()}
         numbers |= {
             "k": shape.k,

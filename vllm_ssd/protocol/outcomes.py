@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.protocol.schema import split_stamp
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
@@ -44,15 +43,6 @@ class OutcomeWriter:
         record["num_drafts"] = len(drafts)
         record["drafts"][: len(drafts)] = drafts
         record["drafts_stamp"] = stamp
-
-    def published_length(self, slot: int, generation: int) -> int:
-        """Length in tokens of the text at the slot's newest outcome, which a GPU may have written.
-        0 if that outcome belongs to another generation or is being written now."""
-        records = self._outcome[slot]
-        newest = records["stamp"].max()
-        length = int(records["length"][int(newest) & 1])
-        whole = records["stamp"].max() == newest and split_stamp(newest)[0] == generation
-        return length if whole else 0
 
 
 class Outcome(NamedTuple):

@@ -89,68 +89,53 @@ def extend_kernel(
     draft_probs,
     step_at,
     BRANCHES: tl.constexpr,
+    FALLBACK: tl.constexpr,
     AT: tl.constexpr,
 ):
-    """Add one token to every branch (``PredictionWriter.extend``). where, stamp_of: int64 [rows];
-    tokens: int64 [rows, BRANCHES]; token_probs: float32 [rows, BRANCHES]; draft_probs: int64 [rows,
-    BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before these."""
+    """Add one token to every branch of a prediction (``PredictionWriter.extend``) or, if FALLBACK,
+    to a fallback, which has one branch (``PredictionWriter.publish_fallback``). where, stamp_of:
+    int64 [rows]; tokens: int64 [rows, BRANCHES]; token_probs: float32 [rows, BRANCHES];
+    draft_probs: int64 [rows, BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before
+    these."""
     row = tl.program_id(0)
-    place = _own_place(where, stamp_of, row, False, 0, AT.prediction_size)
     step = tl.load(step_at).to(tl.int32)
+    first = AT.fallback - AT.prediction if FALLBACK else 0
+    size = AT.fallback_size if FALLBACK else AT.prediction_size
+    begins = (step == 0) & FALLBACK
+    place = _own_place(where, stamp_of, row, begins, first, size)
     if (place != 0) & (step < AT.k):
         words, stamps = _memory_at(place)
-        record = (tl.load(stamp_of + row) & 1) * AT.prediction_size
+        stamp = tl.load(stamp_of + row)
+        record = first + (stamp & 1) * size
+        if begins:
+            tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         lane = tl.arange(0, AT.branch_lanes)
         real = lane < BRANCHES
-        new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
         at = words + record + lane * AT.k + step
-        tl.store(at + AT.prediction_tokens, new, mask=real)
+        new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
+        tl.store(at + (AT.fallback_tokens if FALLBACK else AT.prediction_tokens), new, mask=real)
         probs = tl.load(token_probs + row * BRANCHES + lane, mask=real, other=0)
-        tl.store(at + AT.prediction_token_probs, probs.to(tl.int32, bitcast=True), mask=real)
+        at += AT.fallback_token_probs if FALLBACK else AT.prediction_token_probs
+        tl.store(at, probs.to(tl.int32, bitcast=True), mask=real)
         if AT.top_m > 0:
             rank = tl.arange(0, AT.prob_lanes)
-            probs_at = stamps + (record + AT.prediction_draft_probs) // 2
-            for first in range(0, BRANCHES, _BRANCH_LANES):
-                branch = first + tl.arange(0, _BRANCH_LANES)
+            inside = AT.fallback_draft_probs if FALLBACK else AT.prediction_draft_probs
+            probs_at = stamps + (record + inside) // 2
+            for branches in range(0, BRANCHES, _BRANCH_LANES):
+                branch = branches + tl.arange(0, _BRANCH_LANES)
                 whole = (branch < BRANCHES)[:, None] & (rank < AT.top_m)[None, :]
                 source = (row * BRANCHES + branch)[:, None] * AT.top_m + rank[None, :]
                 entry = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
                 some = tl.load(draft_probs + source, mask=whole, other=0)
                 tl.store(probs_at + entry, some, mask=whole)
         tl.debug_barrier()
-        depth_at = words + record + AT.prediction_depth
-        tl.atomic_xchg(depth_at, step + 1, sem="release", scope="sys")
-
-
-@triton.jit
-def fallback_kernel(where, stamp_of, tokens, token_probs, draft_probs, step_at, AT: tl.constexpr):
-    """Add one token to every fallback (``PredictionWriter.publish_fallback``). where, stamp_of,
-    tokens: int64 [rows]; token_probs: float32 [rows]; draft_probs: int64 [rows, top_m]; step_at:
-    int64 [1], earlier tokens."""
-    row = tl.program_id(0)
-    step = tl.load(step_at).to(tl.int32)
-    first = AT.fallback - AT.prediction
-    place = _own_place(where, stamp_of, row, step == 0, first, AT.fallback_size)
-    if (place != 0) & (step < AT.k):
-        words, stamps = _memory_at(place)
-        stamp = tl.load(stamp_of + row)
-        record = first + (stamp & 1) * AT.fallback_size
-        if step == 0:
-            tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
-        at = words + record + step
-        tl.store(at + AT.fallback_tokens, tl.load(tokens + row).to(tl.int32))
-        prob = tl.load(token_probs + row).to(tl.int32, bitcast=True)
-        tl.store(at + AT.fallback_token_probs, prob)
-        if AT.top_m > 0:
-            rank = tl.arange(0, AT.prob_lanes)
-            whole = rank < AT.top_m
-            of_token = tl.load(draft_probs + row * AT.top_m + rank, mask=whole, other=0)
-            probs_at = stamps + (record + AT.fallback_draft_probs) // 2
-            tl.store(probs_at + step * AT.top_m + rank, of_token, mask=whole)
-        tl.debug_barrier()
-        depth_at = words + record + AT.fallback_depth
-        tl.atomic_xchg(depth_at, step + 1, sem="acq_rel", scope="sys")
-        tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
+        if FALLBACK:
+            depth_at = words + record + AT.fallback_depth
+            tl.atomic_xchg(depth_at, step + 1, sem="acq_rel", scope="sys")
+            tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
+        else:
+            depth_at = words + record + AT.prediction_depth
+            tl.atomic_xchg(depth_at, step + 1, sem="release", scope="sys")
 
 
 # The target's readers. prediction, fallback: offsets of a slot's records of one round, in words

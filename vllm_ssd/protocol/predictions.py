@@ -23,13 +23,13 @@ class PredictionWriter:
         self._fallback = fallback = table.slots["fallback"]
         # The draft reads these for every request of every round. Arrays of one field are several
         # times as fast as records.
-        self._fallback_stamps, self._fallback_depths = fallback["stamp"], fallback["depth"]
-        self._fallback_tokens = fallback["tokens"]
-        self._stamps, self._counts = prediction["stamp"], prediction["count"]
-        self._accepted, self._bonus = prediction["accepted"], prediction["bonus"]
-        self._depths, self._tokens = prediction["depth"], prediction["tokens"]
-        self._token_probs = prediction["token_probs"]
-        self._fallback_token_probs = fallback["token_probs"]
+        self._stamps, self._fallback_stamps = prediction["stamp"], fallback["stamp"]
+        self._counts, self._accepted = prediction["count"], prediction["accepted"]
+        self._bonus = prediction["bonus"]
+        drafts = ("stamp", "depth", "tokens", "token_probs")
+        self._in_branches, self._in_fallbacks = (
+            [records[field] for field in drafts] for records in (prediction, fallback)
+        )
 
     def publish(
         self, slot: int, stamp: np.uint64, accepted: Sequence[int], bonus: Sequence[int]
@@ -115,21 +115,15 @@ class PredictionWriter:
                 return branch
         return -1
 
-    def branch_tokens(self, slot: int, stamp: int, branch: int) -> tuple[list[int], list[float]]:
-        """The tokens published for a branch of round ``stamp``, and the draft's probabilities of
-        them; empty for another round."""
+    def drafts(self, slot: int, stamp: int, branch: int | None) -> tuple[list[int], list[float]]:
+        """The tokens published for a branch of round ``stamp``, or for its fallback (None), and the
+        draft's probabilities of them; empty for another round."""
         at = slot, stamp & 1
-        depth = self._depths.item(at) if self._stamps.item(at) == stamp else 0
-        drafts = branch, slice(depth)
-        return self._tokens[at][drafts].tolist(), self._token_probs[at][drafts].tolist()
-
-    def fallback_tokens(self, slot: int, stamp: int) -> tuple[list[int], list[float]]:
-        """The tokens published for the outcome ``stamp``, which was not predicted, and the draft's
-        probabilities of them."""
-        at = slot, stamp & 1
-        depth = self._fallback_depths.item(at) if self._fallback_stamps.item(at) == stamp else 0
-        drafts = self._fallback_tokens[at][:depth], self._fallback_token_probs[at][:depth]
-        return drafts[0].tolist(), drafts[1].tolist()
+        fields = self._in_fallbacks if branch is None else self._in_branches
+        stamps, depths, tokens, probs = fields
+        depth = slice(depths.item(at) if stamps.item(at) == stamp else 0)
+        place = (*at, depth) if branch is None else (*at, branch, depth)
+        return tokens[place].tolist(), probs[place].tolist()
 
     def clear(self, slot: int, generation: int) -> None:
         """Withdraw what was published in a slot for this generation and for earlier ones."""

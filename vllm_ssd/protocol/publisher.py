@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.protocol.speculation_table import SpeculationTable
@@ -35,7 +34,7 @@ class BranchTokens:
     batch's ``Outcomes``; tokens: int64 [batch, branches]; token_probs: float32 [batch, branches],
     the draft's probabilities of them; step: int64 [1], tokens of each branch before these;
     draft_probs: int64 [batch, branches, top_m], the distributions that the tokens were sampled
-    from, None if they were not sampled."""
+    from, None if they were not sampled. fallback: the one branch of each row is a fallback."""
 
     where: torch.Tensor
     stamps: torch.Tensor
@@ -43,6 +42,7 @@ class BranchTokens:
     token_probs: torch.Tensor
     step: torch.Tensor
     draft_probs: torch.Tensor | None
+    fallback: bool = False
 
 
 class Publisher(Protocol):
@@ -60,10 +60,7 @@ class Publisher(Protocol):
         """Publish these outcomes, in place of earlier predictions for the same rounds."""
 
     def extend(self, new: BranchTokens) -> None:
-        """Add a token to each branch of the predictions."""
-
-    def fallback(self, new: BranchTokens) -> None:
-        """Add a token to the one branch of each fallback."""
+        """Add a token to each branch of the predictions, or to each fallback."""
 
 
 class HostPublisher:
@@ -91,14 +88,16 @@ class HostPublisher:
             writer.publish(slot, stamp, accepted, bonus)
 
     def extend(self, new: BranchTokens) -> None:
+        step = int(new.step)
         for row, writer, slot, stamp in self._real(new):
-            writer.extend(slot, stamp, *_of_row(new, row))
-
-    def fallback(self, new: BranchTokens) -> None:
-        for row, writer, slot, stamp in self._real(new):
-            tokens, draft_probs, token_probs = _of_row(new, row)
-            known = int(new.step)
-            writer.publish_fallback(slot, stamp, tokens, known, draft_probs, token_probs)
+            tokens, token_probs = new.tokens[row].tolist(), new.token_probs[row].numpy(force=True)
+            draft_probs = (
+                None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
+            )
+            if new.fallback:
+                writer.publish_fallback(slot, stamp, tokens, step, draft_probs, token_probs)
+            else:
+                writer.extend(slot, stamp, tokens, draft_probs, token_probs)
 
     def _real(
         self, new: Outcomes | BranchTokens
@@ -107,12 +106,3 @@ class HostPublisher:
         for row, (where, stamp) in enumerate(zip(new.where.tolist(), new.stamps.tolist())):
             if where:
                 yield row, *self._slots[where], np.uint64(stamp)
-
-
-def _of_row(
-    new: BranchTokens, row: int
-) -> tuple[list[int], NDArray[np.int64] | None, NDArray[np.float32]]:
-    """The tokens of a row; their distributions, int64 [branches, top_m], or None; and their
-    probabilities, float32 [branches]."""
-    draft_probs = None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
-    return new.tokens[row].tolist(), draft_probs, new.token_probs[row].numpy(force=True)

@@ -15,6 +15,7 @@ The table is C-ordered structured arrays, naturally aligned. ``TableShape`` fixe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,6 +36,19 @@ ASLEEP, FOR_GOOD, RELOADING = 1, 2, 3
 # The target counts its steps that waited by their microseconds: waits up to this number in the
 # first counter, up to twice as long in each further one, and all longer waits in the last one.
 SHORTEST_WAIT_US, WAIT_COUNTERS = 100, 17
+
+_CACHE_LINE = 64  # bytes
+# Sizes of the table, and its ``TableOwner``: names as UTF-8, cut to their fields.
+_SIZES = ("version", "slots", "k", "branches", "tail", "top_m", "engine", "pid")
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "u8"),
+        *((name, "u4") for name in _SIZES),
+        ("model", "S256"),
+        ("draft_server", "S64"),
+    ],
+    align=True,
+)
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
@@ -70,6 +84,19 @@ class TableOwner:
 
 
 @dataclass(frozen=True)
+class Part:
+    """An array of the table: ``count`` records from byte ``offset`` on."""
+
+    offset: int
+    dtype: np.dtype
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
 class TableShape:
     """The sizes that fix a table's layout.
 
@@ -85,12 +112,28 @@ class TableShape:
     tail: int = 2048
     top_m: int = 0
 
-    def header_dtype(self) -> np.dtype:
-        """Sizes of the table, and its ``TableOwner``: names as UTF-8, cut to their fields."""
-        sizes = ("version", "slots", "k", "branches", "tail", "top_m", "engine", "pid")
-        fields = [("magic", "u8"), *((name, "u4") for name in sizes), ("model", "S256")]
-        fields += [("draft_server", "S64")]
-        return np.dtype(fields, align=True)
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """The parts of the table, in order. Each begins with a cache line of its own, which has one
+        writer."""
+        parts: dict[str, Part] = {}
+        end = 0
+        for name, dtype, count in (
+            ("header", HEADER_DTYPE, 1),
+            ("target", self.target_dtype(), 1),
+            ("draft", self.draft_dtype(), 1),
+            ("plan", self.plan_dtype(), 1),
+            ("requests", self.request_dtype(), 2 * self.slots),
+            ("slots", self.slot_dtype(), self.slots),
+        ):
+            parts[name] = Part(-(-end // _CACHE_LINE) * _CACHE_LINE, dtype, count)
+            end = parts[name].end
+        return parts
+
+    @property
+    def size(self) -> int:
+        """Bytes of the table."""
+        return self.parts["slots"].end
 
     def target_dtype(self) -> np.dtype:
         """Counters that the target writes. rounds: outcomes looked up, counted for each request.

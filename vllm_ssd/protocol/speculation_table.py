@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vllm_ssd.protocol.own_file import open_own
-from vllm_ssd.protocol.schema import MAGIC, VERSION, TableOwner, TableShape
+from vllm_ssd.protocol.schema import HEADER_DTYPE, MAGIC, VERSION, TableOwner, TableShape
 
 
 class SpeculationTable:
@@ -22,21 +21,12 @@ class SpeculationTable:
         self.path = path
         self.shape = shape
         self.pages = pages
-        offset = 0
-
-        def view(dtype: np.dtype, count: int) -> NDArray:
-            nonlocal offset
-            offset = _next_line(offset)
-            array = np.frombuffer(pages, dtype=dtype, count=count, offset=offset)
-            offset += dtype.itemsize * count
-            assert array.flags.writeable == writable
-            return array
-
-        self.header, self.target, self.draft, self.plan = (
-            view(part, 1) for part in _before_requests(shape)
+        self.header, self.target, self.draft, self.plan, requests, self.slots = (
+            np.frombuffer(pages, part.dtype, part.count, part.offset)
+            for part in shape.parts.values()
         )
-        self.requests = view(shape.request_dtype(), shape.slots * 2).reshape(shape.slots, 2)
-        self.slots = view(shape.slot_dtype(), shape.slots)
+        self.requests = requests.reshape(shape.slots, 2)
+        assert self.slots.flags.writeable == writable
 
     @property
     def owner(self) -> TableOwner:
@@ -45,25 +35,6 @@ class SpeculationTable:
             bytes(header[name]).decode(errors="ignore") for name in ("model", "draft_server")
         )
         return TableOwner(model, int(header["engine"]), int(header["pid"]), draft_server)
-
-    @staticmethod
-    def requests_offset(shape: TableShape) -> int:
-        """Bytes before the first request of a table of this shape."""
-        offset = 0
-        for part in _before_requests(shape):
-            offset = _next_line(offset) + part.itemsize
-        return _next_line(offset)
-
-    @staticmethod
-    def slots_offset(shape: TableShape) -> int:
-        """Bytes before the first slot of a table of this shape."""
-        requests = shape.slots * 2 * shape.request_dtype().itemsize
-        return _next_line(SpeculationTable.requests_offset(shape) + requests)
-
-    @staticmethod
-    def size_of(shape: TableShape) -> int:
-        """Bytes of a table of this shape."""
-        return SpeculationTable.slots_offset(shape) + shape.slots * shape.slot_dtype().itemsize
 
     @classmethod
     def create(
@@ -77,7 +48,7 @@ class SpeculationTable:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            size = cls.size_of(shape)
+            size = shape.size
             os.posix_fallocate(fd, 0, size)
             pages = mmap.mmap(fd, size)
         except BaseException:
@@ -106,10 +77,9 @@ class SpeculationTable:
             pages = mmap.mmap(fd, 0, access=access)
         finally:
             os.close(fd)
-        header_dtype = TableShape(1, 1, 1).header_dtype()
-        if len(pages) < header_dtype.itemsize:
+        if len(pages) < HEADER_DTYPE.itemsize:
             raise ValueError(f"{path} is not a speculation table")
-        header = np.frombuffer(pages, dtype=header_dtype, count=1)[0]
+        header = np.frombuffer(pages, HEADER_DTYPE, 1)[0]
         if header["magic"] != MAGIC or header["version"] != VERSION:
             raise ValueError(
                 f"{path} is not a speculation table of version {VERSION}: it belongs to another "
@@ -117,16 +87,6 @@ class SpeculationTable:
             )
         sizes = ("slots", "k", "branches", "tail", "top_m")
         shape = TableShape(*(int(header[name]) for name in sizes))
-        if len(pages) < cls.size_of(shape):
+        if len(pages) < shape.size:
             raise ValueError(f"{path} is truncated")
         return cls(path, shape, pages, writable)
-
-
-def _before_requests(shape: TableShape) -> tuple[np.dtype, ...]:
-    """The dtypes of header, target, draft and plan."""
-    return shape.header_dtype(), shape.target_dtype(), shape.draft_dtype(), shape.plan_dtype()
-
-
-def _next_line(offset: int) -> int:
-    """The next multiple of 64 bytes: each cache line has one writer."""
-    return -(-offset // 64) * 64

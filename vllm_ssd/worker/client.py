@@ -24,7 +24,7 @@ from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.predictions import LookupResult, PredictionReader
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.draft_limit import MOST_DRAFTS, Limits
+from vllm_ssd.worker.draft_limit import MOST_DRAFTS
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
 from vllm_ssd.worker.slots import SlotMap, SlotState
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
@@ -47,7 +47,7 @@ class Row:
 @dataclass(eq=False)
 class RowState:
     """A row during a step. stamp, accepted, bonus: its outcome. found: the latest lookup's result.
-    left_over: index in the slot's drafts where this round's begin. waited_s: seconds so far."""
+    waited_s: seconds so far."""
 
     row: Row
     slot: SlotState
@@ -55,26 +55,24 @@ class RowState:
     accepted: int
     bonus: int
     found: LookupResult
-    left_over: int
     waited_s: float = 0.0
 
-    def ready(self, room: int) -> tuple[list[int], NDArray[np.int64] | None]:
-        """Return n <= ``room`` ready draft tokens, and int64 [n, top_m] distributions or None."""
-        found, left = self.found, self.slot.drafts[self.left_over :]
-        if len(left) > min(len(found.tokens), room):
-            probs = self.slot.draft_probs
-            return list(left[:room]), None if probs is None else probs[self.left_over :][:room]
+    def ready(self, room: int) -> tuple[Sequence[int], NDArray[np.int64]]:
+        """Return n <= ``room`` ready draft tokens, and int64 [n, top_m] distributions."""
+        left, found = self.slot, self.found
+        if len(left.drafts) > min(len(found.tokens), room):
+            return left.drafts[:room], left.draft_probs[:room]
         return found.tokens[:room], found.draft_probs[:room]
 
 
 class SpeculationClient:
     """Finds draft tokens. Call ``exchange`` once a step, ``add`` and ``remove`` per request."""
 
-    def __init__(self, connection: Connection, limits: Limits = "nobody"):
+    def __init__(self, connection: Connection):
         table = connection.table
         self._table = table
         self._max_wait_s = connection.policy.max_wait_s
-        self._planner = WaitPlanner(connection.policy, table, limits)
+        self._planner = WaitPlanner(connection.policy, table)
         self._undrafted = 0  # tokens of steps without the draft
         self._max_len = connection.max_len
         self._outcomes = OutcomeWriter(table)
@@ -116,13 +114,11 @@ class SpeculationClient:
         rows: Sequence[Row],
         batch: int | None = None,
         has_prompts: bool = False,
-        draft_probs: Sequence[NDArray[np.int64]] = (),
         most_drafts: int = MOST_DRAFTS,
     ) -> list[list[int]]:
-        """Return draft tokens for every row, 0..k each, in order. batch: requests in the target's
-        step, None = these only. has_prompts: whether some of them read their prompts. draft_probs:
-        int64 [k, top_m] per row, written: distributions of its draft tokens. most_drafts: draft
-        tokens per row at most."""
+        """Return draft tokens for every row, 0..k each, in order. ``slots`` has their
+        distributions. batch: requests in the target's step, None = these only. has_prompts: whether
+        some of them read their prompts. most_drafts: draft tokens per row at most."""
         self._step += 1
         batch = len(rows) if batch is None else batch
         self._plan = plan = self._planner.plan(batch, has_prompts, self._undrafted)
@@ -146,9 +142,6 @@ class SpeculationClient:
             result = self.counters.looked_up(first, len(some))
             self._of_requests.count(slot.slot, slot.key, result, state.waited_s)
             drafts.append(some)
-        for of_row, state, some in zip(draft_probs, states, drafts):
-            if state.slot.draft_probs is not None:
-                of_row[: len(some)] = state.slot.draft_probs[: len(some)]
         self.counters.log()
         return drafts
 
@@ -165,12 +158,12 @@ class SpeculationClient:
         if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted, slot.handed_over)
             self._of_requests.verified(slot.slot, slot.key, accepted, slot.handed_over)
-        left_over = slot.left_over(accepted, new[-1])
+        slot.keep_left_over(accepted, new[-1])
         slot.length = length
         slot.round += 1
         slot.last_used = self._step
         found = self._predictions.find(slot.slot, stamp, accepted, new[-1])
-        return RowState(row, slot, stamp, accepted, new[-1], found, left_over)
+        return RowState(row, slot, stamp, accepted, new[-1], found)
 
     def _slot_of(self, row: Row) -> SlotState:
         """Return the row's slot; assign a new one if it has none that fits its text."""
@@ -212,7 +205,7 @@ class SpeculationClient:
         enough = plan.fallback if missed else plan.branch
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
-        if state.left_over < len(slot.drafts):
+        if slot.drafts:  # left over
             return False  # the draft makes no others for this round
         if slot.overdue is not None and self._predictions.newest(slot.slot) >= slot.overdue:
             slot.overdue = None

@@ -1,6 +1,6 @@
 """The chances of a row's draft tokens to be accepted, for vLLM's adaptive verification.
 
-A draft token's chance is the share of those of its kind (``kinds.py``) and position that the target
+A draft token's chance is the share of those of its kind and position that the target
 accepted lately. It depends on their source and number, never on the tokens themselves: choosing by
 the drawn tokens what to verify would change the distribution of sampled texts.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ssd.worker.confidence_kernels import calibrate_kernel
-from vllm_ssd.worker.kinds import GUESSED, KINDS
+from vllm_ssd.worker.confidence_kernels import GUESSED, KINDS, calibrate_kernel
 
 # Chances while nothing is measured: the draft's tokens are worth trying, guesses rather not.
 _DRAFT_PRIOR, _GUESS_PRIOR = 0.7, 0.2
@@ -37,7 +36,7 @@ class Confidence:
         self.both = torch.zeros(2, rows, k, dtype=torch.float32, device=device)
         self.current, self.expected = self.both
         prior = torch.full((KINDS, k), _DRAFT_PRIOR, dtype=torch.float32, device=device)
-        prior[GUESSED] = _GUESS_PRIOR
+        prior[GUESSED.value] = _GUESS_PRIOR
         self._prior = prior
         self.acceptance = prior.clone()
         self.supply = torch.zeros(k + 1, dtype=torch.float32, device=device)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.worker.kinds import FROM_BRANCH, GUESSED, LEFT_OVER
-
-_BRANCH, _LEFT, _GUESSED = (tl.constexpr(kind) for kind in (FROM_BRANCH, LEFT_OVER, GUESSED))
+# Kinds of a round's draft tokens, by their source. The target accepts another share of each kind.
+# FROM_BRANCH: the outcome was predicted. FROM_FALLBACK: drafted once the outcome was known.
+# LEFT_OVER: drafted for an earlier round, which had more draft tokens than were verified. GUESSED:
+# copied from the text (``guess_kernels.py``).
+KINDS = 4
+FROM_BRANCH, FROM_FALLBACK, LEFT_OVER, GUESSED = (tl.constexpr(kind) for kind in range(KINDS))
 
 
 @triton.jit
@@ -49,16 +52,16 @@ def weigh(acceptance, typical, supply, kind, depth, most_drafts, expects_drafts,
     time would keep it so, so it is expected to have what rows usually have.
     """
     lane = tl.arange(0, AT.token_lanes)
-    there = tl.minimum(tl.where(kind == _GUESSED, AT.k, depth), most_drafts)
+    there = tl.minimum(tl.where(kind == GUESSED, AT.k, depth), most_drafts)
     current = tl.load(acceptance + kind * AT.k + lane, mask=lane < there, other=0.0)
-    if kind != _LEFT:
+    if kind != LEFT_OVER:
         count_supply(supply, depth, AT)
     # A branch of k draft tokens if every row is expected to have one, else what rows usually have.
     most = lane < tl.minimum(AT.k, most_drafts)
-    all_drafts = tl.load(acceptance + _BRANCH * AT.k + lane, mask=most, other=0.0)
+    all_drafts = tl.load(acceptance + FROM_BRANCH * AT.k + lane, mask=most, other=0.0)
     usual = tl.load(typical + lane, mask=most, other=0.0)
     usual = tl.where(expects_drafts != 0, all_drafts, usual)
-    lacking = (kind == _LEFT) | ((kind == _GUESSED) & (expects_drafts != 0))
+    lacking = (kind == LEFT_OVER) | ((kind == GUESSED) & (expects_drafts != 0))
     return current, tl.where(lacking, usual, current)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.messages import ControlClient, endpoint
 from vllm_ssd.protocol.rundir import table_path
+from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.waiting import WaitPolicy
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ class Connection:
 def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
     """Connect to the draft whose files are in ``run_dir``. Errors: ``SpeculationTable.open``'s."""
     config: Any = vllm_config.speculative_config
+    limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
+    if not vllm_config.use_v2_model_runner:
+        limits = "plans"
     return Connection(
         SpeculationTable.open(table_path(run_dir)),
         ControlClient(endpoint(run_dir)),
-        WaitPolicy(config.on_miss, config.max_wait_ms / 1000),
+        WaitPolicy(config.on_miss, config.max_wait_ms / 1000, limits),
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,
         engine_of(vllm_config),

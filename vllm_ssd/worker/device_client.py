@@ -2,12 +2,13 @@
 
 vLLM schedules ahead: when the CPU hears that a request is gone, the GPU may still have steps of it
 to run. So only copies in the GPU's stream change its slot states. The client enqueues a copy with
-the first step that needs it. Only ``measure_look_ns`` waits for the GPU.
+the first step that needs it. The client waits for the GPU only in ``measure_look_ns``, and to read
+the text of a request that a draft has lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
@@ -20,13 +21,11 @@ from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.kernel_layout import KernelLayout
-from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.pages import memory_of
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
+from vllm_ssd.worker.confidence_kernels import GUESSED
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling
-from vllm_ssd.worker.kinds import GUESSED
 from vllm_ssd.worker.lookup_kernel import SLOT_STATE_FIELDS, look_kernel, look_up_kernel
 from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
@@ -55,50 +54,55 @@ class DeviceClient:
     """Enqueues the lookup of draft tokens. Call ``exchange`` or ``go_without`` once a step; ``add``
     and ``remove`` as requests come and go.
 
-    A request's slot in the table is its slot in vLLM. texts: returns int32 [slots, max_model_len],
-    every request's text in host memory. look_ns: nanoseconds that a look at the table takes.
+    A request's slot in the table is its slot in vLLM. lengths, texts: int32 [slots] and int32
+    [slots, ..], the requests' texts on the device, as vLLM keeps them. look_ns: nanoseconds that a
+    look at the table takes.
     """
 
     def __init__(
         self,
         connection: Connection,
-        device: torch.device,
-        texts: Callable[[], NDArray[np.int32]],
+        lengths: torch.Tensor,
+        texts: torch.Tensor,
         look_ns: int,
-        limits: Limits = "nobody",
     ):
         table, policy = connection.table, connection.policy
         self._table = table
-        self._planner = WaitPlanner(policy, table, limits)
+        self._planner = WaitPlanner(policy, table)
         self._texts = texts
-        self._device = device
+        self._device = texts.device
         self.slots = SlotMap(connection)
         layout = KernelLayout.of(table.shape)
-        self._constants = (connection.max_len, connection.vocab_size, layout)
-        self._look_ns = look_ns
         self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
-        count = table.shape.slots
-        self._memory = memory_of(table, np.int32), memory_of(table, np.int64)
-        self._slot_states = torch.zeros(count, SLOT_STATE_FIELDS, dtype=torch.int64, device=device)
-        self._tallies = torch.zeros(count, layout.tally_lanes, dtype=torch.int64, device=device)
+        count, k, top_m = table.shape.slots, table.shape.k, table.shape.top_m
         # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
-        self._outcomes = OutcomeWriter(table)
         self._draft_states = DraftStates(table)
         self._generations = np.zeros(count, np.uint64)  # by slot, 0 = no request
-        self._names: dict[int, str] = {}
         self.counters = TargetCounters(table)
         self._shown = torch.from_numpy(table.target.view(np.int64))
-        self._counted = self._shown.clone().to(device)
-        k, top_m = table.shape.k, table.shape.top_m
-        self.confidence = Confidence(count, k, device)
-        self._last_drafts = torch.zeros(count, k, dtype=torch.int64, device=device)
-        self._last_probs = torch.zeros(count, k, top_m, dtype=torch.int64, device=device)
-        self._waits = torch.zeros(2, dtype=torch.int64, device=device)
+        self._counted = self._shown.clone().to(self._device)
+        self._counter_off = layout.counter_off
+        self.confidence = chances = Confidence(count, k, self._device)
+        self._slot_states = self._zeros(count, SLOT_STATE_FIELDS)
+        # Arguments of the kernel that are the same in each step.
+        self._kept = (
+            *(memory_of(table, np.int32), memory_of(table, np.int64)),
+            *(lengths, texts, texts.stride(0), self._slot_states),
+            self._zeros(count, layout.tally_lanes),
+            *(self._counted, self._zeros(2)),
+            *(self._zeros(count, k), self._zeros(count, k, top_m)),
+            *(chances.grades, chances.acceptance, chances.supply, chances.typical),
+            *(chances.current, chances.expected),
+        )
+        self._constants = (look_ns, connection.max_len, connection.vocab_size, layout)
         self._turn = 0
         # Tokens that requests with a draft got in steps scheduled without draft tokens: all, and
         # those that the device's counters include.
         self._undrafted = self._known_undrafted = 0
+
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=self._device)
 
     def add(
         self,
@@ -113,10 +117,9 @@ class DeviceClient:
         overdue = 0 if state.overdue is None else int(state.overdue)
         self._staged[slot] = (
             *(state.generation, state.round, state.length, overdue),
-            *(GUESSED, 0, state.key),
+            *(GUESSED.value, 0, state.key),
         )
         self._generations[slot] = state.generation
-        self._names[slot] = request_id
 
     def remove(self, request_id: str) -> None:
         """Free the slot of a request that ended or was preempted."""
@@ -124,8 +127,7 @@ class DeviceClient:
         if state is not None:
             self._staged[state.slot] = _EMPTY
             self._generations[state.slot] = 0
-            del self._names[state.slot]
-            if not self._names:
+            if not self.slots.states:
                 # Lets the draft read the next request's text while the target does.
                 self._table.plan["undrafted"] = 0
 
@@ -134,8 +136,6 @@ class DeviceClient:
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
         slots: torch.Tensor,
-        lengths: torch.Tensor,
-        texts: torch.Tensor,
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None = None,
         has_prompts: bool = False,
@@ -145,35 +145,31 @@ class DeviceClient:
         guess; others repeat their newest token at the end. Sets ``confidence`` for these tokens.
 
         All tensors are on the device. num_sampled: int32 [rows], 0 for no outcome. num_rejected:
-        int32 [rows], draft tokens verified and not accepted. slots: int [rows]. lengths: int32
-        [slots]. texts: int32 [slots, ..], with this step's tokens. draft_probs: int64 [rows, k,
-        top_m], written: the draft tokens' distributions; None if top_m is 0. has_prompts: whether
-        some rows read their prompts. most_drafts: draft tokens per row at most, None = k.
+        int32 [rows], draft tokens verified and not accepted. slots: int [rows]. draft_probs: int64
+        [rows, k, top_m], written: the draft tokens' distributions; None if top_m is 0. has_prompts:
+        whether some rows read their prompts. most_drafts: draft tokens per row at most, None = k.
         """
         self._send_lost_again()
         if self._staged:
             self._update_slot_states()
         self._turn ^= 1
         plan = self._choose_plan(len(drafts), has_prompts)
+        if most_drafts is not None:
+            plan = plan._replace(drafts=min(plan.drafts, most_drafts))
         self._count_undrafted()
-        most = self._table.shape.k if most_drafts is None else most_drafts
-        arguments = self._arguments(
-            num_sampled, num_rejected, slots, lengths, texts, drafts, draft_probs, plan, most
-        )
+        arguments = self._arguments(num_sampled, num_rejected, slots, drafts, draft_probs, plan)
         look_up_kernel[(len(drafts),)](*arguments, num_warps=1)
         self.confidence.calibrate()
         self._shown.copy_(self._counted, non_blocking=True)
         self.counters.log()
 
-    def compile_kernel(self, lengths: torch.Tensor, texts: torch.Tensor) -> None:
-        """Compile what the first ``exchange`` with these tensors would compile, which takes 4 s.
-        A thread of its own compiles while the target is loaded."""
+    def compile_kernel(self) -> None:
+        """Compile what the first ``exchange`` would compile, which takes 4 s. A thread of its own
+        compiles while the target is loaded."""
         k, top_m = self._table.shape.k, self._table.shape.top_m
-        row = torch.zeros(1, dtype=torch.int32, device=self._device)
-        drafts = row.new_zeros(1, k, dtype=torch.int64)
-        probs = row.new_zeros(1, k, top_m, dtype=torch.int64) if top_m else None
-        plan = WaitPlan(0, 0)
-        arguments = self._arguments(row, row, row, lengths, texts, drafts, probs, plan, k)
+        row = self._zeros(1, dtype=torch.int32)
+        probs = self._zeros(1, k, top_m) if top_m else None
+        arguments = self._arguments(row, row, row, self._zeros(1, k), probs, WaitPlan(0, 0))
 
         def compile_() -> None:
             with torch.cuda.device(self._device):
@@ -186,43 +182,19 @@ class DeviceClient:
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
         slots: torch.Tensor,
-        lengths: torch.Tensor,
-        texts: torch.Tensor,
         drafts: torch.Tensor,
         draft_probs: torch.Tensor | None,
         plan: WaitPlan,
-        most_drafts: int,
     ) -> tuple[Any, ...]:
         """Return the arguments of ``look_up_kernel``."""
         return (
-            *self._memory,
-            num_sampled,
-            num_rejected,
-            slots,
-            lengths,
-            texts,
-            texts.stride(0),
-            self._slot_states,
-            self._tallies,
-            self._counted,
-            self._waits,
-            drafts,
-            drafts if draft_probs is None else draft_probs,
-            self._last_drafts,
-            self._last_probs,
-            self.confidence.grades,
-            self.confidence.acceptance,
-            self.confidence.supply,
-            self.confidence.typical,
-            self.confidence.current,
-            self.confidence.expected,
+            *(num_sampled, num_rejected, slots),
+            *(drafts, drafts if draft_probs is None else draft_probs),
+            *self._kept,
             self._look_limit if draft_lives(self._table) else 0,
-            plan.branch,
-            plan.fallback,
-            min(plan.drafts, most_drafts),
+            *plan,
             int(self._planner.waits_for_texts),
             int(len(drafts) < MANY_ROWS),
-            self._look_ns,
             self._turn,
             *self._constants,
         )
@@ -249,7 +221,7 @@ class DeviceClient:
     def _count_undrafted(self) -> None:
         news = self._undrafted - self._known_undrafted
         if news:
-            self._counted[self._constants[-1].counter_off] += news
+            self._counted[self._counter_off] += news
         self._known_undrafted = self._undrafted
 
     def _update_slot_states(self) -> None:
@@ -262,10 +234,9 @@ class DeviceClient:
 
     def _send_lost_again(self) -> None:
         """Send the draft each LOST request again, with the text last published."""
-        for slot in self._draft_states.lost(self._generations).tolist():
-            request_id = self._names[slot]
-            state = self.slots.states[request_id]
-            length = self._outcomes.published_length(slot, state.generation)
-            if length:
-                text = self._texts()[slot, :length].tolist()
-                self.add(request_id, slot, text, state.sampling)
+        lost = {*self._draft_states.lost(self._generations).tolist()} - self._staged.keys()
+        for request_id, state in list(self.slots.states.items()) if lost else ():
+            if state.slot in lost:
+                length = int(self._slot_states[state.slot, 2])  # waits for the GPU
+                text = self._texts[state.slot, :length].tolist()
+                self.add(request_id, state.slot, text, state.sampling)

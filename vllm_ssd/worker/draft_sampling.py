@@ -1,4 +1,4 @@
-"""How the draft samples for a request. The target may sample in another way.
+"""Whether and how the draft samples for a request. The target may sample in another way.
 
 The draft reports each sampled draft token with the distribution q that it was drawn from. vLLM's
 rejection sampler is exact if every such token is verified. With a grammar, vLLM drops the draft
@@ -10,7 +10,7 @@ exact whichever tokens are dropped: its q is one-hot, and nothing is drawn.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -25,11 +25,17 @@ class DraftSampling(NamedTuple):
 
 
 CERTAIN = DraftSampling()
+# The switch among a request's extra arguments: ``vllm_xargs`` over HTTP, ``extra_args`` offline.
+_SWITCH, _OFF = "ssd", {"0", "false", "off", "no", "none"}
 
 
-def draft_sampling(params: SamplingParams | None) -> DraftSampling:
-    """Return the settings that the draft is told. Draft tokens of a request with structured output
-    are certain from its first token on, even if its grammar starts later, after reasoning."""
+def draft_sampling(params: SamplingParams | None) -> DraftSampling | None:
+    """Return the settings that the draft is told; None if the request turned ssd off, as with
+    ``extra_args={"ssd": False}``. Draft tokens of a request with structured output are certain from
+    its first token on, even if its grammar starts later, after reasoning."""
+    extra: dict[str, Any] = (params.extra_args if params is not None else None) or {}
+    if str(extra.get(_SWITCH, True)).lower() in _OFF:
+        return None
     if params is None or _has_grammar(params):
         return CERTAIN
     return DraftSampling(params.temperature, params.seed)

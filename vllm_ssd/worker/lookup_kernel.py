@@ -18,15 +18,16 @@ import triton.language as tl
 from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.protocol.outcome_kernels import confirm, publish
 from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_heads, read_newest
-from vllm_ssd.worker.confidence_kernels import grade, weigh
-from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
-from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
-from vllm_ssd.worker.kinds import (
+from vllm_ssd.worker.confidence_kernels import (
     FROM_BRANCH,
     FROM_FALLBACK,
     GUESSED,
     LEFT_OVER,
+    grade,
+    weigh,
 )
+from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
+from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS]. From ``SlotState``: generation,
 # round, length, overdue (0 = none). Then the kind of the draft tokens being verified, their number
@@ -34,9 +35,6 @@ from vllm_ssd.worker.kinds import (
 # that the draft was not told of. The kernel publishes nothing for it.
 SLOT_STATE_FIELDS = 7
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
-_BRANCH, _FALLBACK, _LEFT, _GUESSED = (
-    tl.constexpr(kind) for kind in (FROM_BRANCH, FROM_FALLBACK, LEFT_OVER, GUESSED)
-)
 
 
 @triton.jit(
@@ -59,11 +57,13 @@ _BRANCH, _FALLBACK, _LEFT, _GUESSED = (
     ],
 )
 def look_up_kernel(
-    words,  # int32 view of the table's pages
-    stamps,  # int64 view of the table's pages
     num_sampled,  # int32 [rows], 0 where a row has no outcome
     num_rejected,  # int32 [rows], drafts verified and not accepted
     slots,  # int [rows]: vLLM's slot of each row, which is also its slot in the table
+    drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
+    draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
+    words,  # int32 view of the table's pages
+    stamps,  # int64 view of the table's pages
     lengths,  # int32 [slots]: tokens of the texts, with this step's
     texts,  # int32 [slots, text_stride]
     text_stride,
@@ -71,8 +71,6 @@ def look_up_kernel(
     tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
-    drafts,  # int64 [rows, k], written: a guess if there are none, else the rest is filled up
-    draft_probs,  # int64 [rows, k, top_m], written: what the drafts were sampled from
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
     last_probs,  # int64 [slots, k, top_m], what they were sampled from
     grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
@@ -84,11 +82,11 @@ def look_up_kernel(
     look_limit,  # looks at the table before a wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
-    most_drafts,  # drafts that a row may have, 0..k; 0: the draft is told nothing
+    most_drafts,  # drafts that a row may have; 0: the draft is told nothing
     waits_for_texts,  # 1: wait in a request's first round and while the draft reads its text, too
     expects_drafts,  # 1: expect a row without draft tokens to have all of them next
-    look_ns,  # nanoseconds that a look takes
     turn,  # 0 and 1 in alternate steps
+    look_ns,  # nanoseconds that a look takes
     MAX_LEN: tl.constexpr,
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
@@ -134,9 +132,9 @@ def look_up_kernel(
         publish(words, stamps, slot_base, outcome, stamp, text, known, length, accepted, bonus, AT)
         last_kind = tl.load(state + 4)
         last_count = tl.load(state + 5)
-        graded = tl.where(last_kind == _GUESSED, AT.k, last_count)
+        graded = tl.where(last_kind == GUESSED, AT.k, last_count)
         verified = tl.minimum(accepted + tl.load(num_rejected + row), graded)
-        drafted = (last_kind != _GUESSED).to(tl.int64)
+        drafted = (last_kind != GUESSED).to(tl.int64)
         is_graded = (round_ > 0) & (accepted >= 0)
         if is_graded:
             grade(grades, counters, last_kind, verified, accepted, drafted, AT)
@@ -191,16 +189,16 @@ def look_up_kernel(
         overdue = tl.where(waiting, stamp, overdue)
 
         depth = tl.minimum(depth, room)
-        kind = tl.where(published & predicted, _BRANCH, _FALLBACK)
+        kind = tl.where(published & predicted, FROM_BRANCH, FROM_FALLBACK)
         further = left > depth
         probs_row = last_probs + slot * AT.k * AT.top_m
         if AT.top_m > 0:
             count = tl.where(further, left, 0)
             move_probs(draft_probs, probs_row + (accepted + 1) * AT.top_m, count, AT)
         tokens = tl.where(further, rest, tokens)
-        kind = tl.where(further, _LEFT, kind)
+        kind = tl.where(further, LEFT_OVER, kind)
         depth = tl.where(further, left, depth)
-        kind = tl.where(depth == 0, _GUESSED, kind)
+        kind = tl.where(depth == 0, GUESSED, kind)
         if depth == 0:
             fill = continuation(text, length, VOCAB, AT)
         store_certain(draft_probs, fill, depth, AT)  # an earlier look may have stored more
@@ -244,7 +242,7 @@ def wanted_depth(published, predicted, branch_depth, fallback_depth):
 @triton.jit
 def left_over(last_drafts, count, accepted, bonus, AT: tl.constexpr):
     """Return the draft tokens of the last round that serve this one, int32 [token_lanes], and their
-    number (see ``SlotState.left_over``). last_drafts: int64 [k], ``count`` of them valid."""
+    number (see ``SlotState.keep_left_over``). last_drafts: int64 [k], ``count`` of them valid."""
     lane = tl.arange(0, AT.token_lanes)
     at = accepted + 1
     left = tl.where((accepted >= 0) & (at < count), count - at, 0)

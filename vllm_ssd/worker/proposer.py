@@ -18,7 +18,6 @@ from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
 from vllm_ssd.worker.draft_sampling import draft_sampling
-from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -49,7 +48,7 @@ class SSDProposer:
             )
         if self._tp_group.is_first_rank:
             connection = connect(Path(config.run_dir), vllm_config)
-            self._client = SpeculationClient(connection, limits="plans")
+            self._client = SpeculationClient(connection)
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""
@@ -72,20 +71,20 @@ class SSDProposer:
         for index, sampled in enumerate(sampled_token_ids):
             if sampled:
                 name = self._runner.input_batch.req_ids[index]
-                params = self._runner.requests[name].sampling_params
-                if not drafts_wanted(params):
-                    continue
-                text = token_ids_cpu[index, : num_tokens_no_spec[index]]
-                rows.append(Row(name, text, len(sampled), draft_sampling(params)))
-                places.append(index)
+                sampling = draft_sampling(self._runner.requests[name].sampling_params)
+                if sampling is not None:
+                    text = token_ids_cpu[index, : num_tokens_no_spec[index]]
+                    rows.append(Row(name, text, len(sampled), sampling))
+                    places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
-        of_rows = [draft_probs[index] for index in places]
-        found = self._client.exchange(
-            rows, len(drafts), self._has_prompts, of_rows, self._most_drafts[len(drafts)]
-        )
-        for index, of_row in zip(places, found):
+        most = self._most_drafts[len(drafts)]
+        found = self._client.exchange(rows, len(drafts), self._has_prompts, most)
+        for index, row, of_row in zip(places, rows, found):
             drafts[index] = of_row
+            if of_row:
+                probs = self._client.slots.states[row.request_id].draft_probs
+                draft_probs[index, : len(of_row)] = probs[: len(of_row)]
         self._draft_probs = (
             draft_probs if self._top_m and any(row.sampling.temperature for row in rows) else None
         )
@@ -102,8 +101,8 @@ class SSDProposer:
             self._client.remove(request_id)
         self._has_prompts = _has_prompts(output)
         for new in output.scheduled_new_reqs:
-            if new.prompt_token_ids is not None and drafts_wanted(new.sampling_params):
-                sampling = draft_sampling(new.sampling_params)
+            sampling = draft_sampling(new.sampling_params)
+            if new.prompt_token_ids is not None and sampling is not None:
                 self._client.add(new.req_id, new.prompt_token_ids, sampling)
 
     def on_proposed(self, runner: GPUModelRunner) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,8 +23,8 @@ class SlotState:
     tokens of its text at the last publication. round: of the next outcome. overdue: stamp of an
     outcome whose wait timed out; the target waits again once the draft has published for it or for
     a later one. last_used: the step in which the request sampled last. sampling: of its draft
-    tokens. drafts, draft_probs: all draft tokens of its last round, and their distributions.
-    handed_over: how many of these tokens vLLM got."""
+    tokens. drafts, draft_probs: all draft tokens of its last round, and int64 [.., top_m], their
+    distributions. handed_over: how many of these tokens vLLM got."""
 
     slot: int
     generation: int
@@ -35,17 +35,17 @@ class SlotState:
     last_used: int = 0
     sampling: DraftSampling = CERTAIN
     drafts: Sequence[int] = ()
-    draft_probs: NDArray[np.int64] | None = None
+    draft_probs: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     handed_over: int = 0
 
-    def left_over(self, accepted: int, bonus: int) -> int:
-        """Return the index in ``drafts`` of the first draft token for the next round; their number
-        if there is none. vLLM may verify fewer than there are and accept all of them. If the bonus
-        token is then the next of ``drafts``, those after it serve the next round. (A rejected token
-        is never the bonus.)"""
+    def keep_left_over(self, accepted: int, bonus: int) -> None:
+        """Keep of ``drafts`` those for the next round. vLLM may verify fewer than there are and
+        accept all of them. If the bonus token is then the next of ``drafts``, those after it serve
+        the next round. (A rejected token is never the bonus.)"""
+        first = len(self.drafts)
         if 0 <= accepted < len(self.drafts) and self.drafts[accepted] == bonus:
-            return accepted + 1
-        return len(self.drafts)
+            first = accepted + 1
+        self.drafts, self.draft_probs = self.drafts[first:], self.draft_probs[first:]
 
 
 class SlotMap:

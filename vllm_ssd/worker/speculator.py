@@ -18,16 +18,12 @@ from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import DraftLogits
 from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
 from vllm_ssd.worker.draft_sampling import draft_sampling
-from vllm_ssd.worker.switch import drafts_wanted
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
-
-    from vllm_ssd.worker.draft_limit import Limits
 
 # Prefixes of requests that vLLM makes up to warm its kernels; the draft need not hear of them.
 WARM_UP = ("_warmup_", "_v2_mixed_warmup")
@@ -53,11 +49,8 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_probs = torch.zeros(
                 rows, config.k, config.top_m, dtype=torch.int64, device=device
             )
-        # Request id -> settings of a request that is added next; ``on_added`` does not get them.
-        self._new: dict[str, SamplingParams] = {}
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self.has_proposed = True  # in the last step
-        self._states = req_states
         self._client: DeviceClient | None = None
         if self._tp_group.is_first_rank:
             self._client = connected_client(vllm_config, device, req_states)
@@ -75,12 +68,6 @@ class SSDSpeculator(BaseSpeculator):
 
     def capture(self) -> None:
         """Do nothing: this process has no draft model to capture."""
-
-    def before_add(self, output: SchedulerOutput) -> None:
-        """Keep the settings of the requests that will be added next."""
-        for new in output.scheduled_new_reqs:
-            if new.sampling_params is not None:
-                self._new[new.req_id] = new.sampling_params
 
     @torch.inference_mode()
     def propose(
@@ -125,8 +112,6 @@ class SSDSpeculator(BaseSpeculator):
                 num_sampled,
                 num_rejected,
                 input_batch.idx_mapping,
-                self._states.total_len.gpu,
-                self._states.all_token_ids.gpu,
                 drafts,
                 draft_probs,
                 input_batch.has_prefill,
@@ -142,13 +127,15 @@ class SSDSpeculator(BaseSpeculator):
             self._draft_logits.update(input_batch.idx_mapping, draft_probs, temperature)
         return drafts
 
-    def on_added(self, request_id: str, slot: int, tokens: Sequence[int]) -> None:
+    def on_added(
+        self, request_id: str, slot: int, tokens: Sequence[int], params: SamplingParams | None
+    ) -> None:
         """Take in that vLLM has given a request this slot. tokens: the request's text so far."""
-        params = self._new.pop(request_id, None)
         self._sampled[slot] = params is not None and params.temperature > 0
-        told = drafts_wanted(params) and not request_id.startswith(WARM_UP)
-        if self._client is not None and told:
-            self._client.add(request_id, slot, tokens, draft_sampling(params))
+        sampling = draft_sampling(params)
+        if self._client is None or sampling is None or request_id.startswith(WARM_UP):
+            return
+        self._client.add(request_id, slot, tokens, sampling)
 
     def on_removed(self, request_id: str) -> None:
         """Take in that a request leaves its slot."""
@@ -170,9 +157,9 @@ def connected_client(
             f"SSD: the GPU cannot reach the speculation table ({error}): {REMEDY}"
         ) from error
     look_ns = measure_look_ns(connection.table, device)
-    limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
-    client = DeviceClient(connection, device, lambda: _host_texts(states), look_ns, limits)
-    client.compile_kernel(states.total_len.gpu, states.all_token_ids.gpu)
+    lengths, texts = states.total_len.gpu, states.all_token_ids.gpu
+    client = DeviceClient(connection, lengths, texts, look_ns)
+    client.compile_kernel()
     return client
 
 
@@ -181,10 +168,3 @@ def _got_token(batch: InputBatch) -> NDArray[np.bool_]:
     seen = batch.num_computed_tokens_np + batch.num_scheduled_tokens
     got_token: NDArray[np.bool_] = seen >= batch.prefill_len_np
     return got_token
-
-
-def _host_texts(states: RequestState) -> NDArray[np.int32]:
-    """Return all texts, int32 [max_num_reqs, max_model_len]: vLLM's host buffer, or a GPU copy."""
-    tokens = states.all_token_ids
-    buffer = getattr(tokens, "_uva_buf", None)
-    return buffer.np if buffer is not None else tokens.gpu.cpu().numpy()

@@ -29,10 +29,12 @@ _NEWEST = 0.1  # weight of the newest step in the average
 @dataclass(frozen=True)
 class WaitPolicy:
     """The options for waiting. on_miss: ``wait`` for all k draft tokens of every row, ``skip``
-    waiting, or ``auto``: wait for what pays. max_wait_s: the longest wait of a step, in seconds."""
+    waiting, or ``auto``: wait for what pays. max_wait_s: the longest wait of a step, in seconds.
+    limits: what limits a row's draft tokens."""
 
     on_miss: Literal["auto", "wait", "skip"]
     max_wait_s: float
+    limits: Limits = "nobody"
 
 
 class WaitPlan(NamedTuple):
@@ -46,9 +48,9 @@ class WaitPlan(NamedTuple):
 
 
 class WaitPlanner:
-    """Call ``plan`` once a step. limits: who limits a row's draft tokens."""
+    """Call ``plan`` once a step."""
 
-    def __init__(self, policy: WaitPolicy, table: SpeculationTable, limits: Limits = "nobody"):
+    def __init__(self, policy: WaitPolicy, table: SpeculationTable):
         self._k = k = table.shape.k
         # Whether requests wait until the draft has read their text, and whether their first tokens
         # wait: only with ``wait``, which treats all rounds alike.
@@ -57,7 +59,7 @@ class WaitPlanner:
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
         self._draft = table.draft[0]
-        self._limits = DraftLimits(k, limits)
+        self._limits = DraftLimits(k, policy.limits)
         self._now, self._tokens = 0.0, 0
         self._mean_s = self._mean_tokens = 0.0  # of a step, of all requests
 

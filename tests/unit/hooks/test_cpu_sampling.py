@@ -1,13 +1,16 @@
 """The part of vLLM's rejection sampler that is ours on CPUs."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.v1.sample import rejection_sampler
 
-from vllm_ssd.hooks.cpu_sampling import expand_batch_to_tokens
+from vllm_ssd.hooks.cpu_sampling import with_every_request_expanded
 from vllm_ssd.hooks.patches import Where, apply
+
+expand_batch_to_tokens = partial(with_every_request_expanded, None)
 
 
 @pytest.fixture(autouse=True)

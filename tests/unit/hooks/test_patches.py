@@ -22,11 +22,11 @@ from vllm.v1.worker.worker_base import WorkerBase
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from tests.unit.test_structure import MODULES
-from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply
+from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch, wrapper_of
 from vllm_ssd.hooks.runner_v2 import with_speculator
 from vllm_ssd.plugin import register
 
-SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
+WORKER = "vllm.v1.worker.worker_base"
 
 
 @pytest.fixture(scope="module")
@@ -66,29 +66,35 @@ def test_every_kind_of_process_has_patches():
 def test_vllm_has_the_function(patch):
     original = inspect.unwrap(function_of(patch))
     assert original.__name__ == patch.name.split(".")[-1]
-    if patch.parameters is not None:
-        assert tuple(inspect.signature(original).parameters) == tuple(patch.parameters.split())
+
+
+@pytest.mark.parametrize("where", Where)
+def test_the_functions_take_what_their_wrappers_name(where):
+    assert find_mismatch(where) is None
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.function)
 def test_the_wrapper_is_there(patch):
-    module, name = patch.wrapper.split(".")
-    wrapper = getattr(importlib.import_module(f"vllm_ssd.hooks.{module}"), name)
+    module, *_, name = patch.wrapper.split(".")
+    wrapper = wrapper_of(patch)
     assert wrapper.__module__ == f"vllm_ssd.hooks.{module}"
-    assert next(iter(inspect.signature(wrapper).parameters)) in ("original", "_")
+    first = next(iter(inspect.signature(wrapper).parameters))
+    assert first in (("self",) if patch.overrides else ("original", "_"))
+    assert patch.function.endswith(f".{name}") or not patch.overrides
 
 
 def apply_twice() -> None:
-    originals = [function_of(patch) for patch in PATCHES]
+    replaced = [patch for patch in PATCHES if not patch.overrides]
+    originals = [function_of(patch) for patch in replaced]
     for where in Where:
         apply(where)
-    once = [function_of(patch) for patch in PATCHES]
-    for patch, function, original in zip(PATCHES, once, originals):
+    once = [function_of(patch) for patch in replaced]
+    for patch, function, original in zip(replaced, once, originals):
         assert function is not original and function.__wrapped__ is original, patch.function
     for where in Where:
         apply(where)
     register()
-    for patch, function in zip(PATCHES, once):
+    for patch, function in zip(replaced, once):
         assert function_of(patch) is function, patch.function
 
 
@@ -132,20 +138,20 @@ def other_methods_work(target: str) -> list[Any]:
     return [ngram, none]
 
 
-def register_without_the_v2_runner(target: str, draft: str) -> None:
-    Broken([SPEC_DECODE], RuntimeError("no driver"))
+def register_without_workers(target: str, draft: str) -> None:
+    Broken([WORKER], RuntimeError("no driver"))
     originals = EngineArgs.create_engine_config, Executor.__init__
     register()
     other_methods_work(target)
     with pytest.raises(RuntimeError) as raised:
         engine_config(target, {"method": "ssd", "model": draft})
     said = one_sentence(raised)
-    assert f"whose {SPEC_DECODE}.init_speculator is missing: install a released vLLM" in said
+    assert f"whose {WORKER}.WorkerBase.__init__ is missing: install a released vLLM" in said
     assert originals == (EngineArgs.create_engine_config, Executor.__init__)
 
 
-def test_a_vllm_without_the_v2_runner(in_a_new_process, target, draft):
-    in_a_new_process(register_without_the_v2_runner, target, draft)
+def test_a_vllm_without_workers(in_a_new_process, target, draft):
+    in_a_new_process(register_without_workers, target, draft)
 
 
 class Target(Executor):

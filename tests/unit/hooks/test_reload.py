@@ -13,13 +13,13 @@ from vllm.distributed import parallel_state
 from tests.support.gpu_hosts import parallel
 from tests.support.sentences import one_sentence
 from vllm_ssd.hooks.received_weights import ReceivedWeights, keep_only
-from vllm_ssd.hooks.reload import reload_draft, start_draft_weight_update
+from vllm_ssd.hooks.worker import OwnWorker
 from vllm_ssd.protocol import SpeculationTable, TableShape, draft_names, messages, rundir
 from vllm_ssd.protocol.messages import Reload
 
 
 def start_draft(worker, _):
-    start_draft_weight_update(worker)
+    OwnWorker.start_draft_weight_update(worker)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def table(tmp_path, monkeypatch):
 def refusal(tmp_path, table, monkeypatch):
     """The sentence for a checkpoint in this folder."""
 
-    def refusal(folder, draft_server=None, call=reload_draft):
+    def refusal(folder, draft_server=None, call=OwnWorker.reload_draft):
         config = SimpleNamespace(
             start_timeout_s=600.0, draft_server=draft_server, own_draft="own:1", share_draft=True
         )
@@ -72,7 +72,7 @@ def test_a_draft_of_a_group_is_told_once(tmp_path, table, monkeypatch, engine):
     vllm_config = SimpleNamespace(
         speculative_config=config, parallel_config=parallel(1, engine=engine)
     )
-    reload_draft(SimpleNamespace(vllm_config=vllm_config), str(tmp_path))
+    OwnWorker.reload_draft(SimpleNamespace(vllm_config=vllm_config), str(tmp_path))
     told = [(tmp_path / "dp:1", Reload(str(tmp_path)), 600.0)]
     assert asked == (told if engine == 0 else [])
 

@@ -17,7 +17,7 @@ TOKENS = 10
 def made(engine_args, models, tmp_path, monkeypatch):
     """(a function that makes a scheduler of a request "a", the worker's counters)"""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    apply_named("scheduler.with_own_verifications")
+    apply_named("scheduler.with_own_class")
     table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
 
     def make(level):

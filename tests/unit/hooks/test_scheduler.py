@@ -5,65 +5,72 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.patches import wrapped
-from vllm_ssd.hooks.scheduler import with_plan_followed, with_verified_drafts
+from vllm_ssd.hooks.scheduler import with_own_class
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 K = 3
 
 
+class Bare(Scheduler):
+    """A scheduler as far as it is used."""
+
+    @partial(wrapped, wrapper=with_own_class)
+    def __init__(self, config):
+        self.vllm_config = config
+
+    def make_stats(self, stats, other=None):
+        return stats
+
+    def _update_after_schedule(self, output):
+        """Drafts of a row that the next step will have."""
+        self.scheduled = output.num_spec_tokens_to_schedule
+
+
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """(a scheduler as far as it is used, the worker's counters)"""
+def config(tmp_path, monkeypatch):
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
+    of_ssd = SSDConfig(k=K, run_dir=str(tmp_path))
+    return SimpleNamespace(speculative_config=of_ssd, use_v2_model_runner=True)
+
+
+@pytest.fixture
+def counters(tmp_path):
+    """The worker's."""
     table = SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
-    config = SSDConfig(k=K, run_dir=str(tmp_path))
-    scheduler = SimpleNamespace(
-        vllm_config=SimpleNamespace(speculative_config=config, use_v2_model_runner=True)
-    )
-    return scheduler, TargetCounters(table)
+    return TargetCounters(table)
 
 
-@partial(wrapped, wrapper=with_verified_drafts)
-def make_stats(scheduler, stats, other=None):
-    return stats
-
-
-def test_what_was_verified_is_counted_once(made):
-    scheduler, counters = made
-    assert make_stats(scheduler, "k tokens of each row") is None
+def test_what_was_verified_is_counted_once(counters, config):
+    scheduler = Bare(config)
+    assert scheduler.make_stats("k tokens of each row") is None
     counters.verified(accepted=1, drafts=3)
     counters.verified(accepted=2, drafts=2)
     counters.verified(accepted=2, drafts=0)  # guesses
-    stats = make_stats(scheduler, "k tokens of each row", other=1)
+    stats = scheduler.make_stats("k tokens of each row", other=1)
     assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (2, 5, 3)
     assert stats.num_accepted_tokens_per_pos == [2, 1, 0]
-    assert make_stats(scheduler, "k tokens of each row") is None
+    assert scheduler.make_stats("k tokens of each row") is None
 
 
-@partial(wrapped, wrapper=with_plan_followed)
-def scheduled(scheduler, output):
-    """Drafts of a row that the next step will have."""
-    return output.num_spec_tokens_to_schedule
+def test_an_engine_without_a_table_goes_on(config):
+    scheduler = Bare(config)
+    assert scheduler.make_stats("its own") == "its own"
+    scheduler._update_after_schedule(SimpleNamespace(num_spec_tokens_to_schedule=K))
+    assert scheduler.scheduled == K
 
 
-def test_an_engine_without_a_table_goes_on(made, monkeypatch):
-    scheduler, _ = made
-    monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir / "none")
-    assert [make_stats(scheduler, "its own") for _ in range(2)] == ["its own"] * 2
-    assert scheduled(scheduler, SimpleNamespace(num_spec_tokens_to_schedule=K)) == K
-
-
-def test_model_runner_v1_counts_by_itself(made):
-    scheduler, counters = made
-    scheduler.vllm_config.use_v2_model_runner = False
+def test_model_runner_v1_counts_by_itself(counters, config):
+    config.use_v2_model_runner = False
+    scheduler = Bare(config)
     counters.verified(accepted=1, drafts=3)
-    assert make_stats(scheduler, "its own") == "its own"
+    assert scheduler.make_stats("its own") == "its own"
 
 
-def test_other_methods_are_left_alone():
-    config = SimpleNamespace(speculative_config=None, use_v2_model_runner=True)
-    assert make_stats(SimpleNamespace(vllm_config=config), "its own") == "its own"
+def test_other_methods_are_left_alone(counters, config):
+    config.speculative_config = None
+    assert Bare(config).make_stats("its own") == "its own"

@@ -13,11 +13,11 @@ TOKENS = 40
 def engine(engine_args, models, tmp_path, monkeypatch):
     """(scheduler of two requests, the worker's table)"""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    apply_named("scheduler.with_plan_followed")
+    apply_named("scheduler.with_own_class")
     options = {"method": "ssd", "k": K, "model": models.draft}
     args = engine_args(options, enable_prefix_caching=False)
-    scheduler = v2_scheduler(args, monkeypatch, {"a": TOKENS, "b": TOKENS})
-    return scheduler, SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
+    table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
+    return v2_scheduler(args, monkeypatch, {"a": TOKENS, "b": TOKENS}), table
 
 
 def test_drafts_come_and_go_with_the_plan(engine):

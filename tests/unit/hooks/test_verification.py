@@ -1,6 +1,5 @@
 """What verify steps cost, and what of vLLM's adaptive verification is prepared at start-up."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,19 +9,20 @@ from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
+from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks import verification
-from vllm_ssd.hooks.patches import wrapped
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
+from vllm_ssd.hooks.verification import OwnManager, with_own_manager
 from vllm_ssd.worker.step_costs import KV_STEPS, kv_batch, kv_token_ms, sizes_to_measure
 
 ROWS, K = 64, 5
 KV_MS, STEP_MS, TOKEN_MS = 0.001, 20.0, 0.25
 
 
-class Manager(AdaptiveVerificationManager):
-    """vLLM's, without its streams and events, which need a GPU."""
+class Manager(OwnManager):
+    """Ours, without vLLM's streams and events, which need a GPU."""
 
-    def __init__(self, ours=True):
+    def __init__(self):
         device = torch.device("cpu")
         self.req_states = SimpleNamespace(
             max_num_reqs=ROWS,
@@ -34,8 +34,6 @@ class Manager(AdaptiveVerificationManager):
             num_computed_tokens_np=np.zeros(ROWS, np.int32),
             prefill_len=SimpleNamespace(np=np.zeros(ROWS, np.int32)),
         )
-        if ours:
-            setattr(self.req_states, SPECULATOR, object())
         self.num_speculative_steps, self.num_bonus_tokens = K, 1
         self._max_total_logits = 10_000
         self._batch_draft_capacity = torch.empty(ROWS, dtype=torch.int32)
@@ -66,15 +64,8 @@ def measured(manager):
 @pytest.fixture
 def manager(monkeypatch):
     """One that has taken in what was measured."""
-    wrappers = {
-        "batches_to_profile": verification.with_kv_measured_apart,
-        "set_initial_cost_curves": verification.with_costs_taken_in,
-        "get_num_tokens": verification.with_kv_counted,
-    }
-    for name, wrapper in wrappers.items():
-        monkeypatch.setattr(Manager, name, wrapped(getattr(Manager, name), wrapper))
     alone = SimpleNamespace(broadcast_object=lambda value, src: value)
-    monkeypatch.setattr("vllm.distributed.parallel_state.get_tp_group", lambda: alone)
+    monkeypatch.setattr(verification, "get_tp_group", lambda: alone)
     monkeypatch.setattr(verification, "compile_trimming", lambda manager: None)
     manager = Manager()
     manager.set_initial_cost_curves(measured(manager))
@@ -111,12 +102,23 @@ def test_a_steps_kv_is_part_of_its_cost(manager):
     assert 0 < few < many <= 16 * K
 
 
-def test_other_speculation_is_measured_as_vllm_does(manager):
-    other = Manager(ours=False)
-    samples = measured(other)
-    assert len(samples) > len(measured(Manager()))
-    other.set_initial_cost_curves(samples)
-    assert other.cost_tables[1][8] > STEP_MS + 8 * TOKEN_MS + 1
+def test_only_engines_with_ssd_have_it():
+    def refuse(**kwargs):
+        raise ValueError("not with this attention")
+
+    config = SimpleNamespace(speculative_config=SSDConfig(k=2))
+    make = AdaptiveVerificationManager.__new__
+    made = with_own_manager(lambda **kwargs: make(AdaptiveVerificationManager), vllm_config=config)
+    assert isinstance(made, OwnManager)
+    assert with_own_manager(refuse, vllm_config=config) is None
+    config.speculative_config = SSDConfig(k=2, enable_adaptive_verification=True)
+    with pytest.raises(ValueError, match="not with this"):
+        with_own_manager(refuse, vllm_config=config)
+    config.speculative_config = None
+    made = with_own_manager(lambda **kwargs: make(AdaptiveVerificationManager), vllm_config=config)
+    assert type(made) is AdaptiveVerificationManager
+    with pytest.raises(ValueError, match="not with this"):
+        with_own_manager(refuse, vllm_config=config)
 
 
 @pytest.mark.parametrize(
@@ -149,29 +151,26 @@ def test_trimming_is_compiled_once(monkeypatch):
                 assert capacities.sum() == drafts
 
 
-def test_confidences_are_recorded_where_there_are_drafts():
+def test_confidences_are_recorded_where_there_are_drafts(monkeypatch):
     """Both kinds: of the step itself, and of a later one's number of drafts."""
     recorded = []
-
-    @partial(wrapped, wrapper=verification.with_two_confidences)
-    def record(manager, confidence_probs, input_batch):
-        recorded.append(confidence_probs)
-
+    monkeypatch.setattr(
+        AdaptiveVerificationManager,
+        "record_confidences",
+        lambda manager, confidence_probs, batch: recorded.append(confidence_probs),
+    )
     ours = SimpleNamespace(
         has_proposed=True,
         expected_confidence_probs="expected",
         draft_token_confidence_probs=torch.tensor([[0.5], [0.25], [0.0]]),
     )
-    manager = SimpleNamespace(
-        req_states=SimpleNamespace(**{SPECULATOR: ours}), _confidence_probs=torch.zeros(4, 1)
-    )
+    manager = Manager()
+    setattr(manager.req_states, SPECULATOR, ours)
+    manager._confidence_probs = torch.zeros(4, 1)
     batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
-    record(manager, "current", batch)
+    manager.record_confidences("current", batch)
     assert recorded == ["expected"]
     assert manager._confidence_probs.view(-1).tolist() == [0.0, 0.25, 0.0, 0.5]
     ours.has_proposed = False
-    record(manager, "current", batch)
+    manager.record_confidences("current", batch)
     assert recorded == ["expected"], "nothing to record, and nothing is waited for"
-    setattr(manager.req_states, SPECULATOR, None)
-    record(manager, "another method's", batch)
-    assert recorded == ["expected", "another method's"]

@@ -79,7 +79,7 @@ if interpreter.HERE:
                 certain = torch.rand(3, 2)
                 publisher.extend(BranchTokens(rows, stamps, tokens, certain, at, probs))
                 one = tokens[:, :1], certain[:, :1], at, probs[:, :1]
-                publisher.fallback(BranchTokens(rows, stamps, *one))
+                publisher.extend(BranchTokens(rows, stamps, *one, fallback=True))
 
         def predict(generation):
             stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])

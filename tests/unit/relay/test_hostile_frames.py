@@ -52,7 +52,7 @@ def test_an_end_writes_what_fits_or_nothing(side, frames):
                 assert bytes(table.pages) == before
             others = np.arange(3) != frame.slot
             assert (table.slots[others] == slots[others]).all()
-            begin = table.slots_offset(table.shape)
+            begin = table.shape.parts["slots"].offset
             assert bytes(table.pages)[:begin] == before[:begin]
         records = table.slots["prediction"]
         assert (records["count"] <= BRANCHES).all()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vllm import SamplingParams
 
 from tests.support.control_socket import Sent
 from vllm_ssd.draft.request import DraftRequest
@@ -13,7 +14,7 @@ from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
-from vllm_ssd.worker.switch import drafts_wanted
+from vllm_ssd.worker.draft_sampling import draft_sampling
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 100, 1000
@@ -120,12 +121,11 @@ def test_the_draft_knows_that_the_target_has_more(outcome, has_rest):
     assert (request.left_over is not None) is has_rest
 
 
-@pytest.mark.parametrize("value", [False, 0, "0", "false", "Off"])
+@pytest.mark.parametrize("value", [False, None, 0, "0", "false", "Off"])
 def test_a_request_can_turn_it_off(value):
-    assert not drafts_wanted(SimpleNamespace(extra_args={"ssd": value}))
+    assert draft_sampling(SamplingParams(extra_args={"ssd": value})) is None
 
 
 @pytest.mark.parametrize("extra", [None, {}, {"other": 0}, {"ssd": True}, {"ssd": 1}])
 def test_or_leave_it_on(extra):
-    assert drafts_wanted(SimpleNamespace(extra_args=extra))
-    assert drafts_wanted(None)
+    assert draft_sampling(SamplingParams(extra_args=extra)) is not None

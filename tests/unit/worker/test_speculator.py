@@ -52,9 +52,21 @@ class States:
         self.total_len = SimpleNamespace(gpu=torch.zeros(SLOTS, dtype=torch.int32))
         self.all_token_ids = SimpleNamespace(gpu=torch.zeros(SLOTS, 50, dtype=torch.int32))
 
-    @partial(wrapped, wrapper=runner_v2.with_added_request)
-    def add_request(self, req_id, all_token_ids):
-        self.req_id_to_index[req_id] = SLOTS - 1 - len(self.req_id_to_index)
+    def add(self, **texts):
+        """As the runner adds requests: texts and settings, by their names."""
+        new = [
+            SimpleNamespace(req_id=name, prefill_token_ids=text, sampling_params=params)
+            for name, (text, params) in texts.items()
+        ]
+        runner = SimpleNamespace(req_states=self)
+        self._add_requests(runner, SimpleNamespace(scheduled_new_reqs=new))
+
+    @staticmethod
+    @partial(wrapped, wrapper=runner_v2.with_added_requests)
+    def _add_requests(runner, output):
+        of_runner = runner.req_states.req_id_to_index
+        for new in output.scheduled_new_reqs:
+            of_runner[new.req_id] = SLOTS - 1 - len(of_runner)
 
     @partial(wrapped, wrapper=runner_v2.with_removed_request)
     def remove_request(self, req_id):
@@ -72,10 +84,10 @@ def ranks(tmp_path, monkeypatch):
     table = SpeculationTable.create(tmp_path / "t", shape)
     sent, wire = [], []
     control = SimpleNamespace(send=lambda message: sent.append(message) or True)
-    connection = Connection(table, control, WaitPolicy("skip", 1.0), VOCAB, 40)
+    connection = Connection(table, control, WaitPolicy("skip", 1.0, "vLLM"), VOCAB, 40)
     states = [States(), States()]
-    texts = states[0].all_token_ids.gpu.numpy()
-    client = DeviceClient(connection, CPU, lambda: texts, look_ns=1000, limits="vLLM")
+    lengths, texts = states[0].total_len.gpu, states[0].all_token_ids.gpu
+    client = DeviceClient(connection, lengths, texts, look_ns=1000)
     monkeypatch.setattr(speculator, "connected_client", lambda *_: client)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(k=K, top_m=TOP_M, enable_adaptive_verification=True),
@@ -127,14 +139,9 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
     request samples nobody asks for them."""
     both, states, predictions, sent = ranks
     temperatures = torch.tensor([1.0, 1.0, 0.5, 2.0])  # by slot
-    new = [
-        SimpleNamespace(req_id="a", sampling_params=SamplingParams(temperature=2.0)),
-        SimpleNamespace(req_id="b", sampling_params=SamplingParams(temperature=0.5)),
-    ]
-    for rank, of_rank in zip(both, states):
-        rank.before_add(SimpleNamespace(scheduled_new_reqs=new))
-        for name, text in (("a", [1, 2]), ("b", [3]), ("greedy", [4])):
-            of_rank.add_request(name, all_token_ids=text)
+    hot, warm = SamplingParams(temperature=2.0), SamplingParams(temperature=0.5)
+    for of_rank in states:
+        of_rank.add(a=([1, 2], hot), b=([3], warm), greedy=([4], None))
     added = {message.slot: message for message in sent if isinstance(message, Add)}
     assert [message.temperature for message in added.values()] == [2.0, 0.5, 0.0]
     first = next(iter(added.values()))
@@ -169,10 +176,8 @@ def test_drafts_are_certain_where_a_grammar_may_drop_them(ranks):
     for name in ("before", "JSON"):
         grammar = StructuredOutputsParams(json_object=True) if name == "JSON" else None
         params = SamplingParams(temperature=0.5, structured_outputs=grammar)
-        new = [SimpleNamespace(req_id=name, sampling_params=params)]
-        for rank, of_rank in zip(both, states):
-            rank.before_add(SimpleNamespace(scheduled_new_reqs=new))
-            of_rank.add_request(name, all_token_ids=[1])
+        for of_rank in states:
+            of_rank.add(**{name: ([1], params)})
         added = sent[-1]
         assert added.temperature == (0.0 if grammar else 0.5)
         drafted = torch.tensor([[4, 9]] * K), torch.tensor([[0.0, 1.0]] * K)
@@ -197,9 +202,8 @@ def test_a_step_before_one_without_drafts_looks_nothing_up(ranks):
     """On every rank; but where drafts have been verified, what was accepted is counted, and with
     it the steps before."""
     both, states, _, _ = ranks
-    for rank, of_rank in zip(both, states):
-        rank.before_add(SimpleNamespace(scheduled_new_reqs=[]))
-        of_rank.add_request("a", all_token_ids=[1, 2])
+    for of_rank in states:
+        of_rank.add(a=([1, 2], None))
     table, temperatures = both[0]._client._table, torch.zeros(SLOTS)
     states[0].write(3, [1, 2, 6])
     for verified, rounds, off in ((0, 0, 0), (2, 0, 2)):

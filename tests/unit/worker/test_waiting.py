@@ -15,7 +15,7 @@ class Target:
 
     def __init__(self, path, monkeypatch, on_miss, limits="nobody"):
         self.table = SpeculationTable.create(path, TableShape(slots=8, k=K, branches=2))
-        self.planner = WaitPlanner(WaitPolicy(on_miss, 1.0), self.table, limits)
+        self.planner = WaitPlanner(WaitPolicy(on_miss, 1.0, limits), self.table)
         self.now = 1000.0
         monkeypatch.setattr("vllm_ssd.worker.waiting.time.monotonic", lambda: self.now)
 

@@ -16,7 +16,7 @@ from vllm_ssd.lifecycle.cores import available_cores, split_cores
 from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.own_table import make_table
 from vllm_ssd.lifecycle.placement import gpu_environment, place_draft, target_gpus
-from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
+from vllm_ssd.protocol import TableShape, rundir
 from vllm_ssd.tools.check.device_trial import LIMIT_S, try_gpu
 from vllm_ssd.tools.check.devices import Trial, examine_device
 from vllm_ssd.tools.check.engine import Subject, usual_subject
@@ -58,7 +58,7 @@ def examine_shared_memory(run_dir: Path, shape: TableShape) -> Finding:
     except RuntimeError as error:
         return refusal("shared memory", error)
     folder = rundir.table_path(run_dir).parent
-    free, size = shutil.disk_usage(folder).free, SpeculationTable.size_of(shape) / 2**20
+    free, size = shutil.disk_usage(folder).free, shape.size / 2**20
     fact = f"{gib(free)} are free in {folder}; the speculation table takes {size:.1f} MiB"
     return Finding("ok", "shared memory", fact)
 
@@ -70,7 +70,7 @@ def examine_locked_memory(shape: TableShape) -> Finding:
     if limit == resource.RLIM_INFINITY:
         return Finding("ok", "locked memory", "no limit")
     fact = f"the limit is {limit / 2**20:.1f} MiB"
-    size = SpeculationTable.size_of(shape)
+    size = shape.size
     if limit >= size:
         return Finding("ok", "locked memory", fact)
     return Finding(

@@ -1,0 +1,139 @@
+"""Workers of an engine with ssd. Through them, a trainer changes the draft's weights.
+
+A trainer reaches the workers with ``collective_rpc``, by the name of a method. ``reload_draft``
+names a checkpoint. vLLM's own ``start_draft_weight_update``, ``update_weights`` and
+``finish_weight_update`` send tensors.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.worker.worker_base import WorkerBase
+
+from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original, Where, apply, put_before
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from vllm_ssd.hooks.received_weights import ReceivedWeights
+
+
+def with_ssd(original: Original, self: WorkerBase, *args: Any, **kwargs: Any) -> None:
+    """Patch the model runner of a worker before it is made, and make the worker an ``OwnWorker``.
+    ``RuntimeError`` if vLLM is not supported."""
+    original(self, *args, **kwargs)
+    if not uses_ssd(self.vllm_config):
+        return
+    from vllm.platforms import current_platform
+
+    is_v2 = self.vllm_config.use_v2_model_runner
+    apply(Where.WORKER_V2 if is_v2 else Where.WORKER_V1)
+    if current_platform.is_cpu():
+        apply(Where.WORKER_ON_CPU)
+    put_before(OwnWorker, self)
+
+
+class OwnWorker(WorkerBase):
+    """What a worker does besides."""
+
+    _ssd_received: ReceivedWeights | None = None  # of an update that has begun
+
+    def reload_draft(self, path: str) -> None:
+        """Make the draft use the weights of a checkpoint of its own model; return when it has read
+        them. ``ValueError`` with a sentence if that fails. After a later sleep, the draft reads
+        them again."""
+        checkpoint = Path(path).absolute()
+        if not (checkpoint / "config.json").is_file():
+            raise ValueError(
+                f"there is no config.json in {checkpoint}: name the folder of a checkpoint of the "
+                "draft"
+            )
+        run_dir = _run_dir_of_draft(self.vllm_config)
+        if _speaks_for_all(self.vllm_config):
+            _reload(self.vllm_config, run_dir, checkpoint)
+
+    def start_draft_weight_update(self) -> None:
+        """Make vLLM's weight transfer bring weights for the draft until ``finish_weight_update``.
+        ``ValueError`` with a sentence if the draft cannot take any; also raises vLLM's own
+        errors."""
+        from vllm_ssd.hooks.received_weights import ReceivedWeights
+
+        _run_dir_of_draft(self.vllm_config)  # raises before a trainer sends anything
+        self._ssd_received = ReceivedWeights(keep=_speaks_for_all(self.vllm_config))
+        worker: Any = super()
+        worker.start_draft_weight_update()
+
+    def _set_draft_weight_update_target(self) -> None:
+        """Called by vLLM, which would look for the worker's draft model. The worker has none."""
+        speculation: Any = self.vllm_config.speculative_config
+        engine: Any = self.weight_transfer_engine
+        engine.set_weight_update_target(self._ssd_received, speculation.draft_model_config)
+
+    def finish_weight_update(self) -> None:
+        """End a weight update of the target like vLLM, or one of the draft, which then has the
+        weights. ``ValueError`` with a sentence if the draft does not take them; also raises vLLM's
+        own errors."""
+        from vllm_ssd.hooks.received_weights import keep_only
+
+        received, self._ssd_received = self._ssd_received, None
+        engine: Any = self.weight_transfer_engine
+        of_draft = engine is not None and engine.model is received
+        worker: Any = super()
+        worker.finish_weight_update()
+        if received is None or not of_draft or not _speaks_for_all(self.vllm_config):
+            return
+        run_dir = _run_dir_of_draft(self.vllm_config)
+        speculation: Any = self.vllm_config.speculative_config
+        folder = received.save(run_dir, speculation.draft_model_config.hf_config)
+        try:
+            _reload(self.vllm_config, run_dir, folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        keep_only(folder)
+
+
+def _run_dir_of_draft(vllm_config: VllmConfig) -> Path:
+    """Return the draft's run directory; ``ValueError`` with a sentence if it takes no weights."""
+    import psutil
+
+    from vllm_ssd.lifecycle.own_table import draft_name
+    from vllm_ssd.protocol import SpeculationTable, rundir
+    from vllm_ssd.protocol.draft_names import find
+    from vllm_ssd.protocol.messages import NOT_ITS_OWN
+
+    config: Any = vllm_config.speculative_config
+    if config.draft_server is not None:
+        raise ValueError(NOT_ITS_OWN)
+    run_dir, _ = find(draft_name(vllm_config))
+    table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
+    if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
+        raise ValueError("the draft is lost: try again when the log says that it is back")
+    return run_dir
+
+
+def _speaks_for_all(vllm_config: VllmConfig) -> bool:
+    """Whether this worker is the one that tells the draft. A trainer calls all ranks of all engines
+    of a group together, and the draft needs one message."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    from vllm_ssd.lifecycle.placement import engine_index
+
+    config: Any = vllm_config.speculative_config
+    shared = config.share_draft and engine_index(vllm_config.parallel_config) > 0
+    return not shared and bool(get_tp_group().is_first_rank)
+
+
+def _reload(vllm_config: VllmConfig, run_dir: Path, checkpoint: Path) -> None:
+    from vllm_ssd.protocol.messages import Reload, ask
+
+    config: Any = vllm_config.speculative_config
+    problem = ask(run_dir, Reload(str(checkpoint)), config.start_timeout_s)
+    if problem is None:
+        problem = f"the draft did not answer within {config.start_timeout_s:g} s (start_timeout_s)"
+    if problem:
+        raise ValueError(problem)
