@@ -2,7 +2,8 @@
 targets' ends and mirrors their engines' tables for the draft server.
 
 ``vllm-ssd draft`` starts it and talks to it over one socket pair. It receives its ``DraftEndSpec``
-and answers with the port at which it listens. It ends when the socket closes or the service ends.
+and answers with the address at which it listens. It ends when the socket closes or the service
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Leave, Remove, Wake
 from vllm_ssd.protocol.sockets import Sockets
-from vllm_ssd.relay.end import Child, End, run
+from vllm_ssd.relay.end import End, run
 from vllm_ssd.relay.frames import (
     Changed,
     Hello,
@@ -38,7 +39,7 @@ from vllm_ssd.relay.frames import (
     decode_to_draft,
     encode,
 )
-from vllm_ssd.relay.keys import read_keys, write_keys
+from vllm_ssd.relay.keys import KeyFile
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirror import read_status
 from vllm_ssd.relay.peer import ANSWER_S, Peer
@@ -53,49 +54,15 @@ _ALLOWED_SLOTS = 1024
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
     """Start parameters of a ``DraftEnd``. run_dir: run directory of the draft. named: the name and
-    options that its service publishes. key_file: path of the keys and addresses. place: index of
-    the address at which to listen. max_num_seqs: most requests that the draft serves at a time."""
+    options that its service publishes. place: index, in the keys, of the address at which to
+    listen; with port 0 it listens at any free one. max_num_seqs: most requests that the draft
+    serves at a time."""
 
     run_dir: str
     named: DraftName
-    key_file: str
+    keys: KeyFile
     place: int
     max_num_seqs: int
-
-
-class ListeningEnd:
-    """Runs the draft's end of one draft for ``vllm-ssd draft --listen``. Call ``tend`` now and then
-    until ``stop``, which also removes the mirrored tables."""
-
-    def __init__(self, spec: DraftEndSpec):
-        """Start the draft's end, and replace a port of 0 in the key file by the real one. Raises
-        ``ValueError`` with a sentence if it cannot listen."""
-        self._spec = spec
-        self._child = self._start()
-        path = Path(spec.key_file)
-        keys = read_keys(path)
-        addresses = list(keys.addresses)
-        if addresses[spec.place].endswith(":0"):
-            addresses[spec.place] = addresses[spec.place].removesuffix("0") + self._child.word
-            write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
-
-    def tend(self) -> None:
-        """Restart the draft's end if it has ended; each start takes about a second. The engines
-        join again by themselves."""
-        if not self._child.ended:
-            return
-        logger.error("SSD: the relay to engines on other nodes has ended and is started again")
-        self._child.stop()
-        try:
-            self._child = self._start()
-        except (OSError, ValueError) as error:
-            logger.error("SSD: the relay could not be started again: %s", error)
-
-    def stop(self) -> None:
-        self._child.stop()
-
-    def _start(self) -> Child:
-        return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir))
 
 
 class DraftEnd(End[Peer]):
@@ -109,9 +76,9 @@ class DraftEnd(End[Peer]):
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
-        keys = read_keys(Path(spec.key_file))
-        self._link = DraftLink(sockets, keys, spec.place, self._read)
-        self.word = str(self._link.port)
+        self._link = DraftLink(sockets, spec.keys, spec.place, self._read)
+        host, _, _ = spec.keys.addresses[spec.place].rpartition(":")
+        self.word = f"{host}:{self._link.port}"
 
     def _tend(self, now: float) -> None:
         self.ended = not rundir.is_held(self._watched)

@@ -122,33 +122,45 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 
 class Child:
-    """A detached process that is an end, seen from its parent. It gets its spec as a line of JSON,
-    which other users cannot read, and answers with one line, ``["ready", text]`` or ``["failed",
-    text]``. word: that text."""
+    """A detached process ``python -m module`` that is an end, seen from its parent. ``start`` also
+    replaces one that has ended. The child gets its spec as a line of JSON, which other users cannot
+    read, and answers with one line, ``["ready", text]`` or ``["failed", text]``. word: that text.
+    """
+
+    word = ""
 
     def __init__(self, module: str, spec: msgspec.Struct, folder: Path):
-        """Start ``python -m module`` in ``folder``. Raises ``ValueError`` with the child's sentence
-        if it is not ready within ``START_S`` seconds."""
-        self._channel, self._group = start_detached(module, folder)
+        """folder: the working directory."""
+        self._module, self._spec, self._folder = module, spec, folder
+        self._channel: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the child. Raises ``ValueError`` with a sentence if it is not ready within
+        ``START_S`` seconds."""
+        self.stop()
         try:
+            self._channel, self._group = start_detached(self._module, self._folder)
             self._channel.settimeout(START_S)
-            self._channel.sendall(msgspec.json.encode(spec) + b"\n")
+            self._channel.sendall(msgspec.json.encode(self._spec) + b"\n")
             line = self._channel.makefile("rb").readline()
             kind, self.word = json.loads(line or b'["failed", "it ended at its start"]')
+            self._channel.settimeout(None)
         except OSError as error:
-            kind, self.word = "failed", f"it did not start ({error})"
+            kind, self.word = "failed", f"its relay could not be started ({error})"
         if kind != "ready":
             self.stop()
             raise ValueError(self.word)
-        self._channel.settimeout(None)
 
     @property
     def ended(self) -> bool:
-        """Whether the child has closed its side of the channel, on which it sends nothing more."""
-        return self._channel.fileno() < 0 or _is_closed(self._channel)
+        """Whether no child runs: it has closed its side of the channel, on which it sends nothing
+        more."""
+        return self._channel is None or self._channel.fileno() < 0 or _is_closed(self._channel)
 
     def stop(self) -> None:
         """End the child; kill it if it has not ended after ``STOP_S`` seconds."""
+        if self._channel is None:
+            return
         with contextlib.suppress(OSError):  # the child has ended by itself
             self._channel.shutdown(socket.SHUT_WR)
             self._channel.settimeout(STOP_S)

@@ -82,14 +82,13 @@ def write_keys(path: Path, keys: KeyFile) -> None:
     new.rename(path)
 
 
-def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
-    """Make the key file, with ``address`` and the ports after it, unless it exists. Raises
-    ``ValueError`` with a sentence if that fails, or if it has another name or other addresses."""
+def prepare_keys(path: Path, name: str, address: str, drafts: int) -> KeyFile:
+    """Read the key file, or make it, with ``address`` and the ports after it. Raises ``ValueError``
+    with a sentence if that fails, or if it has another name or other addresses."""
     addresses = addresses_of(address, drafts)
     try:
         if not path.exists():
             write_keys(path, make_keys(name, addresses))
-            return
         keys = read_keys(path)
         if (keys.name, keys.addresses) != (name, addresses):
             raise ValueError(
@@ -101,15 +100,17 @@ def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
             f"the key file {path} cannot be written ({error.strerror}): name one in a folder of "
             "this user's"
         ) from error
+    return keys
 
 
 def addresses_of(address: str, count: int) -> list[str]:
-    """HOST:PORT for each of ``count`` drafts: ``address`` and the ports after it. Port 0 gives port
-    0, any free port, to each draft. Raises ``ValueError`` with a sentence if one is invalid."""
+    """HOST:PORT for each of ``count`` drafts: ``address`` and the ports after it. Raises
+    ``ValueError`` with a sentence if one is invalid."""
     endpoint_of(address)
     host, _, port = address.rpartition(":")
-    each = [int(port) + place if int(port) else 0 for place in range(count)]
-    addresses = [f"{host}:{number}" for number in each]
+    if not int(port):
+        raise ValueError(f"{address!r} has no port: name the one at which the engines reach it")
+    addresses = [f"{host}:{int(port) + place}" for place in range(count)]
     endpoint_of(addresses[-1])
     return addresses
 

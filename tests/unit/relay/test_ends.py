@@ -20,7 +20,7 @@ from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
-from vllm_ssd.relay.finding import Where, described
+from vllm_ssd.relay.finding import described
 from vllm_ssd.relay.frames import (
     Hello,
     Joined,
@@ -111,14 +111,13 @@ def relay(server, key_file, monkeypatch):
     monkeypatch.setattr(target_end, "REFUSED_S", 0.02)
     monkeypatch.setattr(draft_end, "PEER_GONE_S", 2.0)
     with ExitStack() as ends:
-        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file), 0, 4)
+        keys = read_keys(key_file)
+        spec = DraftEndSpec(str(server.run_dir), NAMED, keys, 0, 4)
         theirs = Stepping(DraftEnd(spec, Sockets()))
         ends.callback(theirs.stop)
-        address = f"127.0.0.1:{theirs.end.word}"
-        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
+        write_keys(key_file, msgspec.structs.replace(keys, addresses=[theirs.end.word]))
         shape = server.table.shape
-        where = Where("drafts", key_file=str(key_file))
-        spec = TargetEndSpec("", where, 0, shape)
+        spec = TargetEndSpec("", "drafts", str(key_file), 0, shape)
         ours = Stepping(TargetEnd(spec, Sockets()))
         ends.callback(ours.stop)
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))

@@ -185,9 +185,10 @@ def _make_drafts(args: argparse.Namespace) -> Drafts:
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
     configs = make_configs(args)
+    keys = None
     if args.listen is not None:
-        prepare_keys(args.key_file, args.name, args.listen, len(configs))
-    return LocalDrafts(configs, args.name, args.key_file)
+        keys = prepare_keys(args.key_file, args.name, args.listen, len(configs))
+    return LocalDrafts(configs, args.name, keys)
 
 
 def _say_how_to_join(args: argparse.Namespace) -> None:

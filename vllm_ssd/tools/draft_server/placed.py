@@ -30,7 +30,6 @@ logger = get_logger(__name__)
 STOP_S = 25.0  # timeout for the draft's end on its node
 SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
 RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
-_KEYS = "relay.key"  # file in the run directory on the draft's node
 
 
 class DraftOnNode:
@@ -50,17 +49,13 @@ class DraftOnNode:
         """Load the drafts and return the addresses at which they listen. Raises ``ValueError`` or
         ``RuntimeError`` with a sentence if that fails."""
         _take_niceness_of_others()
-        self._drafts = LocalDrafts(make_configs(args), args.name)
+        self._drafts = LocalDrafts(make_configs(args), args.name, keys)
         try:
-            self._drafts.launch()
-            path = self._drafts.run_dirs[0] / _KEYS
-            write_keys(path, keys)
-            self._drafts.listen(path)
-            self._drafts.wait_ready()
-            return read_keys(path).addresses
+            self._drafts.start()
         except BaseException:
             self.stop()
             raise
+        return keys.addresses
 
     def tend(self) -> bool:
         """Check the drafts and their relays; False if all drafts are lost for good."""
@@ -83,8 +78,7 @@ class PlacedDraft:
         # Engines may have copies of a key file that exists.
         self._keys = read_keys(path, args.name) if path.exists() else make_keys(args.name, [])
         self._count = len(devices(args.device))
-        if args.listen is not None:
-            addresses_of(args.listen, self._count)
+        self._listen = addresses_of(args.listen, self._count) if args.listen else []
         self._restarts = Restarts(RESTARTS)
         self._actor: Any = None
         self._serving = False
@@ -154,7 +148,7 @@ class PlacedDraft:
         self._actor = self._ray.remote(DraftOnNode).options(**options).remote()
         try:
             node = self._node()
-            addresses = addresses_of(self._args.listen or f"{node}:0", self._count)
+            addresses = self._listen or [f"{node}:0"] * self._count
             keys = msgspec.structs.replace(self._keys, addresses=addresses)
             args = copy(self._args)
             args.model = absolute(args.model)
