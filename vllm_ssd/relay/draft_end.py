@@ -30,7 +30,6 @@ from vllm_ssd.relay.frames import (
     Opening,
     Ping,
     Plan,
-    Pong,
     Refused,
     Status,
     ToDraft,
@@ -124,7 +123,7 @@ class DraftEnd(End[Peer]):
         match frame:
             case Ping():
                 peer.link_us = frame.link_us
-                peer.add(Pong(frame.sent_ns), *self._statuses(peer))
+                peer.add(self._status(peer, frame.sent_ns))
             case Opening():
                 self._join(peer, frame)
             case Told(message=Wake()):
@@ -148,13 +147,10 @@ class DraftEnd(End[Peer]):
         peer.add(Welcome(self._named.options, self._named.service))
         self._peers[sender] = peer
 
-    def _statuses(self, peer: Peer) -> list[Status]:
-        """Status frames of the service and, in a session, of the engine."""
+    def _status(self, peer: Peer, sent_ns: int = 0) -> Status:
         lives = draft_lives(self._table)
-        found = [read_status(self._table, lives, engine=False)]
-        if peer.mirror is not None:
-            found.append(read_status(peer.mirror.table, lives, engine=True))
-        return found
+        engine = [] if peer.mirror is None else read_status(peer.mirror.table, lives)
+        return Status(read_status(self._table, lives), engine, sent_ns)
 
     def _join(self, peer: Peer, opening: Opening) -> None:
         """Begin a session."""
@@ -166,7 +162,7 @@ class DraftEnd(End[Peer]):
         def joined(refusal: str) -> None:
             if refusal:
                 peer.leave()
-            peer.add(*self._statuses(peer), Joined(refusal))
+            peer.add(self._status(peer), Joined(refusal))
 
         refusal = self._misfit(opening.shape)
         if refusal:
@@ -184,17 +180,13 @@ class DraftEnd(End[Peer]):
                 f"engines with at most {self._most_slots}: start the engine with --max-num-seqs "
                 f"{self._most_slots}, or the draft server with --max-num-seqs {theirs.slots}"
             )
-        if theirs.tail != ours.tail:
-            return (
-                f"the engine's table keeps {theirs.tail} tokens of a text, the draft's "
-                f"{ours.tail}: install the same vllm-ssd on both nodes"
-            )
         if replace(theirs, slots=ours.slots) == ours:
             return ""
         return (
-            f"the engine's table is made for k={theirs.k}, {theirs.branches} branches a round and "
-            f"{theirs.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
-            f"and {ours.top_m}: start the engine with the options of the draft"
+            f"the engine's table is made for k={theirs.k}, {theirs.branches} branches a round, "
+            f"{theirs.top_m} probabilities a draft and texts' last {theirs.tail} tokens, the "
+            f"draft's for k={ours.k}, {ours.branches}, {ours.top_m} and {ours.tail}: start the "
+            "engine with the options of the draft and the same vllm-ssd"
         )
 
 

@@ -42,7 +42,6 @@ from vllm_ssd.relay.frames import (
     Malformed,
     Opening,
     Ping,
-    Pong,
     Refused,
     Status,
     Told,
@@ -219,14 +218,14 @@ class TargetEnd(End[Connection]):
         match frame:
             case Refused():
                 raise Malformed(frame.why)
-            case Pong():
-                round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
-                before = peer.link_us or round_trip_us
-                peer.link_us = before + (round_trip_us - before) / _SMOOTHING
-            case Status(engine=False):
-                show_status(self._table, frame, peer.link_us)
-            case Status() if peer.mirror is not None:
-                show_status(peer.mirror.table, frame, peer.link_us)
+            case Status():
+                if frame.sent_ns:
+                    round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
+                    before = peer.link_us or round_trip_us
+                    peer.link_us = before + (round_trip_us - before) / _SMOOTHING
+                show_status(self._table, frame.service, peer.link_us, engine=False)
+                if peer.mirror is not None and frame.engine:
+                    show_status(peer.mirror.table, frame.engine, peer.link_us, engine=True)
             case Changed() if peer.mirror is not None:
                 peer.mirror.apply(frame)
             case Joined() if peer.mirror is not None:

@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(server, relay, tmp_path):
     for run_dir, said in (
         (other.run_dir, "made for k=3"),
         (wide.run_dir, "or the draft server with --max-num-seqs 1025"),
-        (long.run_dir, "keeps 4096 tokens of a text, the draft's 2048"),
+        (long.run_dir, "texts' last 4096 tokens"),
         (tmp_path, "No such file"),
     ):
         answer = ask(relay[1].end.run_dir, Join(str(run_dir)), ANSWER_S)

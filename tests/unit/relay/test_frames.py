@@ -36,7 +36,7 @@ TO_DRAFT = [
 ]
 TO_TARGET = [
     Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}, "a1"),
-    Status(False, -1, [0, 2**40, -1]),
+    Status([-1, 2**40], [], 2**62),
     Changed(1, 3, STAMP),
     Changed(3, 3, STAMP, 2, b"", b"12345678", b"1"),
 ]
