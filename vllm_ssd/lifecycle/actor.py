@@ -38,13 +38,11 @@ class RayLost(DraftLost):
 class DraftActor:
     """Runs one draft server at a time: ``start``, ``serve``, ``kill`` if it is lost, and again."""
 
-    def __init__(self, spec: ServerSpec, start_timeout_s: float):
-        """start_timeout_s: seconds that a running server may take to load the draft again."""
+    def __init__(self, spec: ServerSpec):
         import ray  # takes a second, so processes that only import this module skip it
 
         self._ray: Any = ray
         self._spec = spec
-        self._start_timeout_s = start_timeout_s
         self._run_dir = Path(spec.run_dir)
         self._own_ray = OwnRay(self._run_dir)
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
@@ -114,7 +112,7 @@ class DraftActor:
         # A draft that sleeps or reloads its weights has set its heartbeat to 0.
         asleep = not self._beat and int(self._status["away"]) == ASLEEP
         self._polls = 0 if asleep or self._beat != before else self._polls + 1
-        limit_s = HANG_S if self._beat else self._start_timeout_s
+        limit_s = HANG_S if self._beat else self._spec.start_timeout_s
         if self._serving and self._polls * POLL_S > limit_s:
             raise DraftLost(
                 f"no sign of life for {limit_s:g} s"

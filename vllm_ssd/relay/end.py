@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from vllm_ssd.lifecycle.detached import detach, start_detached
+from vllm_ssd.lifecycle.detached import detach, say, start_detached
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
@@ -123,9 +123,8 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 class Child:
     """A detached process ``python -m module`` that is an end, seen from its parent. ``start`` also
-    replaces one that has ended. The child gets its spec as a line of JSON, which other users cannot
-    read, and answers with one line, ``["ready", text]`` or ``["failed", text]``. word: that text.
-    """
+    replaces one that has ended. It says ``ready`` or ``failed``, and nothing more. word: what it
+    says with that."""
 
     word = ""
 
@@ -139,11 +138,11 @@ class Child:
         ``START_S`` seconds."""
         self.stop()
         try:
-            self._channel, self._group = start_detached(self._module, self._folder)
+            self._channel, self._group = start_detached(self._module, self._folder, self._spec)
             self._channel.settimeout(START_S)
-            self._channel.sendall(msgspec.json.encode(self._spec) + b"\n")
             line = self._channel.makefile("rb").readline()
-            kind, self.word = json.loads(line or b'["failed", "it ended at its start"]')
+            line = line or b'{"failed": "it ended at its start"}'
+            ((kind, self.word),) = json.loads(line).items()
             self._channel.settimeout(None)
         except OSError as error:
             kind, self.word = "failed", f"its relay could not be started ({error})"
@@ -189,21 +188,17 @@ def run(
     """Run an end in a process that ``Child`` has started, until the parent closes its side of the
     channel. kind: type of the spec. make: makes the end, ``OSError``, ``RuntimeError`` or
     ``ValueError`` if that fails. afterwards: called after the end is closed."""
-    channel, sockets = detach(sys.argv[1]), Sockets()
-    spec = msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
+    channel, spec = detach(kind)
+    sockets = Sockets()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below
-
-    def say(*words: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            channel.sendall(json.dumps(words).encode() + b"\n")
 
     try:
         end = make(spec, sockets)
     except (OSError, RuntimeError, ValueError) as error:
-        say("failed", str(error))
+        say(channel, "failed", str(error))
         sockets.close()
         return
-    say("ready", end.word)
+    say(channel, "ready", end.word)
     try:
         while not (end.ended or _is_closed(channel)):
             end.step()
