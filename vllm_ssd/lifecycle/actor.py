@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from vllm_ssd.lifecycle.own_ray import OwnRay, Reachable, has_ended, token_path
+from vllm_ssd.lifecycle.own_ray import DraftLost, OwnRay, has_ended, token_path
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import ASLEEP, FOR_GOOD, SpeculationTable, rundir
@@ -24,10 +24,6 @@ STOP_S = 3.0  # for a server to end by itself
 POLL_S = 0.2
 # Without a heartbeat for so long, a draft hangs. Several times the longest forward.
 HANG_S = 20.0
-
-
-class DraftLost(Exception):
-    """The draft server has ended, hangs or could not be started; the message says why."""
 
 
 class RayLost(DraftLost):
@@ -73,8 +69,8 @@ class DraftActor:
         if not self._own_ray.lives():
             try:
                 self._own_ray.start()
-            except Reachable as error:
-                raise DraftLost(str(error)) from error
+            except DraftLost:
+                raise
             except Exception as error:  # Ray raises errors of many kinds
                 raise RayLost(f"Ray could not be started: {sentence(error)}") from error
         actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
@@ -85,10 +81,7 @@ class DraftActor:
     def serve(self) -> None:
         """Let the loaded draft serve. Raises ``DraftLost`` if other machines can reach the draft's
         Ray or one of its processes."""
-        try:
-            self._own_ray.check_listeners()
-        except Reachable as error:
-            raise DraftLost(str(error)) from error
+        self._own_ray.check_listeners()
         self._task = self._actor.serve.remote()
         self._serving = True
         self._polls = 0

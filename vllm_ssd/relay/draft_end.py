@@ -87,7 +87,7 @@ class DraftEnd(End[Peer]):
 
     def close(self) -> None:
         for peer in self._peers.values():
-            peer.remove()
+            peer.leave()
         self._sockets.close()
         os.close(self._watched)
 

@@ -180,14 +180,10 @@ def _is_closed(channel: socket.socket) -> bool:
         return True
 
 
-def run(
-    kind: type[Spec],
-    make: Callable[[Spec, Sockets], End[Any]],
-    afterwards: Callable[[Spec], None] = lambda _: None,
-) -> None:
+def run(kind: type[Spec], make: Callable[[Spec, Sockets], End[Any]]) -> None:
     """Run an end in a process that ``Child`` has started, until the parent closes its side of the
     channel. kind: type of the spec. make: makes the end, ``OSError``, ``RuntimeError`` or
-    ``ValueError`` if that fails. afterwards: called after the end is closed."""
+    ``ValueError`` if that fails."""
     channel, spec = detach(kind)
     sockets = Sockets()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below
@@ -204,4 +200,3 @@ def run(
             end.step()
     finally:
         end.close()
-        afterwards(spec)

@@ -45,15 +45,6 @@ class RemoteDraft(JoinedDraft):
                 drafts.append(FoundDraft(Path(relay.word)))
         return drafts
 
-    def _abandon(self) -> None:
-        """Part with a lost draft. A relay that still runs gets ``Leave``: its draft may return
-        while another one drafts for this engine, and the relay must not write to the table then."""
-        assert self._draft is not None
-        if self._draft.has_ended:
-            self._part()
-        else:
-            self._leave()
-
     def _stop(self) -> None:
         super()._stop()
         for relay in self._relays:

@@ -82,6 +82,7 @@ class TargetEnd(End[Connection]):
         """Raises the errors of ``read_keys`` and ``OwnFiles``."""
         super().__init__(sockets)
         self._name, self._key_file, self._place = spec.name, Path(spec.key_file), spec.place
+        self._parent = Path(spec.engine)
         self._keys = read_keys(self._key_file, spec.name)
         owner = TableOwner(pid=os.getpid(), draft_server=spec.name)
         self._files = OwnFiles(spec.shape, owner)
@@ -117,6 +118,8 @@ class TargetEnd(End[Connection]):
         self._link.close(_LINGER_MS)
         self._sockets.close()
         self._files.remove()
+        if rundir.is_run_dir(self._parent):
+            _put_away(self._parent)
 
     def _connect(self) -> None:
         self._link = TargetLink(self._sockets, self._keys, self._place, self._read)
@@ -260,4 +263,4 @@ def _put_away(engine: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))
+    run(TargetEndSpec, TargetEnd)
