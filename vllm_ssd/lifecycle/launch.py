@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.detached import start_detached
-from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
+from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import make_server_spec
 from vllm_ssd.log import get_logger

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.lifecycle.draft_device import SHARED_KV_CACHE_GIB, DraftDevice
+from vllm_ssd.lifecycle.draft_device import SHARED_KV_CACHE_GIB
+from vllm_ssd.lifecycle.placement import DraftDevice
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

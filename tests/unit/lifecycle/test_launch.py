@@ -13,8 +13,8 @@ from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.unit.lifecycle.test_joined_draft import until
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.lifecycle import detached, launch
-from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.launch import DraftLauncher
+from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.draft_names import DraftName, find

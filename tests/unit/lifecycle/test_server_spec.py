@@ -10,7 +10,7 @@ from vllm.config import LoadConfig, ModelConfig
 from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.server_spec import ServerSpec, make_server_spec
 
 CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)

@@ -20,8 +20,9 @@ from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
-from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
+from vllm_ssd.lifecycle.draft_device import choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
+from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.server_spec import make_server_spec
 from vllm_ssd.protocol import TableShape
 from vllm_ssd.tools.check.devices import Draft, DraftMemory

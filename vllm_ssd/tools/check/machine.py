@@ -11,9 +11,8 @@ from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
 from vllm_ssd.lifecycle.cores import available_cores, split_cores
-from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.lifecycle.placement import gpu_environment, place_draft, target_gpus
+from vllm_ssd.lifecycle.placement import DraftDevice, gpu_environment, place_draft, target_gpus
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape
 from vllm_ssd.tools.check.devices import LIMIT_S, Trial, examine_device, try_gpu
 from vllm_ssd.tools.check.engine import Subject, usual_subject
@@ -27,9 +26,7 @@ def subject_without_target() -> Subject:
     if current_platform.is_cpu():
         cores = split_cores(available_cores(), 1, None, None)
         return usual_subject(DraftDevice(cores.draft), parallel)
-    gpu = place_draft(None, 1, parallel, current_platform, 0).device
-    environment = gpu_environment(gpu, current_platform.is_rocm())
-    return usual_subject(DraftDevice([], gpu, environment), parallel)
+    return usual_subject(place_draft(None, 1, parallel, current_platform, 0), parallel)
 
 
 def examine_machine(subject: Subject, all_backends: bool) -> Iterator[Finding]:
