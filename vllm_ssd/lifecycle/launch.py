@@ -66,11 +66,15 @@ class DraftLauncher:
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Make the table and start the draft server; returns before the draft is loaded."""
+        """Make the table and start the draft server; returns before the draft is loaded. Raises
+        ``ValueError`` with a sentence if another service has the name; call ``stop`` then, too."""
         from vllm.platforms import current_platform
 
-        self._files = self._make_files()
+        shape = replace(table_shape(self._vllm_config), slots=1)
+        owner = TableOwner(pid=os.getpid(), draft_server=self._named.name)
+        self._files = OwnFiles(shape, owner)
         self.run_dir = self._files.run_dir
+        publish(self.run_dir, self._named)
         self._spec = make_server_spec(
             self._vllm_config,
             str(self.run_dir),
@@ -82,17 +86,6 @@ class DraftLauncher:
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
-
-    def _make_files(self) -> OwnFiles:
-        shape = replace(table_shape(self._vllm_config), slots=1)
-        owner = TableOwner(model="", pid=os.getpid(), draft_server=self._named.name)
-        files = OwnFiles(shape, owner)
-        try:
-            publish(files.run_dir, self._named)
-        except BaseException:
-            files.remove()
-            raise
-        return files
 
     def _start_keeper(self, again: bool = False) -> None:
         assert self._files is not None

@@ -185,10 +185,11 @@ def test_paths_for_another_working_directory(monkeypatch, tmp_path):
 
 
 def test_a_service_that_has_this_name_already(talk):
-    """It is the user's; this one has left nothing."""
-    other = talk(b"")
+    """It is the user's; this one leaves nothing."""
+    other, one = talk(b""), launcher("drafts")
     with pytest.raises(ValueError, match=f"a draft server 'drafts' already, in {other.run_dir}"):
-        talk(b"")
+        one.start()
+    one.stop()
     assert rundir.living() == [other.run_dir]
 
 
