@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.protocol.draft_names import NAME
-from vllm_ssd.tools.draft_server.configs import make_configs
 from vllm_ssd.tools.options import add_option
 
 if TYPE_CHECKING:
@@ -172,6 +171,7 @@ def _make_drafts(args: argparse.Namespace) -> LocalDrafts | PlacedDraft:
 
         return PlacedDraft(args)
     from vllm_ssd.relay.keys import prepare_keys
+    from vllm_ssd.tools.draft_server.configs import make_configs
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
     configs = make_configs(args)

@@ -16,6 +16,7 @@ from copy import copy
 from typing import Any
 
 import msgspec
+from vllm.platforms import current_platform
 
 from vllm_ssd.lifecycle.actor import sentence
 from vllm_ssd.lifecycle.restarts import Restarts
@@ -138,8 +139,6 @@ class PlacedDraft:
 
     def _place(self) -> None:
         """Place and load the draft; ``ValueError`` with a sentence if it cannot be loaded."""
-        from vllm.platforms import current_platform
-
         options = {
             "num_cpus": 1,
             "num_gpus": 0 if current_platform.is_cpu() else self._count,

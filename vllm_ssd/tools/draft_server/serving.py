@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from vllm_ssd.config.draft_server import name_draft
+from vllm_ssd.lifecycle.draft_device import choose_lone_device
+from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.relay.draft_end import DraftEndSpec
 from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.keys import KeyFile
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
-    from vllm_ssd.lifecycle.launch import DraftLauncher
 
 logger = get_logger(__name__)
 
@@ -27,12 +28,6 @@ class LocalDrafts:
     def __init__(self, configs: Sequence[VllmConfig], name: str, keys: KeyFile | None = None):
         """Make a draft for each config. All have one service name. keys: ``start`` accepts engines
         on other nodes with these keys, and replaces ports of 0 in their addresses by real ones."""
-        from vllm.platforms import current_platform
-
-        from vllm_ssd.config.draft_server import name_draft
-        from vllm_ssd.lifecycle.draft_device import choose_lone_device
-        from vllm_ssd.lifecycle.launch import DraftLauncher
-
         self._configs = configs
         self._keys = keys
         speculation: Any = configs[0].speculative_config
