@@ -12,12 +12,12 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
-from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Leave, Remove, Wake
 from vllm_ssd.protocol.sockets import Sockets
@@ -52,13 +52,12 @@ _ALLOWED_SLOTS = 1024
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
-    """Start parameters of a ``DraftEnd``. run_dir: run directory of the draft. named: the name and
-    options that its service publishes. place: index, in the keys, of the address at which to
-    listen; with port 0 it listens at any free one. max_num_seqs: most requests that the draft
-    serves at a time."""
+    """Start parameters of a ``DraftEnd``. run_dir: run directory of the draft. options: those that
+    its service publishes. place: index, in the keys, of the address at which to listen; with port 0
+    it listens at any free one. max_num_seqs: most requests that the draft serves at a time."""
 
     run_dir: str
-    named: DraftName
+    options: dict[str, Any]
     keys: KeyFile
     place: int
     max_num_seqs: int
@@ -70,7 +69,7 @@ class DraftEnd(End[Peer]):
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
         """Listen; raises ``OSError`` or ``ValueError`` with a sentence if that fails."""
         super().__init__(sockets)
-        self._named = spec.named
+        self._options = spec.options
         self._most_slots = max(spec.max_num_seqs, _ALLOWED_SLOTS)
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
@@ -114,7 +113,7 @@ class DraftEnd(End[Peer]):
 
     def _handle(self, sender: bytes, frame: ToDraft) -> None:
         if isinstance(frame, Hello):
-            self._greet(sender, frame)
+            self._greet(sender)
             return
         peer = self._peers.get(sender)
         if peer is None:
@@ -135,16 +134,11 @@ class DraftEnd(End[Peer]):
             case Changed() | Plan() if peer.mirror is not None:
                 peer.mirror.apply(frame)
 
-    def _greet(self, sender: bytes, hello: Hello) -> None:
+    def _greet(self, sender: bytes) -> None:
         if sender in self._peers:
             raise Malformed("a second greeting on one connection")
-        if hello.name != self._named.name:
-            raise Malformed(
-                f"the draft server there is {self._named.name!r} and not {hello.name!r}: name it "
-                "as draft_server, or name another key file"
-            )
         peer = Peer(lambda message: self._link.send(sender, message), self._service, self._sockets)
-        peer.add(Welcome(self._named.options, self._named.service))
+        peer.add(Welcome(self._options))
         self._peers[sender] = peer
 
     def _status(self, peer: Peer, sent_ns: int = 0) -> Status:

@@ -43,7 +43,7 @@ def _ask(name: str, key_file: Path) -> DraftName:
     address = keys.addresses[0]
     try:
         link = TargetLink(sockets, keys, 0, messages.append)
-        link.send(encode([Hello(name)]))
+        link.send(encode([Hello()]))
         deadline = time.monotonic() + REACH_S
         while not messages and time.monotonic() < deadline:
             sockets.wait(0.05)
@@ -56,12 +56,8 @@ def _ask(name: str, key_file: Path) -> DraftName:
             "draft' runs there, that this node reaches the address, and that both have the same "
             "key file"
         )
-    for frame in decode_to_target(messages[0]):
-        if isinstance(frame, Welcome):
-            return DraftName(name, frame.options, frame.service)
-        if isinstance(frame, Refused):
-            raise ValueError(frame.why)
-    raise ValueError(
-        f"another program answers at {address}: copy the key file from the "
-        "draft's node again, or start 'vllm-ssd draft --listen' there"
-    )
+    (answer,) = decode_to_target(messages[0])
+    if isinstance(answer, Welcome):
+        return DraftName(name, answer.options)
+    assert isinstance(answer, Refused)
+    raise ValueError(answer.why)

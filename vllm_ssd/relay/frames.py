@@ -55,9 +55,7 @@ class Changed(Frame):
 
 
 class Hello(Frame):
-    """The first frame of a connection. name: the draft service that the target's end looks for."""
-
-    name: Name
+    """The first frame of a connection. Both sides have its service's keys."""
 
 
 class Ping(Frame):
@@ -100,11 +98,9 @@ class Plan(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. options: options that the service fixes for all its engines.
-    service: identity of the service."""
+    """The answer to ``Hello``. options: options that the service fixes for all its engines."""
 
     options: dict[str, Any]
-    service: Name
 
 
 class Refused(Frame):

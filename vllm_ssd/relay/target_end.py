@@ -124,7 +124,7 @@ class TargetEnd(End[Connection]):
     def _connect(self) -> None:
         self._link = TargetLink(self._sockets, self._keys, self._place, self._read)
         self._peer = self._peers[b""] = Connection(self._link.send)
-        self._peer.add(Hello(self._name))
+        self._peer.add(Hello())
         self._over = False  # True: this end ignores and asks nothing more on this connection
 
     def _end_session(self) -> None:

@@ -40,7 +40,7 @@ class Far:
         keys = make_keys(NAMED.name, ["127.0.0.1:0"] * count)
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
         self.ends = [
-            Stepping(DraftEnd(DraftEndSpec(str(one.files.run_dir), NAMED, keys, at, 4), Sockets()))
+            Stepping(DraftEnd(DraftEndSpec(str(one.files.run_dir), {}, keys, at, 4), Sockets()))
             for at, one in enumerate(self.services)
         ]
         addresses = [end.end.word for end in self.ends]

@@ -12,7 +12,6 @@ from vllm_ssd.config.draft_server import name_draft
 from vllm_ssd.lifecycle.draft_device import choose_lone_device
 from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.relay.draft_end import DraftEndSpec
 from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.keys import KeyFile
@@ -28,12 +27,12 @@ class LocalDrafts:
     def __init__(self, configs: Sequence[VllmConfig], name: str, keys: KeyFile | None = None):
         """Make a draft for each config. All have one service name. keys: ``start`` accepts engines
         on other nodes with these keys, and replaces ports of 0 in their addresses by real ones."""
-        self._configs = configs
         self._keys = keys
+        self._max_num_seqs = configs[0].scheduler_config.max_num_seqs
         speculation: Any = configs[0].speculative_config
-        self._named: DraftName = name_draft(name, speculation)
+        self._named = name_draft(name, speculation)
         devices = [choose_lone_device(config, current_platform) for config in configs]
-        self._launchers: list[DraftLauncher] = [
+        self._launchers = [
             DraftLauncher(config, self._named, device) for config, device in zip(configs, devices)
         ]
         self._relays: list[Child] = []
@@ -49,10 +48,10 @@ class LocalDrafts:
             launcher.wait_ready()
 
     def _listen(self, keys: KeyFile) -> None:
-        max_num_seqs = self._configs[0].scheduler_config.max_num_seqs
+        options = self._named.options
         for place, launcher in enumerate(self._launchers):
             run_dir = launcher.run_dir
-            spec = DraftEndSpec(str(run_dir), self._named, keys, place, max_num_seqs)
+            spec = DraftEndSpec(str(run_dir), options, keys, place, self._max_num_seqs)
             relay = Child("vllm_ssd.relay.draft_end", spec, run_dir)
             self._relays.append(relay)
             relay.start()
