@@ -28,7 +28,7 @@ def start(tmp_path, monkeypatch, capsys):
     served: list[object] = []
 
     class Drafts:
-        def __init__(self, configs, name, keys):
+        def __init__(self, configs, name, keys, key_file):
             served.extend([(configs, name), *filter(None, [keys])])
 
         def start(self):

@@ -104,13 +104,12 @@ def prepare_keys(path: Path, name: str, address: str, drafts: int) -> KeyFile:
 
 
 def addresses_of(address: str, count: int) -> list[str]:
-    """HOST:PORT for each of ``count`` drafts: ``address`` and the ports after it. Raises
-    ``ValueError`` with a sentence if one is invalid."""
+    """HOST:PORT for each of ``count`` drafts: ``address`` and the ports after it. Port 0 gives port
+    0, any free port, to each draft. Raises ``ValueError`` with a sentence if one is invalid."""
     endpoint_of(address)
     host, _, port = address.rpartition(":")
-    if not int(port):
-        raise ValueError(f"{address!r} has no port: name the one at which the engines reach it")
-    addresses = [f"{host}:{int(port) + place}" for place in range(count)]
+    each = [int(port) + place if int(port) else 0 for place in range(count)]
+    addresses = [f"{host}:{number}" for number in each]
     endpoint_of(addresses[-1])
     return addresses
 

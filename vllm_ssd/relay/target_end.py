@@ -33,7 +33,7 @@ from vllm_ssd.protocol.messages import (
     Request,
     Wake,
 )
-from vllm_ssd.protocol.sockets import Answer, Sockets
+from vllm_ssd.protocol.sockets import Answer, Sockets, by_type
 from vllm_ssd.relay.end import REST_S, Connection, End, run
 from vllm_ssd.relay.frames import (
     Changed,
@@ -191,15 +191,12 @@ class TargetEnd(End[Connection]):
         """Pass the engine's control messages on, and ask the engine for all its requests. Raises
         ``OSError`` if the engine's control address cannot be bound."""
 
-        def handle(message: Request, answer: Answer) -> None:
-            if not isinstance(message, (Add, Remove)):
-                answer(NOT_ITS_OWN)
-                return
+        def note(message: Add | Remove) -> None:
             with suppress(Malformed):
                 mirror.note(message)
                 self._peer.add(Told(message))
 
-        control = self._sockets.serve(self._run_dir, handle)
+        control = self._sockets.serve(self._run_dir, by_type({Add: note, Remove: note}))
         self._engine.callback(self._sockets.remove, control)
         self._served.take_over()
 

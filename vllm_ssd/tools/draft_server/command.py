@@ -178,7 +178,7 @@ def _make_drafts(args: argparse.Namespace) -> LocalDrafts | PlacedDraft:
     keys = None
     if args.listen is not None:
         keys = prepare_keys(args.key_file, args.name, args.listen, len(configs))
-    return LocalDrafts(configs, args.name, keys)
+    return LocalDrafts(configs, args.name, keys, args.key_file)
 
 
 def _say_how_to_join(args: argparse.Namespace) -> None:

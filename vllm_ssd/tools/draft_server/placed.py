@@ -79,7 +79,8 @@ class PlacedDraft:
         # Engines may have copies of a key file that exists.
         self._keys = read_keys(path, args.name) if path.exists() else make_keys(args.name, [])
         self._count = len(devices(args.device))
-        self._listen = addresses_of(args.listen, self._count) if args.listen else []
+        if args.listen is not None:
+            addresses_of(args.listen, self._count)
         self._restarts = Restarts(RESTARTS)
         self._actor: Any = None
         self._serving = False
@@ -147,7 +148,7 @@ class PlacedDraft:
         self._actor = self._ray.remote(DraftOnNode).options(**options).remote()
         try:
             node = self._node()
-            addresses = self._listen or [f"{node}:0"] * self._count
+            addresses = addresses_of(self._args.listen or f"{node}:0", self._count)
             keys = msgspec.structs.replace(self._keys, addresses=addresses)
             args = copy(self._args)
             args.model = absolute(args.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -14,7 +15,7 @@ from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.log import get_logger
 from vllm_ssd.relay.draft_end import DraftEndSpec
 from vllm_ssd.relay.end import Child
-from vllm_ssd.relay.keys import KeyFile
+from vllm_ssd.relay.keys import KeyFile, write_keys
 
 logger = get_logger(__name__)
 
@@ -24,10 +25,17 @@ END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take les
 class LocalDrafts:
     """Several drafts on this node. Call ``start``, ``tend`` now and then, ``stop`` at any time."""
 
-    def __init__(self, configs: Sequence[VllmConfig], name: str, keys: KeyFile | None = None):
+    def __init__(
+        self,
+        configs: Sequence[VllmConfig],
+        name: str,
+        keys: KeyFile | None = None,
+        key_file: Path | None = None,
+    ):
         """Make a draft for each config. All have one service name. keys: ``start`` accepts engines
-        on other nodes with these keys, and replaces ports of 0 in their addresses by real ones."""
-        self._keys = keys
+        on other nodes with these keys, and replaces ports of 0 in their addresses by real ones.
+        key_file: the file of the keys, in which it then replaces them, too."""
+        self._keys, self._key_file = keys, key_file
         self._max_num_seqs = configs[0].scheduler_config.max_num_seqs
         speculation: Any = configs[0].speculative_config
         self._named = name_draft(name, speculation)
@@ -48,7 +56,7 @@ class LocalDrafts:
             launcher.wait_ready()
 
     def _listen(self, keys: KeyFile) -> None:
-        options = self._named.options
+        options, addresses = self._named.options, [*keys.addresses]
         for place, launcher in enumerate(self._launchers):
             run_dir = launcher.run_dir
             spec = DraftEndSpec(str(run_dir), options, keys, place, self._max_num_seqs)
@@ -56,6 +64,8 @@ class LocalDrafts:
             self._relays.append(relay)
             relay.start()
             keys.addresses[place] = relay.word  # also for its next start
+        if self._key_file is not None and keys.addresses != addresses:
+            write_keys(self._key_file, keys)
 
     def tend(self) -> bool:
         """Restart relays that have ended; their engines join again by themselves. Returns False if
