@@ -52,14 +52,19 @@ class DraftActor:
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
 
-    def take_over(self) -> None:
-        """Kill the server of a killed keeper if it still runs. It must end before a new start."""
+    def take_over(self) -> bool:
+        """Whether a killed keeper had a server. If that still runs, kills it: it must end before a
+        new start."""
+        pid = int(self._status["pid"])
+        if not pid:
+            return False
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(int(self._status["pid"]))
+            process = psutil.Process(pid)
             # Another process may have this pid by now. Only this engine's have the token's path.
             if str(token_path(self._run_dir)) in process.environ().values():
                 self._process = process
         self.kill()
+        return True
 
     def start(self, again: bool = False) -> None:
         """Start a server and begin to load the draft; starts Ray if it does not run. Raises

@@ -69,9 +69,8 @@ class Keeper:
         """Run one draft server after the other, until ``OwnerGone``."""
         spec = self._spec
         restarts = Restarts(spec.max_restarts)
-        first = not spec.again
-        if spec.again:
-            actor.take_over()
+        first = not actor.take_over()
+        if not first:
             self._bury(actor)
         while True:
             served = False

@@ -87,12 +87,11 @@ class DraftLauncher:
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
 
-    def _start_keeper(self, again: bool = False) -> None:
+    def _start_keeper(self) -> None:
         assert self._files is not None
         # The listener reports a keeper that fails.
-        spec = replace(self._spec, again=again)
         keeper = "vllm_ssd.lifecycle.keeper"
-        self._channel, _ = start_detached(keeper, self.run_dir, spec, self._files.locks)
+        self._channel, _ = start_detached(keeper, self.run_dir, self._spec, self._files.locks)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if the draft is required and has failed; does not wait for it."""
@@ -174,7 +173,7 @@ class DraftLauncher:
         with self._ending:
             if not self._stopping:
                 try:
-                    self._start_keeper(again=True)
+                    self._start_keeper()
                 except OSError as error:  # too many open files, no memory
                     logger.error("SSD: the draft's keeper could not be started again: %s", error)
         return not self._stopping

@@ -19,8 +19,7 @@ class ServerSpec:
     """Settings of a draft server and its keeper. cores: empty = no pinning. environment: variables
     of the server's process, added to the keeper's. start_timeout_s: seconds for every start after
     the first. max_restarts: consecutive restarts allowed; 0 = a lost draft is not restarted. name:
-    the draft outlives the process that started it while an engine has this name in its table.
-    again: the keeper replaces one that was killed."""
+    the draft outlives the process that started it while an engine has this name in its table."""
 
     run_dir: str
     model: DraftModelSpec
@@ -30,7 +29,6 @@ class ServerSpec:
     start_timeout_s: float
     max_restarts: int
     name: str = ""
-    again: bool = False
 
 
 # Most branches of all requests in a round. On a GPU the draft measures how long its rounds take and

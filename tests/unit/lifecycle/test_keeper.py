@@ -28,7 +28,7 @@ class Script:
     def start(self, again: bool) -> None:
         pass
 
-    serve = kill = close = lambda self: None
+    serve = kill = close = take_over = lambda self: None
 
     def result(self) -> str | None:
         if not self._happens:
