@@ -272,6 +272,7 @@ class JoinedDraft:
 
     def _leave(self, limit_s: float = ANSWER_S, asleep: bool = False) -> None:
         if self._draft is not None:
+            self._table.draft["heartbeat"] = 0  # a lost draft does not clear it
             answer = ask(self._draft.run_dir, Leave(str(self._run_dir), asleep), limit_s)
             if asleep and answer is None:
                 logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
