@@ -4,7 +4,6 @@ relays, one for each draft, which it starts and ends."""
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,18 +30,24 @@ class RemoteDraft(JoinedDraft):
         self._relays: list[Child] = []  # in the order of the drafts in the key file
 
     def _drafts(self) -> list[FoundDraft]:
-        """Drafts behind the relays that run. Raises ``ValueError`` with a sentence if a relay
-        cannot be started."""
+        """Drafts behind the relays that run. Raises ``ValueError`` with a sentence if no relay can
+        be started."""
         addresses = read_keys(Path(self._key_file), self._name).addresses
         for place in range(len(self._relays), len(addresses)):
             spec = TargetEndSpec(str(self._run_dir), self._name, self._key_file, place, self._shape)
             self._relays.append(Child("vllm_ssd.relay.target_end", spec, self._run_dir))
-        drafts = []
+        drafts, problem = [], ""
         for relay in self._relays:
-            if relay.ended:
-                relay.start()
-            with suppress(FileNotFoundError):  # the relay is ending
+            try:
+                if relay.ended:
+                    relay.start()
                 drafts.append(FoundDraft(Path(relay.word)))
+            except FileNotFoundError:
+                pass  # the relay is ending
+            except ValueError as error:
+                problem = str(error)
+        if problem and not drafts:
+            raise ValueError(problem)
         return drafts
 
     def _stop(self) -> None:
