@@ -101,10 +101,7 @@ class Script:
         def found() -> list[LookupResult]:
             return [self._predictions.find(s, stamp, *o) for s, o in enumerate(outcomes)]
 
-        def drafts_wanted(look: LookupResult) -> int:
-            return look.steps if look.predicted else self._policy.k
-
-        self._work_until(lambda: all(len(f.tokens) >= drafts_wanted(f) for f in found()))
+        self._work_until(lambda: all(len(f.tokens) == self._policy.k for f in found()))
         drafted = time.perf_counter()
         self._drafts = [f.tokens for f in found()]
         for slot, drafts in enumerate(self._drafts):
@@ -134,16 +131,16 @@ class Script:
         records = self._table.slots["prediction"][: len(self._lengths), self._round & 1]
         return records if (records["stamp"] == stamp).all() else None
 
-    def size(self) -> tuple[float, float]:
-        """Mean branches of a request, and mean tokens of a branch, of what is predicted now."""
+    def branches(self) -> float:
+        """Mean branches of a request, of what is predicted now."""
         records = self._records()
         assert records is not None, "nothing is predicted"
-        return float(records["count"].mean()), float(records["steps"].mean())
+        return float(records["count"].mean())
 
     def _complete(self) -> bool:
-        """Whether all branches of this round have all tokens that they will have."""
+        """Whether all branches of this round have all tokens."""
         records = self._records()
-        return records is not None and bool((records["depth"] >= records["steps"]).all())
+        return records is not None and bool((records["depth"] == self._policy.k).all())
 
     def _idle(self) -> None:
         """Let the draft do all that there is to do."""
@@ -191,7 +188,7 @@ def measure(
 ) -> list[dict[str, float]]:
     """Print a row for every batch size and context, and return them."""
     rows = []
-    names = "batch context branches tokens hits_first_us ready_ms fallback_ms glue_us step_us"
+    names = "batch context branches hits_first_us ready_ms fallback_ms glue_us step_us"
     names += " fallback_step_us floor_us step/floor"
     print("| " + " | ".join(names.split()) + " |")
     print("|---" * len(names.split()) + "|")
@@ -202,7 +199,7 @@ def measure(
                 script.play(missed)
             before = snapshot(table)
             hits = [script.play(0.0) for _ in range(arguments.rounds)]
-            size = script.size()
+            branches = script.branches()
             misses = [script.play(1.0) for _ in range(arguments.rounds)]
             spent = subtract(snapshot(table), before)
             script.end()
@@ -213,7 +210,7 @@ def measure(
             # A terabyte a second is a megabyte a microsecond.
             floor_us = (engine.model.weight_bytes + kv_bytes) / 1e6 / arguments.bandwidth
             cells = [
-                *size,
+                branches,
                 median(t.predicted for t in hits) * 1000,
                 median(t.ready for t in hits),
                 median(t.drafted for t in misses),

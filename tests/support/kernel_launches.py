@@ -80,7 +80,7 @@ def _look(table: SpeculationTable) -> None:
 def _publish(shape: TableShape) -> None:
     publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
-    publisher.predict(Outcomes(rows, rows, rows, each, each))
+    publisher.predict(Outcomes(rows, rows, each, each))
     for branches, publish in ((_BRANCHES, publisher.extend), (1, publisher.fallback)):
         draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
         tokens, probs = _zeros(_BATCH, branches), _zeros(_BATCH, branches, dtype=torch.float32)

@@ -71,11 +71,10 @@ class Chaos:
         if rng.random() < 0.2:
             outcomes[-1] = (accepted, bonus)  # twice: the first one counts
         outcomes = outcomes[: rng.randint(1, SHAPE.branches)]
-        steps = rng.choice([None, rng.randint(1, K)])
-        columns = [self._tokens(len(outcomes)) for _ in range(rng.randint(0, steps or K))]
+        columns = [self._tokens(len(outcomes)) for _ in range(rng.randint(0, K))]
         probs_of = [self._draft_probs(tokens) for tokens in columns]
         for predictions in self.predictions:
-            predictions.publish(slot, stamp, *zip(*outcomes), steps)
+            predictions.publish(slot, stamp, *zip(*outcomes))
             for tokens, draft_probs in zip(columns, probs_of):
                 predictions.extend(slot, stamp, tokens, draft_probs)
 
@@ -86,7 +85,7 @@ class Chaos:
         if field == "draft_probs":
             number = self.rng.choice([-1, VOCAB, 0x7FC00000 << 32, 0x40000000 << 32, 5])
         if record == "prediction" and self.rng.random() < 0.3:
-            field = self.rng.choice(["count", "steps"])
+            field = "count"
         place = self.rng.randrange(K)
         for table in self.tables:
             damaged = table.slots[slot][record][parity : parity + 1][field]

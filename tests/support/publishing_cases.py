@@ -77,7 +77,7 @@ def publishing_leaves_the_same_bytes(
         stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation, 9 << 32 | 2])
         each = 4, branches
         accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
-        give("predict", Outcomes, stamps, torch.randint(1, 4, (4,)), accepted, bonus)
+        give("predict", Outcomes, stamps, accepted, bonus)
         for step in range(wide.k):
             at = torch.tensor([step])
             for publish, count in (("extend", branches), ("fallback", 1)):

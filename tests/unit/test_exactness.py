@@ -117,8 +117,7 @@ class Play:
         forgotten = torch.rand(SLOTS, generator=self.draft_rng) < self.scene.miss
         accepted[forgotten] = K + 1
         bonus = last_tokens.view(SLOTS, -1)
-        steps = torch.full((SLOTS,), K)
-        self.publisher.predict(Outcomes(self.where, stamps, steps, accepted, bonus))
+        self.publisher.predict(Outcomes(self.where, stamps, accepted, bonus))
         depth = self.scene.depth
         if depth is None:
             depth = int(torch.randint(K + 1, (1,), generator=self.draft_rng))

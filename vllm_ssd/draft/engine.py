@@ -58,7 +58,7 @@ class DraftEngine:
         self._states = HiddenStates(model, policy, seats)
         self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
-        self._executor = Executor(self._programs, self._in_flight, self._budget, policy)
+        self._executor = Executor(self._programs, self._in_flight, policy)
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
@@ -163,24 +163,20 @@ class DraftEngine:
         unfed = [request.unfed for request in fitting]
         feeds = self._programs.feeds(unfed)
         size = self._programs.batch(len(fitting))
-        batches = -(-len(self.requests) // most)
-        windows = {request.served.window for request in fitting}
-        smallest = min(windows, key=lambda window: window.us(size))
-        shape = self._budget.shape(smallest, size, self._programs.feeds_us(feeds), batches)
-        steps = self.policy.tree_steps
-        tree_size = steps * shape.branches
+        branches, steps = self._budget.branches(size), self.policy.tree_steps
+        tree_size = steps * branches
         glues = []
-        fan_outs = self._budget.fan_outs(shape, size, [r.token_probs for r in fitting])
+        fan_outs = self._budget.fan_outs(size, [r.token_probs for r in fitting])
         for request, count, fan_out in zip(fitting, unfed, fan_outs):
             has_room = request.table.reserve(len(request.fed) + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
-            glues.append(request.glue(fan_out, shape.steps, verified, steps, has_room))
+            glues.append(request.glue(fan_out, verified, steps, has_room))
             self.requests.await_outcome(request)
         ahead = Counter(glue.request.served for glue in glues if glue.prediction is not None)
         for served, count in ahead.items():
             served.count("drafted_ahead", count)
-            served.count("branches", count * shape.branches)
-        self._ahead.append(self._executor.glue(glues, feeds, shape))
+            served.count("branches", count * branches)
+        self._ahead.append(self._executor.glue(glues, feeds, branches))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch
@@ -204,15 +200,17 @@ class DraftEngine:
         return [r for r in missed if r.left_over is None]
 
     def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
-        """The oldest of these batches that has a request in need of more tokens; if ``late``, only
-        a batch whose target may wait for them. Drops batches that are complete or empty."""
+        """Of the batches that have a request in need of more tokens, the one with the fewest; if
+        ``late``, only a batch whose target may wait for them. Drops batches that are complete or
+        empty."""
         batches[:] = [b for b in batches if b.growing and b.step <= b.steps]
+        growing = []
         for batch in batches:
             if batch.step < batch.steps:
                 deciding = self._deciding(batch)
                 if (deciding and self.policy.fallbacks) or (batch.growing > deciding and not late):
-                    return batch
-        return None
+                    growing.append(batch)
+        return min(growing, key=lambda batch: batch.step, default=None)
 
     def _last(self) -> TreeBatch | None:
         """The oldest batch whose branches are complete, if the model has yet to see their last

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from vllm_ssd.draft.budget import BranchBudget, RoundShape
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
@@ -25,11 +23,9 @@ class Executor:
         self,
         programs: ProgramCache,
         in_flight: InFlight,
-        budget: BranchBudget,
         policy: DraftPolicy,
     ):
         self._programs = programs
-        self._budget = budget
         self._in_flight = in_flight
         self._policy = policy
 
@@ -49,14 +45,12 @@ class Executor:
             program.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
             program.run()
 
-    def glue(
-        self, glues: Sequence[Glue], feeds: Sequence[FeedPart], shape: RoundShape
-    ) -> TreeBatch:
-        """Show the model what it has not seen of the drafts being verified, predict their outcomes
-        and plant a branch for each. feeds: programs that show it, and for which glues. shape: of
-        the round."""
+    def glue(self, glues: Sequence[Glue], feeds: Sequence[FeedPart], branches: int) -> TreeBatch:
+        """Show the model what it has not seen of the drafts being verified, predict ``branches``
+        outcomes of each request and plant a branch for each. feeds: programs that show it, and for
+        which glues."""
         size = self._programs.batch(len(glues))
-        program = self._programs.predict(size, shape.branches)
+        program = self._programs.predict(size, branches)
         with self._in_flight.timed("glue"):
             for feed, rows in feeds:
                 part = [glues[row] for row in rows]
@@ -71,11 +65,11 @@ class Executor:
             for glue in glues
         ]
         batch = TreeBatch(
-            self._programs.branches(size, program.branches, is_sampled(slots)),
+            self._programs.branches(size, branches, is_sampled(slots)),
             [glue.tree for glue in glues],
             slots,
-            program.bonus[: len(glues) * program.branches].clone(),
-            shape.steps,
+            program.bonus[: len(glues) * branches].clone(),
+            self._policy.k,
         )
         for glue, row in zip(glues, batch.rows()):
             glue.request.predicted, glue.request.ahead = glue.prediction, row
@@ -99,6 +93,5 @@ class Executor:
 
     def grow(self, batch: TreeBatch, kind: str) -> None:
         """Start one more step of a batch. kind: what to count it as."""
-        took = partial(self._budget.took, batch.size, batch.branches)
-        with self._in_flight.timed(kind, took=took):
+        with self._in_flight.timed(kind):
             batch.grow()

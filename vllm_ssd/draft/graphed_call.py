@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-_MEASURED_RUNS = 4
-
 
 class GraphedCall:
     """Calls ``compute``, or replays its CUDA graph once that is recorded."""
@@ -26,19 +24,6 @@ class GraphedCall:
         with torch.cuda.graph(graph, pool=pool):
             self._compute()
         self._graph = graph
-
-    def measure_us(self, fill: Callable[[], None]) -> float:
-        """Mean microseconds of a run; ``fill`` is called before each, as a run changes inputs."""
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        took = []
-        for _ in range(1 + _MEASURED_RUNS):
-            fill()
-            before.record()
-            self()
-            after.record()
-            after.synchronize()
-            took.append(before.elapsed_time(after) * 1000)
-        return sum(took[1:]) / _MEASURED_RUNS
 
     def __call__(self) -> None:
         if self._graph is None:

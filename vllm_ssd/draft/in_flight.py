@@ -26,7 +26,6 @@ class _Piece:
 
     kind: str
     amount: int
-    took: Callable[[int], None]
     started: float
     start: torch.cuda.Event
     end: torch.cuda.Event
@@ -50,7 +49,6 @@ class InFlight:
             piece = self._running.popleft()
             microseconds = int(piece.start.elapsed_time(piece.end) * 1000)
             self._count(piece.kind, piece.amount, microseconds)
-            piece.took(microseconds)
             self._spare += (piece.start, piece.end)
             self._done = time.monotonic()
         if self._running and time.monotonic() - self._running[0].started > HANG_S:
@@ -68,13 +66,10 @@ class InFlight:
         return 0.0 if self._running else time.monotonic() - self._done
 
     @contextmanager
-    def timed(
-        self, kind: str, amount: int = 1, took: Callable[[int], None] = lambda _: None
-    ) -> Iterator[None]:
-        """Measure the piece of work that is started in the context. amount: what to count it as.
-        took: called with its microseconds when it is done."""
+    def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
+        """Measure the piece of work that is started in the context. amount: what to count it as."""
         if self._on_gpu:
-            piece = _Piece(kind, amount, took, time.monotonic(), self._event(), self._event())
+            piece = _Piece(kind, amount, time.monotonic(), self._event(), self._event())
             piece.start.record()
             yield
             piece.end.record()
@@ -82,9 +77,7 @@ class InFlight:
         else:
             started = time.monotonic_ns()
             yield
-            microseconds = (time.monotonic_ns() - started) // 1000
-            self._count(kind, amount, microseconds)
-            took(microseconds)
+            self._count(kind, amount, (time.monotonic_ns() - started) // 1000)
             self._done = time.monotonic()
 
     def _event(self) -> torch.cuda.Event:

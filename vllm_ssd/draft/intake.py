@@ -77,10 +77,6 @@ class Intake:
                 decided.append((request, drafts))
         moves: list[Move] = []
         for request, drafts in decided:
-            row, predicted = request.ahead, request.predicted
-            if request.came_true and row and predicted and not request.left_over:
-                complete = len(drafts) >= predicted.steps
-                request.served.window.taken(row.batch.size, complete)
             move = request.decide(drafts, request.seen(self._states))
             if move is not None:
                 moves.append(move)

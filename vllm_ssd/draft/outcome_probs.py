@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import nan
 
 import numpy as np
-
-from vllm_ssd.draft.fan_out import spread
 
 _NEWEST = 0.005  # weight of the newest outcome among all
 _LARGE = 1e100  # weights of outcomes stay below this
@@ -58,11 +55,6 @@ class OutcomeProbs:
             chances.append(chance)
         return np.array(chances)
 
-    def fan_out(self, branches: int, drafts: int, requests: int) -> tuple[int, ...]:
-        """The fan-out of ``branches`` branches that misses least for a row with ``drafts`` drafts
-        of which nothing else is known, in batches of ``requests`` requests."""
-        return self.fan_outs(branches, [[nan] * drafts], requests)[0]
-
     def fan_outs(
         self, branches: int, token_probs: Sequence[Sequence[float]], requests: int
     ) -> list[tuple[int, ...]]:
@@ -78,13 +70,6 @@ class OutcomeProbs:
         counts = np.zeros(lengths.shape, int)
         np.add.at(counts, (np.arange(rows)[:, None], best // branches), 1)
         return [tuple(row) for row in counts.tolist()]
-
-    def hit(self, fan_out: Sequence[int], drafts: int, requests: int) -> float:
-        """The probability that a round with ``drafts`` drafts does not miss."""
-        (lengths,), (whole,) = self._lengths([[nan] * drafts], requests)
-        by_rank = self._ranks()[whole.astype(int)]
-        rows = zip(lengths, by_rank, spread(fan_out, drafts))
-        return 1 - float(sum(length * ranks[count:].sum() for length, ranks, count in rows))
 
     def _lengths(
         self, token_probs: Sequence[Sequence[float]], requests: int

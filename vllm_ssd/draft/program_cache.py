@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import takewhile
 
 import torch
 
-from vllm_ssd.draft.budget import BranchBudget, RoundCost
+from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
 from vllm_ssd.draft.programs import Feed, Grow, Predict
-from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.draft.spec import TOKENS_IN_A_READ, DraftPolicy
 from vllm_ssd.protocol.publisher import Publisher
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
-_TRIAL_CONTEXT = 1000  # tokens; what a round costs is measured at this length
+_TRIAL_CONTEXT = 1000  # tokens; kernels are tuned at this length
 
 FeedPart = tuple[Feed, list[int]]
 """A feed, and which of several requests it is for, by their indices."""
@@ -26,10 +25,7 @@ FeedPart = tuple[Feed, list[int]]
 
 class ProgramCache:
     """Programs by size. Programs that are recorded as graphs have the sizes of ``BATCHES`` and
-    ``CHUNKS``.
-
-    feed_us: microseconds of feeds, by requests and tokens of each; empty if they are not measured.
-    """
+    ``CHUNKS``."""
 
     def __init__(
         self,
@@ -44,7 +40,6 @@ class ProgramCache:
         self._states, self._budget = states, budget
         self._recorded = model.attention.graphs
         self._feeds: dict[tuple[int, int], Feed] = {}
-        self.feed_us: dict[tuple[int, int], float] = {}
         self._predicts: dict[tuple[int, int], Predict] = {}
         self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
         self._moves: dict[int, Moves] = {}
@@ -69,15 +64,11 @@ class ProgramCache:
 
     def feeds(self, counts: Sequence[int]) -> list[FeedPart]:
         """The feeds that show each request its bonus and drafts. counts: tokens to show of each
-        request; 0 needs no feed. Single tokens get a feed of their own if that takes less time."""
+        request; 0 needs no feed. Single tokens get a feed of their own if that should be faster."""
         single = [row for row, count in enumerate(counts) if count == 1]
         several = [row for row, count in enumerate(counts) if count > 1]
         together = self._parts([sorted(single + several)], counts)
-        return min(together, self._parts([single, several], counts), key=self.feeds_us)
-
-    def feeds_us(self, parts: Sequence[FeedPart]) -> float:
-        """Microseconds that these feeds take, as far as they were measured."""
-        return sum(self.feed_us.get((feed.batch, feed.queries), 0.0) for feed, _ in parts)
+        return min(together, self._parts([single, several], counts), key=_reads)
 
     def chunk(self, wanted: Sequence[int]) -> Feed:
         """The feed that shows the most tokens of these requests, the first requests first; the
@@ -117,8 +108,7 @@ class ProgramCache:
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
-        them all and measure the microseconds of a round. progress: called with a sentence at each
-        stage."""
+        them all. progress: called with a sentence at each stage."""
         if not self._recorded:
             for program in [*self._rounds(1), self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
@@ -131,8 +121,6 @@ class ProgramCache:
                 program.try_out(context)
                 program.run.record(pool)
             progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
-            if self._policy.branches:
-                self._measure(batch, context)
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)
@@ -142,23 +130,12 @@ class ProgramCache:
         programs: list[Feed | Moves | Predict | Grow] = [self._feed(batch, tokens)]
         if self._policy.branches:
             programs += [self._feed(batch, 1), self._move(batch * tokens)]
-            for branches in self._budget.sizes(batch):
-                programs.append(self.predict(batch, branches))
-                programs += [self.branches(batch, branches, s) for s in self._sampled]
+            branches = self._budget.branches(batch)
+            programs.append(self.predict(batch, branches))
+            programs += [self.branches(batch, branches, s) for s in self._sampled]
         if self._policy.fallbacks:
             programs += [self._grow(batch, 1, True, sampled) for sampled in self._sampled]
         return programs
-
-    def _measure(self, batch: int, context: int) -> None:
-        for queries in (1, self._policy.k + 1):
-            feed = self._feed(batch, queries)
-            self.feed_us[batch, queries] = feed.run.measure_us(partial(feed.try_out, context))
-        for branches in self._budget.sizes(batch):
-            predict = self.predict(batch, branches)
-            grow = self.branches(batch, branches, sampled=False)
-            predict_us = predict.run.measure_us(partial(predict.try_out, context))
-            step_us = grow.run.measure_us(partial(grow.try_out, context))
-            self._budget.cost_us[batch, branches] = RoundCost(predict_us, step_us)
 
     def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:
         """A feed for each of these groups of requests that is not empty."""
@@ -188,3 +165,8 @@ class ProgramCache:
                 self._model, self._states, self._publisher, batch, branches, self._policy, *key[2:]
             )
         return self._grows[key]
+
+
+def _reads(parts: Sequence[FeedPart]) -> float:
+    """The time that these feeds should take, in times of reading the weights."""
+    return sum(max(1.0, feed.batch * feed.queries / TOKENS_IN_A_READ) for feed, _ in parts)

@@ -52,7 +52,7 @@ class Prediction(NamedTuple):
     nowhere; stamp: of the predicted outcome. states: rows of ``HiddenStates``, after the text and
     after each draft; verified: rows that these states are copied to. accepted: the accepted length
     of each branch; ranks: the rank of its bonus there, 0 = the likeliest token. drafts: those being
-    verified. steps: tokens that each branch will have."""
+    verified."""
 
     where: int
     stamp: int
@@ -61,7 +61,6 @@ class Prediction(NamedTuple):
     accepted: Sequence[int]
     ranks: Sequence[int]
     drafts: Sequence[int]
-    steps: int
 
 
 def _rectangle(rows: Sequence[Sequence[int]], width: int, filling: int) -> list[list[int]]:
@@ -142,13 +141,12 @@ class Predict:
                 "rank": each,
                 "where": (batch,),
                 "stamp": (batch,),
-                "steps": (batch,),
             },
         )
         first = torch.arange(batch, device=model.device).unsqueeze(1) * states.places
         self._first = first  # the first of each request's places
         none = (0,) * branches
-        self._nothing = Prediction(0, 0, (), (), none, none, (), 0)
+        self._nothing = Prediction(0, 0, (), (), none, none, ())
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = GraphedCall(self._compute)
 
@@ -160,14 +158,13 @@ class Predict:
         if predictions:
             rows = len(predictions)
             columns = zip(*(new or self._nothing for new in predictions))
-            where, stamps, states, verified, accepted, ranks, drafts, steps = columns
+            where, stamps, states, verified, accepted, ranks, drafts = columns
             width, padding = self._states.places, self._states.padding
             host["states"][:rows] = _rectangle(states, width, padding)
             host["verified"][:rows] = _rectangle(verified, width, padding)
             host["ruled_out"][:rows] = _rectangle(drafts, width, -1)
             host["accepted"][:rows], host["rank"][:rows] = accepted, ranks
             host["where"][:rows], host["stamp"][:rows] = where, stamps
-            host["steps"][:rows] = steps
         self._inputs.send()
 
     def try_out(self, _: int) -> None:
@@ -186,7 +183,7 @@ class Predict:
         self.bonus.copy_(chosen)
         bonus = self.bonus.view(self.batch, -1)
         self._publisher.predict(
-            Outcomes(inputs["where"], inputs["stamp"], inputs["steps"], inputs["accepted"], bonus)
+            Outcomes(inputs["where"], inputs["stamp"], inputs["accepted"], bonus)
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
@@ -82,9 +81,8 @@ class DraftRequest:
     draft, as far as they are fed and kept.
     round: of the last outcome taken in, -1 before any; accepted: its accepted length; branch: the
     one that predicted it, -1 if none did, None until its predictions are seen; came_true: it was
-    predicted when it came. decided_ns: monotonic nanoseconds when the target's decision on its
-    drafts was seen. left_over: drafts that the target has but did not verify, if the bonus is the
-    first of them; they are its drafts for the next round.
+    predicted when it came. left_over: drafts that the target has but did not verify, if the bonus
+    is the first of them; they are its drafts for the next round.
     phase: only ``DraftRequests.enter`` changes it. temperature: at which drafts are sampled, 0 =
     greedy; seed: of their random numbers.
     ahead: the tree grown for the awaited outcome, or for one that has come and is matched with its
@@ -104,7 +102,6 @@ class DraftRequest:
     accepted: int = 0
     branch: int | None = None
     came_true: bool = False
-    decided_ns: int = 0
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
@@ -195,7 +192,6 @@ class DraftRequest:
         self.leave_fallback()
         self.drafts = list(drafts)
         self.token_probs = [nan] * len(drafts) if seen is None else seen.probs_of(drafts)
-        self.decided_ns = time.monotonic_ns()
         begin = len(self.tokens) - 1
         if seen is None or len(self.fed) != begin:
             return None
@@ -232,13 +228,12 @@ class DraftRequest:
     def glue(
         self,
         fan_out: Sequence[int],
-        steps: int,
         verified: Sequence[int],
         tree_steps: int,
         has_room: bool,
     ) -> Glue:
-        """Show all unfed tokens, for which KV is reserved, and predict the outcomes of ``fan_out``,
-        each with ``steps`` tokens. verified: rows for hidden states, of the text's end and of each
+        """Show all unfed tokens, for which KV is reserved, and predict the outcomes of ``fan_out``.
+        verified: rows for hidden states, of the text's end and of each
         draft. tree_steps: steps that the tree has room for. has_room: KV is reserved for the tree,
         too; without it there is no tree."""
         chunk, tokens = self.feed(self.unfed)
@@ -258,7 +253,6 @@ class DraftRequest:
             accepted=accepted,
             ranks=ranks,
             drafts=self.drafts,
-            steps=steps,
         )
         return Glue(self, chunk, tokens, kept, tree, prediction)
 

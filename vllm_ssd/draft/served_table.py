@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.draft.window import Window
 from vllm_ssd.protocol import LOST, SpeculationTable
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.outcomes import OutcomeReader
@@ -28,10 +27,9 @@ from vllm_ssd.protocol.predictions import PredictionWriter
 class ServedTable:
     """places: by slot, where the draft's programs publish, from ``Publisher.join``; empty if no
     program does. counters: of ``draft_dtype``. Those of requests are this table's own. Those of KV
-    blocks and work are the whole draft's, and all tables that it serves have them. window: the time
-    that the draft has for a round of this target. idle: the target does without drafts for now. The
-    draft then does not show the model its texts, which would take time of a GPU that both may
-    share; later it shows them all together."""
+    blocks and work are the whole draft's, and all tables that it serves have them. idle: the
+    target does without drafts for now. The draft then does not show the model its texts, which
+    would take time of a GPU that both may share; later it shows them all together."""
 
     def __init__(self, table: SpeculationTable, places: Sequence[int] = ()):
         self.table = table
@@ -41,7 +39,6 @@ class ServedTable:
         self.places = places
         self.counters = table.draft[0]
         self._owner = 0  # this process, once it has claimed the table
-        self.window = Window()
         self._plan = table.plan[0]
         self.idle = False
         self._unknown = self._find_unknown()

@@ -8,6 +8,9 @@ from typing import Any
 from vllm_ssd.draft.attention.registry import Backend
 from vllm_ssd.protocol import TableShape
 
+# A step of a GPU that computes fewer tokens takes as long as reading the weights.
+TOKENS_IN_A_READ = 256
+
 
 @dataclass(frozen=True)
 class DraftModelSpec:
@@ -33,21 +36,19 @@ class DraftPolicy:
     """How to draft. k: drafts a round. fan_out: branches for each accepted length, k + 1 numbers;
     all 0 = draft only fallbacks. fallbacks: whether the target may wait for drafts of an outcome
     that was not predicted. chunk: tokens of a prompt that one forward may read. max_branches: of
-    all requests together; with many requests the fan-out shrinks. adaptive: only the sum of fan_out
-    counts, not its accepted lengths. top_m: drafts are sampled from this number of the likeliest
-    tokens, 0 = each draft is the likeliest token. saguaro: factor on the probabilities of tokens
-    that will be predicted as bonus. whole: every branch gets all k tokens, even if the draft has
-    too little time."""
+    all requests of a batch; with many requests the fan-out shrinks. adaptive: only the sum of
+    fan_out counts, not its accepted lengths. top_m: drafts are sampled from this number of the
+    likeliest tokens, 0 = each draft is the likeliest token. saguaro: factor on the probabilities of
+    tokens that will be predicted as bonus."""
 
     k: int
     fan_out: tuple[int, ...]
     fallbacks: bool
     chunk: int
-    max_branches: int = 512
+    max_branches: int = TOKENS_IN_A_READ
     adaptive: bool = False
     top_m: int = 0
     saguaro: float = 1.0
-    whole: bool = False
 
     @property
     def branches(self) -> int:

@@ -31,18 +31,13 @@ class ServerSpec:
     name: str = ""
 
 
-# Most branches of all requests in a round. On a GPU the draft measures how long its rounds take and
-# chooses a number that fits. It records CUDA graphs for no more branches than these.
-_MAX_BRANCHES, _MAX_BRANCHES_ON_CPU = 2048, 512
-
-
 def make_server_spec(
     vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any, name: str = ""
 ) -> ServerSpec:
     """Return the spec of a draft whose files are in ``run_dir``. platform: vLLM's current one.
     name: the draft serves engines that have it in their tables."""
     config: Any = vllm_config.speculative_config
-    policy = _policy(vllm_config, platform)
+    policy = _policy(vllm_config)
     model = _model_spec(vllm_config, policy, device, platform)
     return ServerSpec(
         run_dir,
@@ -56,18 +51,16 @@ def make_server_spec(
     )
 
 
-def _policy(vllm_config: VllmConfig, platform: Any) -> DraftPolicy:
+def _policy(vllm_config: VllmConfig) -> DraftPolicy:
     config: Any = vllm_config.speculative_config
     return DraftPolicy(
         k=config.k,
         fan_out=config.fan_out,
         fallbacks=config.on_miss != "skip",
         chunk=config.draft_max_num_batched_tokens,
-        max_branches=_MAX_BRANCHES_ON_CPU if platform.is_cpu() else _MAX_BRANCHES,
         adaptive=isinstance(config.f, int) and config.f > 0,
         top_m=config.top_m,
         saguaro=config.saguaro,
-        whole=config.on_miss == "wait",
     )
 
 

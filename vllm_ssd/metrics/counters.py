@@ -46,7 +46,7 @@ class TargetCounters:
         counters["drafts"] += drafts
         counters["ready"][len(first.tokens)] += 1
         result: Result = "late"
-        if first.predicted and len(first.tokens) >= first.steps:
+        if first.predicted and first.tokens:
             result = "hits"
         elif first.published and not first.predicted:
             result = "misses"

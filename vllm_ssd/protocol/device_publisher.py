@@ -47,7 +47,7 @@ class DevicePublisher:
 
     def predict(self, new: Outcomes) -> None:
         batch, branches = new.accepted.shape
-        outcomes = (new.where, new.stamps, new.steps, new.accepted, new.bonus)
+        outcomes = (new.where, new.stamps, new.accepted, new.bonus)
         predict_kernel[(batch,)](*outcomes, branches, self._layout, num_warps=1)
 
     def extend(self, new: BranchTokens) -> None:

@@ -52,15 +52,14 @@ def _own_place(where, stamp_of, row, begins, first, size):
 def predict_kernel(
     where,
     stamp_of,
-    steps_of,
     accepted,
     bonus,
     BRANCHES: tl.constexpr,
     AT: tl.constexpr,
 ):
     """Publish predicted outcomes (``PredictionWriter.publish``). where: int64 [rows], the places
-    that ``DevicePublisher.join`` returns, 0 publishes nothing; stamp_of, steps_of: int64 [rows];
-    accepted, bonus: int64 [rows, BRANCHES]."""
+    that ``DevicePublisher.join`` returns, 0 publishes nothing; stamp_of: int64 [rows]; accepted,
+    bonus: int64 [rows, BRANCHES]."""
     row = tl.program_id(0)
     place = _own_place(where, stamp_of, row, True, 0, AT.prediction_size)
     if place != 0:
@@ -74,8 +73,6 @@ def predict_kernel(
         tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         tl.debug_barrier()
         tl.store(words + record + AT.prediction_depth, 0)
-        steps = tl.load(steps_of + row)
-        tl.store(words + record + AT.prediction_steps, steps.to(tl.int32))
         tl.store(words + record + AT.prediction_count, BRANCHES)
         tl.store(words + record + AT.prediction_accepted + lane, lengths.to(tl.int32), mask=real)
         tl.store(words + record + AT.prediction_bonus + lane, tokens.to(tl.int32), mask=real)
@@ -205,8 +202,8 @@ def find(
     AT: tl.constexpr,
 ):
     """Find the drafts for an outcome (``PredictionReader.find``). Returns published, predicted,
-    drafts int32 [token_lanes], their number, and the number that a branch will have. Writes the
-    drafts' distributions to the pointer ``draft_probs``, int64 [k, top_m].
+    drafts int32 [token_lanes], and their number. Writes the drafts' distributions to the pointer
+    ``draft_probs``, int64 [k, top_m].
 
     Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
     a stamp is masked by the drafts' validity, so that it cannot overtake them.
@@ -220,14 +217,13 @@ def find(
     has_fallback = value_in(found, 1) == stamp
 
     number = tl.arange(0, 4)
-    of_branches = number < 3
+    of_branches = number < 2
     number_at = tl.where(
         of_branches, prediction + AT.prediction_count + number, fallback + AT.fallback_depth
     )
-    there = tl.where(of_branches, published, has_fallback) != 0
+    there = tl.where(of_branches, published, has_fallback & (number == 2)) != 0
     numbers = read_where(words + number_at, there)
-    count, depth, steps = value_in(numbers, 0), value_in(numbers, 1), value_in(numbers, 2)
-    other_depth = value_in(numbers, 3)
+    count, depth, other_depth = value_in(numbers, 0), value_in(numbers, 1), value_in(numbers, 2)
     listed = branch < tl.where(published, AT.branches, 0)
     branch_at = words + prediction + branch
     lengths = read_where(branch_at + AT.prediction_accepted, listed)
@@ -258,7 +254,6 @@ def find(
     published = published & ((value_in(again, 0) == stamp) | (valid == 0))
     has_fallback = has_fallback & ((value_in(again, 1) == stamp) | (other_valid == 0))
     predicted = predicted & published
-    steps = tl.where(published, tl.minimum(tl.maximum(steps, 0), AT.k), AT.k)
     depth = tl.where(published, depth, 0)
     further = has_fallback & (other_depth > depth)
     tokens = tl.where(further, other, tokens)
@@ -266,4 +261,4 @@ def find(
     depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
         store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
-    return published, predicted, tokens, depth, steps
+    return published, predicted, tokens, depth

@@ -32,22 +32,16 @@ class PredictionWriter:
         self._fallback_token_probs = fallback["token_probs"]
 
     def publish(
-        self,
-        slot: int,
-        stamp: np.uint64,
-        accepted: Sequence[int],
-        bonus: Sequence[int],
-        steps: int | None = None,
+        self, slot: int, stamp: np.uint64, accepted: Sequence[int], bonus: Sequence[int]
     ) -> None:
         """Predict outcomes of round ``stamp``, each an accepted length and a bonus; their branches
-        have no tokens yet. steps: tokens that each branch will have, None = k."""
+        have no tokens yet."""
         at = slot, int(stamp) & 1
         if self._stamps.item(at) > stamp:
             return
         record = self._prediction[at]
         record["stamp"] = 0
         record["depth"] = 0
-        record["steps"] = record["tokens"].shape[1] if steps is None else steps
         record["count"] = len(accepted)
         record["accepted"][: len(accepted)] = accepted
         record["bonus"][: len(bonus)] = bonus
@@ -149,15 +143,13 @@ class LookupResult:
 
     published: the draft has predicted outcomes of this round. predicted: this outcome is one of
     them; if not, any tokens are the draft's fallback. tokens: drafts ready for it, 0..k.
-    draft_probs: int64 [len(tokens), top_m], the distributions of the tokens. steps: tokens that
-    each branch will have, k if that is not published.
+    draft_probs: int64 [len(tokens), top_m], the distributions of the tokens.
     """
 
     published: bool
     predicted: bool
     tokens: list[int]
     draft_probs: NDArray[np.int64]
-    steps: int
 
 
 class PredictionReader:
@@ -178,13 +170,11 @@ class PredictionReader:
         parity = int(stamp) & 1
         record = self._prediction[slot, parity]
         published = predicted = False
-        steps = self._k
         tokens, draft_probs = self._nothing
         if record["stamp"] == stamp:
             count = min(max(int(record["count"]), 0), self._branches)
             match = (record["accepted"][:count] == accepted) & (record["bonus"][:count] == bonus)
             rows = np.flatnonzero(match)
-            steps = min(max(int(record["steps"]), 0), self._k)
             if len(rows):
                 depth = min(max(int(record["depth"]), 0), self._k)
                 tokens, draft_probs = self._drafts(record, depth, rows[0])
@@ -192,7 +182,6 @@ class PredictionReader:
                 published, predicted = True, len(rows) > 0
             else:
                 tokens, draft_probs = self._nothing
-                steps = self._k
         fallback = self._fallback[slot, parity]
         if fallback["stamp"] == stamp:
             depth = min(max(int(fallback["depth"]), 0), self._k)
@@ -203,7 +192,7 @@ class PredictionReader:
         known = all(0 <= token < self._vocab_size for token in tokens)
         if not known or not are_sound(tokens, draft_probs, self._vocab_size):
             tokens = []
-        return LookupResult(published, predicted, tokens, draft_probs[: len(tokens)], steps)
+        return LookupResult(published, predicted, tokens, draft_probs[: len(tokens)])
 
     def _drafts(
         self, record: np.void, depth: int, *branch: int

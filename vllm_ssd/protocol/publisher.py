@@ -21,12 +21,10 @@ if TYPE_CHECKING:  # a relay works without torch
 class Outcomes:
     """Predicted outcomes, whose branches have no tokens yet. where: int64 [batch], each row's place
     as ``Publisher.join`` returns it, 0 = publish nothing for this row; stamps: int64 [batch];
-    steps: int64 [batch], tokens that each branch will have; accepted, bonus: int64 [batch,
-    branches]."""
+    accepted, bonus: int64 [batch, branches]."""
 
     where: torch.Tensor
     stamps: torch.Tensor
-    steps: torch.Tensor
     accepted: torch.Tensor
     bonus: torch.Tensor
 
@@ -90,7 +88,7 @@ class HostPublisher:
     def predict(self, new: Outcomes) -> None:
         for row, writer, slot, stamp in self._real(new):
             accepted, bonus = new.accepted[row].tolist(), new.bonus[row].tolist()
-            writer.publish(slot, stamp, accepted, bonus, int(new.steps[row]))
+            writer.publish(slot, stamp, accepted, bonus)
 
     def extend(self, new: BranchTokens) -> None:
         for row, writer, slot, stamp in self._real(new):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 17
+VERSION = 18
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
 # draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
@@ -166,7 +166,6 @@ class TableShape:
                 ("stamp", "u8"),  # the round whose outcome is predicted
                 ("count", "i4"),
                 ("depth", "i4"),  # tokens ready in every branch
-                ("steps", "i4"),  # and tokens that it will have, k at most
                 ("accepted", "i4", (self.branches,)),
                 ("bonus", "i4", (self.branches,)),
                 ("tokens", "i4", (self.branches, self.k)),

@@ -219,8 +219,7 @@ class Prediction(Fallback):
         return int(head[0])
 
     def _fits(self, head: NDArray[np.int32]) -> bool:
-        count, _, steps = head[:3].tolist()
-        return 0 <= count <= self._branches and 0 <= steps <= self._k
+        return 0 <= head[0] <= self._branches
 
 
 def _heads(records: NDArray) -> NDArray[np.int32]:

@@ -209,7 +209,7 @@ class SpeculationClient:
     def _worth_waiting(self, state: RowState, plan: WaitPlan) -> bool:
         slot, found = state.slot, state.found
         missed = found.published and not found.predicted
-        enough = min(plan.fallback if missed else plan.branch, found.steps)
+        enough = plan.fallback if missed else plan.branch
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
         if state.left_over < len(slot.drafts):

@@ -144,11 +144,11 @@ def look_up_kernel(
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
-        published, predicted, tokens, depth, steps = find(
+        published, predicted, tokens, depth = find(
             words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
         found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
-        found = tl.where(predicted & (depth >= steps), AT.counter_hits, found)
+        found = tl.where(predicted & (depth > 0), AT.counter_hits, found)
 
         tl.atomic_add(counters + AT.counter_ready + depth, 1, sem="relaxed")
         key = tl.load(state + 6)
@@ -157,7 +157,7 @@ def look_up_kernel(
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
-        wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
+        wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
@@ -172,7 +172,7 @@ def look_up_kernel(
             now = read_heads(stamps, prediction, fallback)
             hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
-                published, predicted, tokens, depth, steps = find(
+                published, predicted, tokens, depth = find(
                     words,
                     stamps,
                     prediction,
@@ -184,7 +184,7 @@ def look_up_kernel(
                     VOCAB,
                     AT,
                 )
-                wanted = wanted_depth(published, predicted, steps, branch_depth, fallback_depth)
+                wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
             heads = now
             looks += 1
             waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
@@ -235,10 +235,10 @@ def look_up_kernel(
 
 
 @triton.jit
-def wanted_depth(published, predicted, steps, branch_depth, fallback_depth):
+def wanted_depth(published, predicted, branch_depth, fallback_depth):
     """Return how many draft tokens are worth waiting for."""
     missed = published & (predicted == 0)
-    return tl.minimum(tl.where(missed, fallback_depth, branch_depth), steps)
+    return tl.where(missed, fallback_depth, branch_depth)
 
 
 @triton.jit

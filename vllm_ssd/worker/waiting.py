@@ -38,8 +38,7 @@ class WaitPolicy:
 class WaitPlan(NamedTuple):
     """Numbers of draft tokens. branch: to wait for if the outcome was predicted, or nothing is
     predicted yet. fallback: to wait for if the outcome was not predicted. drafts: the most that a
-    row may have; 0: the target decodes without the draft. A row never waits for more tokens than
-    the branches of its round will have."""
+    row may have; 0: the target decodes without the draft."""
 
     branch: int
     fallback: int

@@ -5,7 +5,6 @@ import torch
 
 from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Target
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.draft.window import Window
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.worker import client
 from vllm_ssd.worker.client import Row
@@ -48,28 +47,6 @@ def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, refer
     for _ in range(rounds):
         loop.work()
         assert target.round(loop.client) == k
-
-
-def test_the_window_hears_which_branches_were_complete(
-    tmp_path, monkeypatch, draft_model, reference
-):
-    heard = []
-    monkeypatch.setattr(Window, "taken", lambda _, *said: heard.append(said))
-    k = 4
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (1,) * (k + 1), False, chunk=16))
-    target = Target("a", PROMPT, reference)
-    loop.client.add("a", PROMPT)
-    for time_for, told in [(None, True), (None, True), (3, False), (None, True)]:
-        loop.work(time_for)
-        target.round(loop.client)
-        loop.work(1)
-        assert heard.pop() == (1, told) and not heard
-    loop.work()
-    unlikely = (reference.continuation(target.text, 1)[0] + 1) % VOCAB
-    target.drafts, target.truth = [], [*target.text, unlikely]
-    target.round(loop.client)
-    loop.work()
-    assert not heard, "it was not predicted"
 
 
 @pytest.mark.parametrize("has_time", [True, False])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from vllm_ssd.draft import program_cache
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.program_cache import ProgramCache
@@ -27,13 +28,14 @@ def test_one_feed_for_all_who_need_one(cache):
     assert shown(cache.feeds([1, 3, 0, 5])) == [(3, 5, [0, 1, 3])]
 
 
-@pytest.mark.parametrize("single_us, apart", [(400.0, True), (600.0, False)])
-def test_single_tokens_apart_where_that_is_faster(cache, single_us, apart):
-    cache.feed_us = {(4, K + 1): 1500.0, (1, K + 1): 1000.0, (3, 1): single_us}
+@pytest.mark.parametrize("read, apart", [(4, True), (12, False), (256, False)])
+def test_single_tokens_apart_where_that_is_faster(cache, monkeypatch, read, apart):
+    """read: tokens that a feed computes while it reads the weights. Together these are 20 tokens,
+    apart three and five."""
+    monkeypatch.setattr(program_cache, "TOKENS_IN_A_READ", read)
     parts = cache.feeds([1, 1, K + 1, 1])
     together = [(4, K + 1, [0, 1, 2, 3])]
     assert shown(parts) == ([(3, 1, [0, 1, 3]), (1, K + 1, [2])] if apart else together)
-    assert cache.feeds_us(parts) == (1400.0 if apart else 1500.0)
 
 
 @pytest.mark.parametrize(

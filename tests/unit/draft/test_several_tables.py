@@ -11,7 +11,6 @@ import torch
 from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engine
 from vllm_ssd.draft import engine as draft_engine
-from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
 
@@ -70,27 +69,6 @@ def test_requests_of_all_tables_share_batches(reference, pair):
     assert shown == {"glue": 1, "branch": K + 1}
     for loop, target in zip(pair, targets):
         assert target.round(loop.client) == K
-
-
-def test_a_batch_follows_the_target_with_the_least_time(monkeypatch, reference, pair, engine):
-    """Each target's verifications are measured by themselves."""
-    first, second = pair
-    targets = [begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)]
-    first.work()
-    for loop, took_us in zip(pair, (9000.0, 2000.0)):
-        loop.served.window.verified(took_us)
-    asked, shape = [], BranchBudget.shape
-    monkeypatch.setattr(
-        BranchBudget, "shape", lambda *given: asked.append(given[1]) or shape(*given)
-    )
-    for loop, target in zip(pair, targets):
-        target.round(loop.client)
-    first.work()
-    assert asked == [second.served.window]
-    before = second.served.window.us(1)
-    targets[0].round(first.client)
-    first.work()
-    assert asked[1:] == [first.served.window] and second.served.window.us(1) == before
 
 
 def test_what_a_table_counts(draft_model, reference, pair):

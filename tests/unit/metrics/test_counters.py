@@ -15,7 +15,7 @@ def table(tmp_path):
 
 
 def found(published, predicted, tokens):
-    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64), 2)
+    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
 
 
 def test_rates_of_a_few_rounds(table):
@@ -28,12 +28,12 @@ def test_rates_of_a_few_rounds(table):
         counters.verified(accepted, 3)
     counters.waited(0.004, 1)
     derived = rates(snapshot(table))
-    assert (derived["hit"], derived["miss"], derived["late"]) == (0.25, 0.25, 0.5)
+    assert (derived["hit"], derived["miss"], derived["late"]) == (0.5, 0.25, 0.25)
     assert derived["tokens_per_round"] == pytest.approx(2.0)
     assert derived["acceptance"] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
     assert derived["wait_ms"] == pytest.approx(1.0)
     line = describe(snapshot(table))
-    assert "Hit rate: 25.0%" in line and "0.667, 0.333" in line and "Timeouts: 1" in line
+    assert "Hit rate: 50.0%" in line and "0.667, 0.333" in line and "Timeouts: 1" in line
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ HIT, MISS = (True, True), (True, False)
 
 
 def result(published, predicted, tokens):
-    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64), 2)
+    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_rounds(table):
     counters = TargetCounters(table)
     counters.looked_up(result(*HIT, [1, 2]), 2)
     counters.looked_up(result(*HIT, [1, 2]), 2)
-    counters.looked_up(result(*HIT, [1]), 1)
+    counters.looked_up(result(False, False, [1]), 1)
     counters.looked_up(result(*MISS, []), 0)
     counters.went_without(5)
     for accepted in (2, 0):

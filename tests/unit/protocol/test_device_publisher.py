@@ -84,7 +84,7 @@ if interpreter.HERE:
         def predict(generation):
             stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
             outcomes = torch.randint(0, 4, (3, 2)), torch.randint(0, 100, (3, 2))
-            publisher.predict(Outcomes(rows, stamps, torch.tensor([3, 3, 3]), *outcomes))
+            publisher.predict(Outcomes(rows, stamps, *outcomes))
 
         predict(7)
         extend(7, 0)

@@ -185,10 +185,10 @@ def test_plan_and_state(nodes):
 
 
 def test_branches_grow_token_by_token(nodes):
-    nodes.predictions.publish(0, stamp(1), [0, 0, 3], [7, 8, 9], steps=2)
+    nodes.predictions.publish(0, stamp(1), [0, 0, 3], [7, 8, 9])
     assert kinds(nodes.to_target()) == [Prediction]
     found = nodes.lookup.find(0, stamp(1), 0, 8)
-    assert (found.published, found.predicted, found.tokens, found.steps) == (True, True, [], 2)
+    assert (found.published, found.predicted, found.tokens) == (True, True, [])
     nodes.predictions.extend(0, stamp(1), [1, 2, 3])
     assert [len(frame.tokens) for frame in nodes.to_target()] == [12], "of this token only"
     nodes.predictions.extend(0, stamp(1), [4, 5, 6])
@@ -296,9 +296,9 @@ def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
     return Changed(number, slot, stamp, known, pack(head), pack(tokens), probs)
 
 
-def head(count, steps):
-    """Of a prediction of four branches, which has count, depth, steps and the outcomes."""
-    return [count, 0, steps] + [1] * 8
+def head(count):
+    """Of a prediction of four branches, which has count, depth and the outcomes."""
+    return [count, 0] + [1] * 8
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,11 @@ def head(count, steps):
         changed(Outcome, slot=3),
         changed(State, slot=3),
         changed(Prediction, slot=3),
-        changed(Prediction, head=[1, 0, 3]),
-        changed(Prediction, head=[1, 0, 3] + [1] * 9),
-        changed(Prediction, head=head(1, 4)),
-        changed(Prediction, head=head(1, -1)),
-        changed(Prediction, head=head(5, 3)),
-        changed(Prediction, head=head(-1, 3)),
-        changed(Prediction, head=head(2, 3), tokens=[1] * 3),
+        changed(Prediction, head=[1, 0]),
+        changed(Prediction, head=[1, 0] + [1] * 9),
+        changed(Prediction, head=head(5)),
+        changed(Prediction, head=head(-1)),
+        changed(Prediction, head=head(2), tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 3),
         changed(Prediction, tokens=[1] * 8),
         changed(Fallback, tokens=[1]),
@@ -347,7 +345,7 @@ def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
     before = bytes(nodes.table.pages)
     for frame in (
         changed(Fallback, head=[1], tokens=[1], probs=probs),
-        changed(Prediction, head=head(1, 3), tokens=[1], probs=probs),
+        changed(Prediction, head=head(1), tokens=[1], probs=probs),
     ):
         with pytest.raises(Malformed):
             nodes.of_target.apply(frame)
