@@ -32,7 +32,7 @@ def tiny_spec(checkpoint: Path, backend: Backend, run_dir: Path) -> ServerSpec:
         "enforce_eager": True,
     }
     model = DraftModelSpec(engine_args, (backend,), VOCAB, KV_BYTES, 256, policy.scratch)
-    return ServerSpec(str(run_dir), model, policy, [], {})
+    return ServerSpec(str(run_dir), model, policy, [], {}, 60.0, 3)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from vllm_ssd.lifecycle.own_ray import OwnRay, Reachable, has_ended, token_path
+from vllm_ssd.lifecycle.own_ray import DraftLost, OwnRay, has_ended, token_path
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import ASLEEP, FOR_GOOD, SpeculationTable, rundir
@@ -26,10 +26,6 @@ POLL_S = 0.2
 HANG_S = 20.0
 
 
-class DraftLost(Exception):
-    """The draft server has ended, hangs or could not be started; the message says why."""
-
-
 class RayLost(DraftLost):
     """Ray could not be started, or has ended. Ray picks free ports and opens them a little later,
     when another process may have taken them, so the next start may succeed."""
@@ -38,13 +34,11 @@ class RayLost(DraftLost):
 class DraftActor:
     """Runs one draft server at a time: ``start``, ``serve``, ``kill`` if it is lost, and again."""
 
-    def __init__(self, spec: ServerSpec, start_timeout_s: float):
-        """start_timeout_s: seconds that a running server may take to load the draft again."""
+    def __init__(self, spec: ServerSpec):
         import ray  # takes a second, so processes that only import this module skip it
 
         self._ray: Any = ray
         self._spec = spec
-        self._start_timeout_s = start_timeout_s
         self._run_dir = Path(spec.run_dir)
         self._own_ray = OwnRay(self._run_dir)
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
@@ -58,14 +52,19 @@ class DraftActor:
         # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
         os.environ.update(spec.environment)
 
-    def take_over(self) -> None:
-        """Kill the server of a killed keeper if it still runs. It must end before a new start."""
+    def take_over(self) -> bool:
+        """Whether a killed keeper had a server. If that still runs, kills it: it must end before a
+        new start."""
+        pid = int(self._status["pid"])
+        if not pid:
+            return False
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(int(self._status["pid"]))
+            process = psutil.Process(pid)
             # Another process may have this pid by now. Only this engine's have the token's path.
             if str(token_path(self._run_dir)) in process.environ().values():
                 self._process = process
         self.kill()
+        return True
 
     def start(self, again: bool = False) -> None:
         """Start a server and begin to load the draft; starts Ray if it does not run. Raises
@@ -75,8 +74,8 @@ class DraftActor:
         if not self._own_ray.lives():
             try:
                 self._own_ray.start()
-            except Reachable as error:
-                raise DraftLost(str(error)) from error
+            except DraftLost:
+                raise
             except Exception as error:  # Ray raises errors of many kinds
                 raise RayLost(f"Ray could not be started: {sentence(error)}") from error
         actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
@@ -87,10 +86,7 @@ class DraftActor:
     def serve(self) -> None:
         """Let the loaded draft serve. Raises ``DraftLost`` if other machines can reach the draft's
         Ray or one of its processes."""
-        try:
-            self._own_ray.check_listeners()
-        except Reachable as error:
-            raise DraftLost(str(error)) from error
+        self._own_ray.check_listeners()
         self._task = self._actor.serve.remote()
         self._serving = True
         self._polls = 0
@@ -114,7 +110,7 @@ class DraftActor:
         # A draft that sleeps or reloads its weights has set its heartbeat to 0.
         asleep = not self._beat and int(self._status["away"]) == ASLEEP
         self._polls = 0 if asleep or self._beat != before else self._polls + 1
-        limit_s = HANG_S if self._beat else self._start_timeout_s
+        limit_s = HANG_S if self._beat else self._spec.start_timeout_s
         if self._serving and self._polls * POLL_S > limit_s:
             raise DraftLost(
                 f"no sign of life for {limit_s:g} s"

@@ -2,32 +2,41 @@
 
 vLLM kills a process that is slow to stop, together with its children. So a detached process has a
 session of its own and no parent. It shares a socket pair with the process that started it: the
-socket closes however that process ends.
+socket closes however that process ends. First it gets its settings there, as a line of JSON, which
+other users cannot read. Then it sends lines of JSON, each ``{kind: text}``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+Settings = TypeVar("Settings")
 
 # Variables whose paths may be relative to the working directory.
 _OF_PATHS = ("PYTHONPATH", "HF_HOME", "HF_HUB_CACHE")
 
 
 def start_detached(
-    module: str, folder: Path, *arguments: str, keep: Iterable[int] = ()
+    module: str, folder: Path, settings: Any, keep: Iterable[int] = ()
 ) -> tuple[socket.socket, int]:
     """Start ``python -m module`` in ``folder``; the module calls ``detach``. Returns the channel to
-    it and its process group. keep: file descriptors that it inherits. Python imports from the
-    working directory first, and Ray passes it on, so ``folder`` is one of ours."""
+    it and its process group. settings: a dataclass or a struct of msgspec. keep: file descriptors
+    that it inherits. Python imports from the working directory first, and Ray passes it on, so
+    ``folder`` is one of ours."""
     channel, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            [sys.executable, "-m", module, str(theirs.fileno())],
             cwd=folder,
             env=os.environ | absolute_paths(os.environ),
             pass_fds=(theirs.fileno(), *keep),
@@ -35,15 +44,24 @@ def start_detached(
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
     process.wait()  # until ``detach``; a process that fails earlier closes the channel
+    with contextlib.suppress(ConnectionError):  # it has failed, and closed the channel
+        channel.sendall(msgspec.json.encode(settings) + b"\n")
     return channel, process.pid
 
 
-def detach(channel_fd: str) -> socket.socket:
-    """Leave the parent of this process, and return the channel, whose descriptor is the first
-    argument from ``start_detached``."""
+def detach(kind: type[Settings]) -> tuple[socket.socket, Settings]:
+    """Leave the parent of this process. Returns the channel, whose descriptor is the argument from
+    ``start_detached``, and the settings. kind: their type."""
     if os.fork():
         os._exit(0)
-    return socket.socket(fileno=int(channel_fd))
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    return channel, msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
+
+
+def say(channel: socket.socket, kind: str, text: str) -> None:
+    """Send a line to the process that started this one, unless that has gone."""
+    with contextlib.suppress(BrokenPipeError):
+        channel.sendall(json.dumps({kind: text}).encode() + b"\n")
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

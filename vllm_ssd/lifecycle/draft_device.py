@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.cores import available_cores, parse_cores, split_cores
-from vllm_ssd.lifecycle.placement import engine_index, gpu_environment, place_draft
+from vllm_ssd.lifecycle.placement import (
+    DraftDevice,
+    engine_index,
+    gpu_environment,
+    place_draft,
+)
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray, reserve_gpu_by_ray
 
 if TYPE_CHECKING:
@@ -16,23 +21,6 @@ if TYPE_CHECKING:
 
 SHARED_KV_CACHE_GIB = 1.0  # for a draft that shares its device's memory
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM reads the cores of its workers from it
-
-
-@dataclass(frozen=True)
-class DraftDevice:
-    """Device of a draft. cores: the draft's cores on a CPU machine. gpu: index among the visible
-    GPUs or a name for CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: variables of the
-    draft's process. of_target: variables of the target's workers. may_share_gpu: the target may
-    use the GPU, too. reservation: keeps a GPU that vLLM's Ray has given, while referenced. notes:
-    sentences that the user should read."""
-
-    cores: list[int] = field(default_factory=list)
-    gpu: int | str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    of_target: dict[str, str] = field(default_factory=dict)
-    may_share_gpu: bool = False
-    reservation: Any = None
-    notes: tuple[str, ...] = ()
 
 
 def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
@@ -48,21 +36,19 @@ def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     if platform.is_cpu():
         cores = parse_cores(str(config.draft_device))
         return DraftDevice(cores, environment=_threads(cores))
-    parallel = vllm_config.parallel_config
-    gpu = place_draft(config.draft_device, 1, parallel, platform, engine=0).device
-    return DraftDevice([], gpu, gpu_environment(gpu, platform.is_rocm()))
+    return place_draft(config.draft_device, 1, vllm_config.parallel_config, platform, engine=0)
 
 
 def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     """Choose the draft's GPU. Does not initialize CUDA, because workers may be forked later."""
     config: Any = vllm_config.speculative_config
-    parallel, rocm = vllm_config.parallel_config, platform.is_rocm()
+    parallel = vllm_config.parallel_config
     notes = []
     if parallel.use_ray:
         place_target_by_ray(parallel)
         if config.draft_device is None:
             reservation, name = reserve_gpu_by_ray(platform)
-            environment = gpu_environment(name, rocm)
+            environment = gpu_environment(name, platform.is_rocm())
             return DraftDevice([], name, environment, reservation=reservation)
         notes.append(
             f"Ray does not know that the draft runs on draft_device {config.draft_device} and may "
@@ -70,22 +56,16 @@ def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
             "out to let Ray choose a GPU for the draft alone"
         )
     engine = engine_index(parallel)
-    place = place_draft(config.draft_device, config.engines, parallel, platform, engine)
-    if place.with_target:
+    device = place_draft(config.draft_device, config.engines, parallel, platform, engine)
+    if device.may_share_gpu:
         notes.append(
-            f"draft_device {place.device} is a GPU of the target: both share its time and its "
+            f"draft_device {device.gpu} is a GPU of the target: both share its time and its "
             "memory, which is for development only, and --gpu-memory-utilization must leave room "
             f"for the draft's weights and its {config.draft_kv_cache_gib or SHARED_KV_CACHE_GIB:g} "
             "GiB of KV cache (draft_kv_cache_gib)"
         )
-    if place.with_drafts and engine == 0:
-        notes.append(
-            "draft_device names one GPU for the drafts of several engines, which share its time "
-            "and its memory: name it once, and they share the draft"
-        )
-    may_share = place.with_target or parallel.use_ray
-    environment = gpu_environment(place.device, rocm)
-    return DraftDevice([], place.device, environment, {}, may_share, notes=tuple(notes))
+    may_share = device.may_share_gpu or parallel.use_ray
+    return replace(device, may_share_gpu=may_share, notes=(*notes, *device.notes))
 
 
 def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:

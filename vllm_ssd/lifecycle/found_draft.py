@@ -37,10 +37,6 @@ class FoundDraft:
         return int(self._table.draft["away"][0])
 
     @property
-    def has_ended(self) -> bool:
-        return not rundir.is_held(self._watched)
-
-    @property
     def state(self) -> State:
         """State of the draft, by its table and its lock."""
-        return state_of(self._table, held=not self.has_ended)
+        return state_of(self._table, held=rundir.is_held(self._watched))

@@ -32,6 +32,7 @@ logger = get_logger(__name__)
 TEND_S = 0.2  # between two checks of the draft
 JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # timeout of its answer, which takes milliseconds unless it hangs
+LOST_S = 0.2  # and of the answer of a lost draft, which takes milliseconds or does not come
 PUT_AWAY_S = 60.0  # timeout of the answer of a draft that frees its memory, which takes seconds
 SPREAD_S = 5.0  # between two checks whether the engines are spread evenly over several drafts
 
@@ -110,7 +111,7 @@ class JoinedDraft:
         memory; returns when it has done so."""
         with self._turn:
             self._asleep, self._due = True, math.inf
-            self._leave(asleep=True)
+            self._leave(PUT_AWAY_S, asleep=True)
 
     def wake(self) -> None:
         """Let the thread join the service again. The target serves without drafts until then."""
@@ -194,7 +195,8 @@ class JoinedDraft:
             why = "it does not draft for this engine any more"
         if not why:
             return
-        self._abandon()
+        # Another draft may draft for this engine next: a relay to the lost one must then not write.
+        self._leave(LOST_S)
         self._next_try = 0.0  # another draft may have this name
         if state in (State.ASLEEP, State.LOADING):  # the draft is away on purpose, for a moment
             self._due = time.monotonic() + self._config.start_timeout_s
@@ -268,17 +270,13 @@ class JoinedDraft:
             if self._speaks:
                 logger.warning("SSD: %s is back", self.about)
 
-    def _leave(self, asleep: bool = False) -> None:
+    def _leave(self, limit_s: float = ANSWER_S, asleep: bool = False) -> None:
         if self._draft is not None:
-            limit_s = PUT_AWAY_S if asleep else ANSWER_S
+            self._table.draft["heartbeat"] = 0  # a lost draft does not clear it
             answer = ask(self._draft.run_dir, Leave(str(self._run_dir), asleep), limit_s)
             if asleep and answer is None:
                 logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
             self._part()
-
-    def _abandon(self) -> None:
-        """Part with a lost draft without ``Leave``, which it would not answer."""
-        self._part()
 
     def _part(self) -> None:
         """Part with the draft and clear the heartbeat, so that the target skips waiting."""

@@ -4,7 +4,7 @@ The engine core starts it and talks to it over one socket pair. The keeper owns 
 brings threads, signal handlers and exit hooks, and forking workers is unsafe after threads start.
 The socket closes however the engine core dies. The keeper then ends the draft and cleans up.
 
-The keeper sends lines of JSON, each ``{kind: text}``, to the engine core:
+The keeper sends these kinds of lines to the engine core:
 - ``ready`` or ``failed``: once, the result of the first start.
 - ``lost``, ``not_back`` for every failed restart, then ``back`` or ``given_up``.
 - ``stays``: every ``SAY_AGAIN_S`` seconds while the process of a lost draft does not end.
@@ -14,7 +14,6 @@ The keeper sends lines of JSON, each ``{kind: text}``, to the engine core:
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import select
@@ -24,14 +23,12 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
 from vllm_ssd.lifecycle import own_ray
 from vllm_ssd.lifecycle.actor import POLL_S, DraftActor, DraftLost, RayLost, sentence
-from vllm_ssd.lifecycle.detached import detach
+from vllm_ssd.lifecycle.detached import detach, say
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.restarts import Restarts
-from vllm_ssd.lifecycle.server_spec import SPEC_FILE, KeeperSpec
+from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import rundir
 
 # Prefixes of variables that are for the target only. With VLLM_DP_* vLLM would make the draft join
@@ -46,38 +43,34 @@ class OwnerGone(Exception):
 
 
 class Keeper:
-    """Starts the draft server, reports its state, restarts it and takes it down. again: this keeper
-    replaces one that was killed."""
+    """Starts the draft server, reports its state, restarts it and takes it down."""
 
-    def __init__(self, run_dir: Path, channel: socket.socket, again: bool):
-        self._run_dir = run_dir
+    def __init__(self, spec: ServerSpec, channel: socket.socket):
+        self._spec = spec
         self._channel = channel
-        self._again = again
-        self._name = ""  # if set, the draft stays while an engine has this name in its table
+        self._name = spec.name  # if set, the draft stays while an engine has it in its table
 
     def run(self) -> None:
         """Keep the draft until the engine core closes the channel and no engine needs the draft."""
         try:
-            spec = msgspec.json.decode((self._run_dir / SPEC_FILE).read_bytes(), type=KeeperSpec)
-            self._name = spec.name
-            with contextlib.closing(DraftActor(spec.server, spec.start_timeout_s)) as actor:
-                self._keep(actor, spec)
+            with contextlib.closing(DraftActor(self._spec)) as actor:
+                self._keep(actor)
         except OwnerGone:
             pass
         except Exception as error:  # the engine core must be told of every error
             self._say("failed", sentence(error))
             raise
         finally:
-            rundir.remove(self._run_dir)
+            rundir.remove(Path(self._spec.run_dir))
             # vLLM may have killed the engines, and the keeper outlives them to remove their files.
             rundir.sweep()
 
-    def _keep(self, actor: DraftActor, spec: KeeperSpec) -> None:
+    def _keep(self, actor: DraftActor) -> None:
         """Run one draft server after the other, until ``OwnerGone``."""
+        spec = self._spec
         restarts = Restarts(spec.max_restarts)
-        first = not self._again
-        if self._again:
-            actor.take_over()
+        first = not actor.take_over()
+        if not first:
             self._bury(actor)
         while True:
             served = False
@@ -142,26 +135,23 @@ class Keeper:
             time.sleep(pause)
 
     def _say(self, kind: str, text: str) -> None:
-        try:
-            self._channel.sendall(json.dumps({kind: text}).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # the engine core is gone: the next ``_rest`` raises ``OwnerGone``
+        say(self._channel, kind, text)  # if nobody hears it, the next ``_rest`` finds that out
 
 
-def main(channel_fd: str, run_dir: str, again: str = "") -> None:
+def main() -> None:
     """Entry point. ``launch.py`` runs this module by ``start_detached``."""
-    channel = detach(channel_fd)
+    channel, spec = detach(ServerSpec)
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    own_ray.set_environment(Path(run_dir))
+    own_ray.set_environment(Path(spec.run_dir))
     for name in [name for name in os.environ if name.startswith(_OF_TARGET)]:
         del os.environ[name]
     # SIGTERM also ends the draft: sys.exit leaves through the ``finally`` of ``run``.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Keeper(Path(run_dir), channel, bool(again)).run()
+    Keeper(spec, channel).run()
 
 
 if __name__ == "__main__":
     from vllm_ssd.lifecycle.keeper import main as _main  # so that Ray pickles by the module's name
 
-    _main(*sys.argv[1:])
+    _main()

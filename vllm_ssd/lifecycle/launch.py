@@ -12,13 +12,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from vllm_ssd.lifecycle.detached import start_detached
-from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
+from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
-from vllm_ssd.lifecycle.server_spec import SPEC_FILE, make_keeper_spec
+from vllm_ssd.lifecycle.server_spec import make_server_spec
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import TableOwner, is_own_draft
 from vllm_ssd.protocol.draft_names import DraftName, publish
@@ -68,45 +66,32 @@ class DraftLauncher:
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Make the table and start the draft server; returns before the draft is loaded."""
+        """Make the table and start the draft server; returns before the draft is loaded. Raises
+        ``ValueError`` with a sentence if another service has the name; call ``stop`` then, too."""
         from vllm.platforms import current_platform
 
-        self._files = self._make_files()
+        shape = replace(table_shape(self._vllm_config), slots=1)
+        owner = TableOwner(pid=os.getpid(), draft_server=self._named.name)
+        self._files = OwnFiles(shape, owner)
         self.run_dir = self._files.run_dir
-        spec = make_keeper_spec(
+        publish(self.run_dir, self._named)
+        self._spec = make_server_spec(
             self._vllm_config,
             str(self.run_dir),
             self._device,
             current_platform,
             self._named.name if is_own_draft(self._named.name) else "",
         )
-        (self.run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         logger.info("SSD: starting the draft of %r in %s", self._config, self.run_dir)
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
 
-    def _make_files(self) -> OwnFiles:
-        shape = replace(table_shape(self._vllm_config), slots=1)
-        owner = TableOwner(model="", pid=os.getpid(), draft_server=self._named.name)
-        files = OwnFiles(shape, owner)
-        try:
-            publish(files.run_dir, self._named)
-        except BaseException:
-            files.remove()
-            raise
-        return files
-
-    def _start_keeper(self, *again: str) -> None:
+    def _start_keeper(self) -> None:
         assert self._files is not None
         # The listener reports a keeper that fails.
-        self._channel, _ = start_detached(
-            "vllm_ssd.lifecycle.keeper",
-            self.run_dir,
-            str(self.run_dir),
-            *again,
-            keep=self._files.locks,
-        )
+        keeper = "vllm_ssd.lifecycle.keeper"
+        self._channel, _ = start_detached(keeper, self.run_dir, self._spec, self._files.locks)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if the draft is required and has failed; does not wait for it."""
@@ -176,8 +161,8 @@ class DraftLauncher:
         """Start another keeper in place of one that is gone; False if none is to be started."""
         if self._stopping:
             return False
-        # A keeper that ended by itself has removed the spec file.
-        killed = (self.run_dir / SPEC_FILE).exists() and self._started and not self.given_up
+        # A keeper that ended by itself has removed the run directory.
+        killed = self.run_dir.exists() and self._started and not self.given_up
         pause = self._keepers.pause() if killed else None
         if pause is None:
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
@@ -188,7 +173,7 @@ class DraftLauncher:
         with self._ending:
             if not self._stopping:
                 try:
-                    self._start_keeper("again")
+                    self._start_keeper()
                 except OSError as error:  # too many open files, no memory
                     logger.error("SSD: the draft's keeper could not be started again: %s", error)
         return not self._stopping

@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm_ssd.lifecycle import joined_draft
-from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device, set_variables
+from vllm_ssd.lifecycle.draft_device import choose_device, set_variables
 from vllm_ssd.lifecycle.found_draft import FoundDraft
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.launch import STOP_S, DraftLauncher
 from vllm_ssd.lifecycle.own_table import engines_of
-from vllm_ssd.lifecycle.placement import engine_index
+from vllm_ssd.lifecycle.placement import DraftDevice, engine_index
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import DIED, Leave, ask

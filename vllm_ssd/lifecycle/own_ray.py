@@ -62,8 +62,9 @@ def set_environment(run_dir: Path) -> None:
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 
 
-class Reachable(RuntimeError):
-    """Other machines can reach the draft's Ray. The message is a sentence."""
+class DraftLost(Exception):
+    """The draft server has ended, hangs or could not be started, or other machines could reach its
+    Ray. The message says why."""
 
 
 class OwnRay:
@@ -80,7 +81,7 @@ class OwnRay:
         self.unseen = False  # some of its sockets cannot be inspected
 
     def start(self) -> None:
-        """Start Ray, after removing the remains of an instance that has ended. Raises ``Reachable``
+        """Start Ray, after removing the remains of an instance that has ended. Raises ``DraftLost``
         if other machines can reach it, and Ray's own errors, which are of many kinds."""
         self._ray.shutdown()
         path = token_path(self._run_dir)
@@ -102,7 +103,7 @@ class OwnRay:
 
     def check_listeners(self) -> None:
         """Check at which addresses this process and its descendants listen. Stops Ray and raises
-        ``Reachable`` if other machines can reach one of the sockets. Sockets that cannot be
+        ``DraftLost`` if other machines can reach one of the sockets. Sockets that cannot be
         inspected cause one warning and no error."""
         listens = False
         open_ones: list[str] = []
@@ -122,7 +123,7 @@ class OwnRay:
                 unseen.append(f"sockets of {name} ({type(error).__name__})")
         if open_ones:
             self.stop()
-            raise Reachable(
+            raise DraftLost(
                 f"other machines could reach the draft's Ray {self._ray.__version__}, of which "
                 f"{', '.join(open_ones[:3])} listens: install ray==2.60.0, which is known to "
                 "listen on loopback only"

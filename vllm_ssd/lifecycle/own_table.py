@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.placement import engine_index
@@ -63,15 +62,21 @@ class OwnFiles:
     table."""
 
     def __init__(self, shape: TableShape, owner: TableOwner):
-        """Raises the errors of ``rundir.create`` and ``make_table``."""
+        """Raises ``OSError`` if there is no room in the temporary folder, and ``RuntimeError`` with
+        a sentence if there is none in shared memory."""
         rundir.sweep()
         self.run_dir, self.locks = rundir.create()
         try:
-            self.table = make_table(self.run_dir, shape, owner)
+            self.table = SpeculationTable.create(rundir.table_path(self.run_dir), shape, owner)
+            self.table.target["started_s"] = int(time.time())  # a target's worker sets it again
             self.locks.append(rundir.hold_table(self.run_dir))
-        except BaseException:
+        except OSError as error:
             self.remove()
-            raise
+            size = shape.size / 2**20
+            raise RuntimeError(
+                f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
+                f"{error}): free some, or in a container raise --shm-size"
+            ) from error
 
     def remove(self) -> None:
         """Remove the directory and the table; a second call does nothing."""
@@ -83,20 +88,3 @@ class OwnFiles:
         """Release the locks and leave the files to the other processes that hold them."""
         while self.locks:
             os.close(self.locks.pop())
-
-
-def make_table(
-    run_dir: Path, shape: TableShape, owner: TableOwner | None = None
-) -> SpeculationTable:
-    """Make the table of a run directory. Raises ``RuntimeError`` with a sentence if there is no
-    room."""
-    try:
-        table = SpeculationTable.create(rundir.table_path(run_dir), shape, owner)
-        table.target["started_s"] = int(time.time())  # a target's worker sets it again
-        return table
-    except OSError as error:
-        size = shape.size / 2**20
-        raise RuntimeError(
-            f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
-            f"{error}): free some, or in a container raise --shm-size"
-        ) from error

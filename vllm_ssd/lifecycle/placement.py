@@ -1,4 +1,4 @@
-"""Chooses the draft's GPU, and makes the environment in which its process sees that GPU only.
+"""The device of a draft: chooses a GPU for it, whose process then sees that GPU only.
 
 vLLM assigns the visible GPUs in order, those of ``--device-ids`` first. Worker r of this host's
 n-th engine gets number n * world_size + r. The draft of E engines gets number E * world_size, after
@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,13 +22,20 @@ _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 @dataclass(frozen=True)
-class Placement:
-    """The draft's GPU. device: index among the visible GPUs, or a name for CUDA_VISIBLE_DEVICES.
-    with_target: a target runs on it, too. with_drafts: other drafts run on it, too."""
+class DraftDevice:
+    """Device of a draft. cores: the draft's cores on a CPU machine. gpu: index among the visible
+    GPUs or a name for CUDA_VISIBLE_DEVICES; None on a CPU machine. environment: variables of the
+    draft's process. of_target: variables of the target's workers. may_share_gpu: the target may
+    use the GPU, too. reservation: keeps a GPU that vLLM's Ray has given, while referenced. notes:
+    sentences that the user should read."""
 
-    device: int | str
-    with_target: bool = False
-    with_drafts: bool = False
+    cores: list[int] = field(default_factory=list)
+    gpu: int | str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    of_target: dict[str, str] = field(default_factory=dict)
+    may_share_gpu: bool = False
+    reservation: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def local_engines(parallel: ParallelConfig) -> int:
@@ -71,7 +78,7 @@ def place_draft(
     parallel: ParallelConfig,
     platform: Any,
     engine: int,
-) -> Placement:
+) -> DraftDevice:
     """Choose the GPU for the draft of engine number ``engine`` of this host's ``engines``. They
     share one draft unless ``draft_device`` names several devices. Raises ``ValueError`` with a
     sentence if no GPU is left.
@@ -91,15 +98,21 @@ def place_draft(
                 f'development share one of the target with "draft_device": {next(iter(order), 0)} '
                 "in --speculative-config"
             )
-        return Placement(free[number])
+        return _one_gpu(free[number], platform)
     named = named_gpus(draft_device, engines)
     device = named[engine % len(named)]
     index = _visible_index(device, platform)
-    return Placement(
-        device if index is None else index,
-        with_target=index in used,
-        with_drafts=named.count(device) > 1,
+    found = _one_gpu(device if index is None else index, platform)
+    twice = (
+        "draft_device names one GPU for the drafts of several engines, which share its time and "
+        "its memory: name it once, and they share the draft"
     )
+    notes = (twice,) if named.count(device) > 1 and engine == 0 else ()
+    return replace(found, may_share_gpu=index in used, notes=notes)
+
+
+def _one_gpu(gpu: int | str, platform: Any) -> DraftDevice:
+    return DraftDevice(gpu=gpu, environment=gpu_environment(gpu, platform.is_rocm()))
 
 
 def target_gpus(engines: int, parallel: ParallelConfig, platform: Any) -> list[int]:

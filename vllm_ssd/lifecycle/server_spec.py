@@ -1,4 +1,4 @@
-"""Start parameters of a draft server and its keeper, made from the engine's config."""
+"""The settings of a draft server and its keeper, made from the engine's config."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.lifecycle.draft_device import SHARED_KV_CACHE_GIB, DraftDevice
+from vllm_ssd.lifecycle.draft_device import SHARED_KV_CACHE_GIB
+from vllm_ssd.lifecycle.placement import DraftDevice
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-SPEC_FILE = "draft.json"  # in the run directory
-
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Start parameters of a draft server. cores: empty = no pinning. environment: variables of its
-    process, added to the keeper's."""
+    """Settings of a draft server and its keeper. cores: empty = no pinning. environment: variables
+    of the server's process, added to the keeper's. start_timeout_s: seconds for every start after
+    the first. max_restarts: consecutive restarts allowed; 0 = a lost draft is not restarted. name:
+    the draft outlives the process that started it while an engine has this name in its table."""
 
     run_dir: str
     model: DraftModelSpec
     policy: DraftPolicy
     cores: list[int]
     environment: dict[str, str]
-
-
-@dataclass(frozen=True)
-class KeeperSpec:
-    """Start parameters of a keeper. start_timeout_s: seconds for every start after the first.
-    max_restarts: consecutive restarts allowed; 0 = a lost draft is not restarted. name: the draft
-    outlives the process that started it while an engine has this name in its table."""
-
-    server: ServerSpec
     start_timeout_s: float
     max_restarts: int
     name: str = ""
 
 
-def make_keeper_spec(
+def make_server_spec(
     vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any, name: str = ""
-) -> KeeperSpec:
+) -> ServerSpec:
     """Return the spec of a draft whose files are in ``run_dir``. platform: vLLM's current one.
     name: the draft serves engines that have it in their tables."""
     config: Any = vllm_config.speculative_config
     policy = _policy(vllm_config)
     model = _model_spec(vllm_config, policy, device, platform)
-    server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
-    return KeeperSpec(server, config.start_timeout_s, config.max_restarts, name)
+    return ServerSpec(
+        run_dir,
+        model,
+        policy,
+        device.cores,
+        device.environment,
+        config.start_timeout_s,
+        config.max_restarts,
+        name,
+    )
 
 
 def _policy(vllm_config: VllmConfig) -> DraftPolicy:

@@ -2,7 +2,8 @@
 targets' ends and mirrors their engines' tables for the draft server.
 
 ``vllm-ssd draft`` starts it and talks to it over one socket pair. It receives its ``DraftEndSpec``
-and answers with the port at which it listens. It ends when the socket closes or the service ends.
+and answers with the address at which it listens. It ends when the socket closes or the service
+ends.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
-from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Leave, Remove, Wake
 from vllm_ssd.protocol.sockets import Sockets
-from vllm_ssd.relay.end import Child, End, run
+from vllm_ssd.relay.end import End, run
 from vllm_ssd.relay.frames import (
     Changed,
     Hello,
@@ -29,7 +30,6 @@ from vllm_ssd.relay.frames import (
     Opening,
     Ping,
     Plan,
-    Pong,
     Refused,
     Status,
     ToDraft,
@@ -38,7 +38,7 @@ from vllm_ssd.relay.frames import (
     decode_to_draft,
     encode,
 )
-from vllm_ssd.relay.keys import read_keys, write_keys
+from vllm_ssd.relay.keys import KeyFile
 from vllm_ssd.relay.link import DraftLink
 from vllm_ssd.relay.mirror import read_status
 from vllm_ssd.relay.peer import ANSWER_S, Peer
@@ -52,50 +52,15 @@ _ALLOWED_SLOTS = 1024
 
 
 class DraftEndSpec(msgspec.Struct, frozen=True):
-    """Start parameters of a ``DraftEnd``. run_dir: run directory of the draft. named: the name and
-    options that its service publishes. key_file: path of the keys and addresses. place: index of
-    the address at which to listen. max_num_seqs: most requests that the draft serves at a time."""
+    """Start parameters of a ``DraftEnd``. run_dir: run directory of the draft. options: those that
+    its service publishes. place: index, in the keys, of the address at which to listen; with port 0
+    it listens at any free one. max_num_seqs: most requests that the draft serves at a time."""
 
     run_dir: str
-    named: DraftName
-    key_file: str
+    options: dict[str, Any]
+    keys: KeyFile
     place: int
     max_num_seqs: int
-
-
-class ListeningEnd:
-    """Runs the draft's end of one draft for ``vllm-ssd draft --listen``. Call ``tend`` now and then
-    until ``stop``, which also removes the mirrored tables."""
-
-    def __init__(self, spec: DraftEndSpec):
-        """Start the draft's end, and replace a port of 0 in the key file by the real one. Raises
-        ``ValueError`` with a sentence if it cannot listen."""
-        self._spec = spec
-        self._child = self._start()
-        path = Path(spec.key_file)
-        keys = read_keys(path)
-        addresses = list(keys.addresses)
-        if addresses[spec.place].endswith(":0"):
-            addresses[spec.place] = addresses[spec.place].removesuffix("0") + self._child.word
-            write_keys(path, msgspec.structs.replace(keys, addresses=addresses))
-
-    def tend(self) -> None:
-        """Restart the draft's end if it has ended; each start takes about a second. The engines
-        join again by themselves."""
-        if not self._child.ended:
-            return
-        logger.error("SSD: the relay to engines on other nodes has ended and is started again")
-        self._child.stop()
-        try:
-            self._child = self._start()
-        except (OSError, ValueError) as error:
-            logger.error("SSD: the relay could not be started again: %s", error)
-
-    def stop(self) -> None:
-        self._child.stop()
-
-    def _start(self) -> Child:
-        return Child("vllm_ssd.relay.draft_end", self._spec, Path(self._spec.run_dir))
 
 
 class DraftEnd(End[Peer]):
@@ -104,14 +69,14 @@ class DraftEnd(End[Peer]):
     def __init__(self, spec: DraftEndSpec, sockets: Sockets):
         """Listen; raises ``OSError`` or ``ValueError`` with a sentence if that fails."""
         super().__init__(sockets)
-        self._named = spec.named
+        self._options = spec.options
         self._most_slots = max(spec.max_num_seqs, _ALLOWED_SLOTS)
         self._service = Path(spec.run_dir)
         self._watched = rundir.watch(self._service)
         self._table = SpeculationTable.open(rundir.table_path(self._service), writable=False)
-        keys = read_keys(Path(spec.key_file))
-        self._link = DraftLink(sockets, keys, spec.place, self._read)
-        self.word = str(self._link.port)
+        self._link = DraftLink(sockets, spec.keys, spec.place, self._read)
+        host, _, _ = spec.keys.addresses[spec.place].rpartition(":")
+        self.word = f"{host}:{self._link.port}"
 
     def _tend(self, now: float) -> None:
         self.ended = not rundir.is_held(self._watched)
@@ -121,7 +86,7 @@ class DraftEnd(End[Peer]):
 
     def close(self) -> None:
         for peer in self._peers.values():
-            peer.remove()
+            peer.leave()
         self._sockets.close()
         os.close(self._watched)
 
@@ -148,7 +113,7 @@ class DraftEnd(End[Peer]):
 
     def _handle(self, sender: bytes, frame: ToDraft) -> None:
         if isinstance(frame, Hello):
-            self._greet(sender, frame)
+            self._greet(sender)
             return
         peer = self._peers.get(sender)
         if peer is None:
@@ -157,7 +122,7 @@ class DraftEnd(End[Peer]):
         match frame:
             case Ping():
                 peer.link_us = frame.link_us
-                peer.add(Pong(frame.sent_ns), *self._statuses(peer))
+                peer.add(self._status(peer, frame.sent_ns))
             case Opening():
                 self._join(peer, frame)
             case Told(message=Wake()):
@@ -169,25 +134,17 @@ class DraftEnd(End[Peer]):
             case Changed() | Plan() if peer.mirror is not None:
                 peer.mirror.apply(frame)
 
-    def _greet(self, sender: bytes, hello: Hello) -> None:
+    def _greet(self, sender: bytes) -> None:
         if sender in self._peers:
             raise Malformed("a second greeting on one connection")
-        if hello.name != self._named.name:
-            raise Malformed(
-                f"the draft server there is {self._named.name!r} and not {hello.name!r}: name it "
-                "as draft_server, or name another key file"
-            )
         peer = Peer(lambda message: self._link.send(sender, message), self._service, self._sockets)
-        peer.add(Welcome(self._named.options, self._named.service))
+        peer.add(Welcome(self._options))
         self._peers[sender] = peer
 
-    def _statuses(self, peer: Peer) -> list[Status]:
-        """Status frames of the service and, in a session, of the engine."""
+    def _status(self, peer: Peer, sent_ns: int = 0) -> Status:
         lives = draft_lives(self._table)
-        found = [read_status(self._table, lives, engine=False)]
-        if peer.mirror is not None:
-            found.append(read_status(peer.mirror.table, lives, engine=True))
-        return found
+        engine = [] if peer.mirror is None else read_status(peer.mirror.table, lives)
+        return Status(read_status(self._table, lives), engine, sent_ns)
 
     def _join(self, peer: Peer, opening: Opening) -> None:
         """Begin a session."""
@@ -199,7 +156,7 @@ class DraftEnd(End[Peer]):
         def joined(refusal: str) -> None:
             if refusal:
                 peer.leave()
-            peer.add(*self._statuses(peer), Joined(refusal))
+            peer.add(self._status(peer), Joined(refusal))
 
         refusal = self._misfit(opening.shape)
         if refusal:
@@ -217,17 +174,13 @@ class DraftEnd(End[Peer]):
                 f"engines with at most {self._most_slots}: start the engine with --max-num-seqs "
                 f"{self._most_slots}, or the draft server with --max-num-seqs {theirs.slots}"
             )
-        if theirs.tail != ours.tail:
-            return (
-                f"the engine's table keeps {theirs.tail} tokens of a text, the draft's "
-                f"{ours.tail}: install the same vllm-ssd on both nodes"
-            )
         if replace(theirs, slots=ours.slots) == ours:
             return ""
         return (
-            f"the engine's table is made for k={theirs.k}, {theirs.branches} branches a round and "
-            f"{theirs.top_m} probabilities a draft, the draft's for k={ours.k}, {ours.branches} "
-            f"and {ours.top_m}: start the engine with the options of the draft"
+            f"the engine's table is made for k={theirs.k}, {theirs.branches} branches a round, "
+            f"{theirs.top_m} probabilities a draft and texts' last {theirs.tail} tokens, the "
+            f"draft's for k={ours.k}, {ours.branches}, {ours.top_m} and {ours.tail}: start the "
+            "engine with the options of the draft and the same vllm-ssd"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from vllm_ssd.lifecycle.detached import detach, start_detached
+from vllm_ssd.lifecycle.detached import detach, say, start_detached
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import LARGEST, Frame, encode
 from vllm_ssd.relay.mirror import Mirror
@@ -122,33 +122,44 @@ def _messages(frames: Sequence[Frame]) -> list[bytes]:
 
 
 class Child:
-    """A detached process that is an end, seen from its parent. It gets its spec as a line of JSON,
-    which other users cannot read, and answers with one line, ``["ready", text]`` or ``["failed",
-    text]``. word: that text."""
+    """A detached process ``python -m module`` that is an end, seen from its parent. ``start`` also
+    replaces one that has ended. It says ``ready`` or ``failed``, and nothing more. word: what it
+    says with that."""
+
+    word = ""
 
     def __init__(self, module: str, spec: msgspec.Struct, folder: Path):
-        """Start ``python -m module`` in ``folder``. Raises ``ValueError`` with the child's sentence
-        if it is not ready within ``START_S`` seconds."""
-        self._channel, self._group = start_detached(module, folder)
+        """folder: the working directory."""
+        self._module, self._spec, self._folder = module, spec, folder
+        self._channel: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the child. Raises ``ValueError`` with a sentence if it is not ready within
+        ``START_S`` seconds."""
+        self.stop()
         try:
+            self._channel, self._group = start_detached(self._module, self._folder, self._spec)
             self._channel.settimeout(START_S)
-            self._channel.sendall(msgspec.json.encode(spec) + b"\n")
             line = self._channel.makefile("rb").readline()
-            kind, self.word = json.loads(line or b'["failed", "it ended at its start"]')
+            line = line or b'{"failed": "it ended at its start"}'
+            ((kind, self.word),) = json.loads(line).items()
+            self._channel.settimeout(None)
         except OSError as error:
-            kind, self.word = "failed", f"it did not start ({error})"
+            kind, self.word = "failed", f"its relay could not be started ({error})"
         if kind != "ready":
             self.stop()
             raise ValueError(self.word)
-        self._channel.settimeout(None)
 
     @property
     def ended(self) -> bool:
-        """Whether the child has closed its side of the channel, on which it sends nothing more."""
-        return self._channel.fileno() < 0 or _is_closed(self._channel)
+        """Whether no child runs: it has closed its side of the channel, on which it sends nothing
+        more."""
+        return self._channel is None or self._channel.fileno() < 0 or _is_closed(self._channel)
 
     def stop(self) -> None:
         """End the child; kill it if it has not ended after ``STOP_S`` seconds."""
+        if self._channel is None:
+            return
         with contextlib.suppress(OSError):  # the child has ended by itself
             self._channel.shutdown(socket.SHUT_WR)
             self._channel.settimeout(STOP_S)
@@ -169,32 +180,23 @@ def _is_closed(channel: socket.socket) -> bool:
         return True
 
 
-def run(
-    kind: type[Spec],
-    make: Callable[[Spec, Sockets], End[Any]],
-    afterwards: Callable[[Spec], None] = lambda _: None,
-) -> None:
+def run(kind: type[Spec], make: Callable[[Spec, Sockets], End[Any]]) -> None:
     """Run an end in a process that ``Child`` has started, until the parent closes its side of the
     channel. kind: type of the spec. make: makes the end, ``OSError``, ``RuntimeError`` or
-    ``ValueError`` if that fails. afterwards: called after the end is closed."""
-    channel, sockets = detach(sys.argv[1]), Sockets()
-    spec = msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
+    ``ValueError`` if that fails."""
+    channel, spec = detach(kind)
+    sockets = Sockets()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below
-
-    def say(*words: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            channel.sendall(json.dumps(words).encode() + b"\n")
 
     try:
         end = make(spec, sockets)
     except (OSError, RuntimeError, ValueError) as error:
-        say("failed", str(error))
+        say(channel, "failed", str(error))
         sockets.close()
         return
-    say("ready", end.word)
+    say(channel, "ready", end.word)
     try:
         while not (end.ended or _is_closed(channel)):
             end.step()
     finally:
         end.close()
-        afterwards(spec)

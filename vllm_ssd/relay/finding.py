@@ -8,32 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay.frames import Hello, Refused, Welcome, decode_to_target, encode
-from vllm_ssd.relay.keys import KeyFile, read_keys
+from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import TargetLink
 
 REACH_S = 5.0  # timeout of its answer
 
 
-class Where(msgspec.Struct, frozen=True):
-    """A draft service on another node. name: its name. key_file: path of its key file."""
-
-    name: str
-    key_file: str
-
-    def keys(self) -> KeyFile:
-        """Keys and addresses of the drafts. Raises the errors of ``read_keys``."""
-        return read_keys(Path(self.key_file), self.name)
-
-
 def described(options: Mapping[str, Any]) -> DraftName | None:
     """Name and options of the service that these options of ``--speculative-config`` name; None if
-    it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached. Caches the
-    answer, because vLLM makes a config several times."""
+    it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached."""
     key_file, name = (
         value if isinstance(value := options.get(option), str) else None
         for option in ("draft_server_key", "draft_server")
@@ -44,23 +30,20 @@ def described(options: Mapping[str, Any]) -> DraftName | None:
         raise ValueError(
             "draft_server_key is about a draft server on another node: add its name as draft_server"
         )
-    return _described(Where(name, str(Path(key_file).absolute())))
+    return _ask(name, Path(key_file).absolute())
 
 
-@functools.lru_cache(maxsize=8)
-def _described(where: Where) -> DraftName:
-    return describe(where.keys(), 0)
-
-
-def describe(keys: KeyFile, place: int) -> DraftName:
-    """Ask the draft at address number ``place`` for the service's name and options. Raises
-    ``ValueError`` with a sentence if it does not answer or refuses."""
+@functools.lru_cache(maxsize=8)  # vLLM makes a config several times
+def _ask(name: str, key_file: Path) -> DraftName:
+    """Ask the first draft in the key file for the service's options. Raises ``ValueError`` with a
+    sentence if it does not answer or refuses."""
+    keys = read_keys(key_file, name)
     sockets = Sockets()
     messages: list[bytes] = []
-    address = keys.addresses[place]
+    address = keys.addresses[0]
     try:
-        link = TargetLink(sockets, keys, place, messages.append)
-        link.send(encode([Hello(keys.name)]))
+        link = TargetLink(sockets, keys, 0, messages.append)
+        link.send(encode([Hello()]))
         deadline = time.monotonic() + REACH_S
         while not messages and time.monotonic() < deadline:
             sockets.wait(0.05)
@@ -69,16 +52,12 @@ def describe(keys: KeyFile, place: int) -> DraftName:
         sockets.close()
     if not messages:
         raise ValueError(
-            f"the draft server {keys.name!r} does not answer at {address}: see that 'vllm-ssd "
+            f"the draft server {name!r} does not answer at {address}: see that 'vllm-ssd "
             "draft' runs there, that this node reaches the address, and that both have the same "
             "key file"
         )
-    for frame in decode_to_target(messages[0]):
-        if isinstance(frame, Welcome):
-            return DraftName(keys.name, frame.options, frame.service)
-        if isinstance(frame, Refused):
-            raise ValueError(frame.why)
-    raise ValueError(
-        f"another program answers at {address}: copy the key file from the "
-        "draft's node again, or start 'vllm-ssd draft --listen' there"
-    )
+    (answer,) = decode_to_target(messages[0])
+    if isinstance(answer, Welcome):
+        return DraftName(name, answer.options)
+    assert isinstance(answer, Refused)
+    raise ValueError(answer.why)

@@ -19,7 +19,7 @@ from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.messages import Add, Leave, Remove, Slot, Wake
 from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
 
-VERSION = 6
+VERSION = 7
 _VERSIONS = bytes((VERSION, TABLE_VERSION))
 LARGEST = 16 * 2**20  # bytes of a message; a text of three million tokens fits
 
@@ -55,13 +55,11 @@ class Changed(Frame):
 
 
 class Hello(Frame):
-    """The first frame of a connection. name: the draft service that the target's end looks for."""
-
-    name: Name
+    """The first frame of a connection. Both sides have its service's keys."""
 
 
 class Ping(Frame):
-    """Asks for a ``Pong``. sent_ns: sender's clock in nanoseconds. link_us: recent round trip in
+    """Asks for a ``Status``. sent_ns: sender's clock in nanoseconds. link_us: recent round trip in
     microseconds, 0 = not known yet."""
 
     sent_ns: Unsigned
@@ -85,7 +83,7 @@ class Opening(Frame):
 
 class Told(Frame):
     """Another control message of the engine. ``Leave`` ends the session, ``Wake`` needs none. The
-    draft's end answers none of them: ``Pong`` shows the result."""
+    draft's end answers none of them: ``Status`` shows the result."""
 
     message: Union[Leave, Add, Remove, Wake]
 
@@ -100,11 +98,9 @@ class Plan(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. options: options that the service fixes for all its engines.
-    service: identity of the service."""
+    """The answer to ``Hello``. options: options that the service fixes for all its engines."""
 
     options: dict[str, Any]
-    service: Name
 
 
 class Refused(Frame):
@@ -114,30 +110,24 @@ class Refused(Frame):
 
 
 class Status(Frame):
-    """The draft's part of a table. age_ns: nanoseconds since the heartbeat, -1 = none. counters:
-    all its fields in the table's order, the heartbeat included. engine: whether it is the engine's
-    table, and not that of the service."""
+    """The answer to ``Ping``. service, engine: the draft's part of their tables, all counters in
+    the table's order. In place of the heartbeat there are the nanoseconds since then, -1 = none.
+    engine: empty between sessions. sent_ns: copied from the ``Ping``, 0 = it answers none."""
 
-    engine: bool
-    age_ns: Annotated[int, msgspec.Meta(ge=-1)]
-    counters: list[Number]
-
-
-class Pong(Frame):
-    """The answer to ``Ping``, with the status of the service and in a session of the engine.
-    sent_ns: copied from the ``Ping``."""
-
-    sent_ns: Number
+    service: list[Number]
+    engine: list[Number] = []
+    sent_ns: Unsigned = 0
 
 
 class Joined(Frame):
-    """The answer to ``Opening``. refusal: the reason as a sentence, "" = the draft has joined."""
+    """The answer to ``Opening``, after a ``Status``. refusal: the reason as a sentence, "" = the
+    draft has joined."""
 
     refusal: str
 
 
 ToDraft = Union[Hello, Ping, Opening, Told, Changed, Plan]
-ToTarget = Union[Welcome, Refused, Pong, Status, Joined, Changed]
+ToTarget = Union[Welcome, Refused, Status, Joined, Changed]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_draft = msgspec.msgpack.Decoder(list[ToDraft])

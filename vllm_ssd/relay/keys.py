@@ -82,14 +82,13 @@ def write_keys(path: Path, keys: KeyFile) -> None:
     new.rename(path)
 
 
-def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
-    """Make the key file, with ``address`` and the ports after it, unless it exists. Raises
-    ``ValueError`` with a sentence if that fails, or if it has another name or other addresses."""
+def prepare_keys(path: Path, name: str, address: str, drafts: int) -> KeyFile:
+    """Read the key file, or make it, with ``address`` and the ports after it. Raises ``ValueError``
+    with a sentence if that fails, or if it has another name or other addresses."""
     addresses = addresses_of(address, drafts)
     try:
         if not path.exists():
             write_keys(path, make_keys(name, addresses))
-            return
         keys = read_keys(path)
         if (keys.name, keys.addresses) != (name, addresses):
             raise ValueError(
@@ -101,6 +100,7 @@ def prepare_keys(path: Path, name: str, address: str, drafts: int) -> None:
             f"the key file {path} cannot be written ({error.strerror}): name one in a folder of "
             "this user's"
         ) from error
+    return keys
 
 
 def addresses_of(address: str, count: int) -> list[str]:

@@ -12,14 +12,13 @@ import numpy as np
 
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.messages import Add, Remove
-from vllm_ssd.relay.frames import Changed, Malformed, Plan, Status
+from vllm_ssd.relay.frames import Changed, Malformed, Plan
 from vllm_ssd.relay.records import Fallback, Outcome, Prediction, Record, Side, State
 
 # A frame names a kind by its index here. Changes are sent in this order.
 KINDS: tuple[type[Record], ...] = (Outcome, State, Fallback, Prediction)
 LONGEST_TEXT = 3 * 2**20  # tokens, which fit a message
 _INT32 = 2**31
-_OURS = ("heartbeat", "restarts", "link_us")  # counters that the target's end writes itself
 
 
 class Mirror:
@@ -83,25 +82,24 @@ class Mirror:
             record.write(frame)
 
 
-def read_status(table: SpeculationTable, lives: bool, engine: bool) -> Status:
-    """The draft's part of a table, as a frame. lives: False hides the heartbeat. engine: whether
-    the table is an engine's."""
-    values = table.draft[0].item()
-    heartbeat = int(values[0]) if lives else 0
-    age_ns = max(time.monotonic_ns() - heartbeat, 0) if heartbeat else -1
-    return Status(engine, age_ns, [int(value) for value in values])
+def read_status(table: SpeculationTable, lives: bool) -> list[int]:
+    """The draft's part of a table, as ``Status`` has it. lives: False hides the heartbeat."""
+    heartbeat, *others = (int(value) for value in table.draft[0].item())
+    age_ns = max(time.monotonic_ns() - heartbeat, 0) if lives and heartbeat else -1
+    return [age_ns, *others]
 
 
-def show_status(table: SpeculationTable, status: Status, link_us: float) -> None:
-    """Write the status of the draft to the table, and the link's round trip in microseconds. The
-    service's own table also gets its keeper's count of restarts. Raises ``Malformed``."""
+def show_status(table: SpeculationTable, counters: list[int], link_us: float, engine: bool) -> None:
+    """Write what ``read_status`` has returned on the other node to a table, and the link's round
+    trip in microseconds. engine: the table is an engine's, which itself counts restarts there.
+    Raises ``Malformed``."""
     draft = table.draft[0]
     names = draft.dtype.names or ()
-    if len(status.counters) != len(names):
-        raise Malformed(f"{len(status.counters)} counters where there are {len(names)}")
-    for name, value in zip(names, status.counters):
-        if name not in _OURS or (name == "restarts" and not status.engine):
+    if len(counters) != len(names):
+        raise Malformed(f"{len(counters)} counters where there are {len(names)}")
+    for name, value in zip(names, counters):
+        if name not in ("heartbeat", "link_us") and not (engine and name == "restarts"):
             draft[name] = value
     draft["link_us"] = max(round(link_us), 1)
-    age_ns = status.age_ns
+    age_ns = counters[0]
     draft["heartbeat"] = 0 if age_ns < 0 else max(time.monotonic_ns() - age_ns, 1)

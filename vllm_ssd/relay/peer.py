@@ -70,8 +70,8 @@ class Peer(Connection):
             self._control.send(message)  # if a full queue drops it, the draft asks for the request
 
     def leave(self, asleep: bool = False) -> None:
-        """Let the draft leave the engine, then remove the mirror's files. asleep: the engine
-        sleeps, so the draft may free its memory."""
+        """Let the draft leave the engine, then remove the mirror's files, at the latest when the
+        sockets are closed. asleep: the engine sleeps, so the draft may free its memory."""
         if self.mirror is None:
             return
         self.mirror, files = None, self._files
@@ -79,9 +79,3 @@ class Peer(Connection):
         leave = Leave(str(self.run_dir), asleep)
         limit_s = PUT_AWAY_S if asleep else ANSWER_S
         self._sockets.ask(self._service, leave, limit_s, lambda _: files.remove())
-
-    def remove(self) -> None:
-        """Remove the mirror's files at once. The draft server notices that within 1 to 2 s."""
-        if self.mirror is not None:
-            self._control.close()
-            self._files.remove()

@@ -33,9 +33,8 @@ from vllm_ssd.protocol.messages import (
     Request,
     Wake,
 )
-from vllm_ssd.protocol.sockets import Answer, Sockets
+from vllm_ssd.protocol.sockets import Answer, Sockets, by_type
 from vllm_ssd.relay.end import REST_S, Connection, End, run
-from vllm_ssd.relay.finding import Where, describe
 from vllm_ssd.relay.frames import (
     Changed,
     Hello,
@@ -43,13 +42,13 @@ from vllm_ssd.relay.frames import (
     Malformed,
     Opening,
     Ping,
-    Pong,
     Refused,
     Status,
     Told,
     ToTarget,
     decode_to_target,
 )
+from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import TargetLink
 from vllm_ssd.relay.mirror import Mirror, show_status
 from vllm_ssd.relay.records import Side
@@ -66,10 +65,12 @@ _SMOOTHING = 8  # the mean round trip covers about this many round trips
 
 class TargetEndSpec(msgspec.Struct, frozen=True):
     """Start parameters of a ``TargetEnd``. engine: run directory of the engine that starts it.
-    where: the draft service. place: index of the draft in it. shape: of this end's own table."""
+    name: the draft service. key_file: path of its key file. place: index of the draft in that.
+    shape: of this end's own table."""
 
     engine: str
-    where: Where
+    name: str
+    key_file: str
     place: int
     shape: TableShape
 
@@ -78,12 +79,12 @@ class TargetEnd(End[Connection]):
     """Connects one engine with a draft on another node until its parent is gone."""
 
     def __init__(self, spec: TargetEndSpec, sockets: Sockets):
-        """Raises ``ValueError`` if the service cannot be found, and the errors of ``OwnFiles``."""
+        """Raises the errors of ``read_keys`` and ``OwnFiles``."""
         super().__init__(sockets)
-        self._where, self._place = spec.where, spec.place
-        self._keys = spec.where.keys()
-        describe(self._keys, spec.place)  # raises an error that says what is wrong
-        owner = TableOwner(pid=os.getpid(), draft_server=spec.where.name)
+        self._name, self._key_file, self._place = spec.name, Path(spec.key_file), spec.place
+        self._parent = Path(spec.engine)
+        self._keys = read_keys(self._key_file, spec.name)
+        owner = TableOwner(pid=os.getpid(), draft_server=spec.name)
         self._files = OwnFiles(spec.shape, owner)
         self.run_dir = self._files.run_dir
         self.word = str(self.run_dir)
@@ -100,7 +101,7 @@ class TargetEnd(End[Connection]):
             self._end_session()
             self._link.close()
             with suppress(ValueError):  # keep the former keys: they may become right again
-                keys = self._where.keys()
+                keys = read_keys(self._key_file, self._name)
                 self._keys = keys if self._place < len(keys.addresses) else self._keys
             self._connect()
         if not self._over:
@@ -117,11 +118,13 @@ class TargetEnd(End[Connection]):
         self._link.close(_LINGER_MS)
         self._sockets.close()
         self._files.remove()
+        if rundir.is_run_dir(self._parent):
+            _put_away(self._parent)
 
     def _connect(self) -> None:
         self._link = TargetLink(self._sockets, self._keys, self._place, self._read)
         self._peer = self._peers[b""] = Connection(self._link.send)
-        self._peer.add(Hello(self._where.name))
+        self._peer.add(Hello())
         self._over = False  # True: this end ignores and asks nothing more on this connection
 
     def _end_session(self) -> None:
@@ -136,7 +139,7 @@ class TargetEnd(End[Connection]):
         self._over, self._peer.silent_s = True, 0.0
         if why != self._refusal:
             self._refusal = why
-            logger.warning("SSD: the relay of %r: %s", self._where.name, why)
+            logger.warning("SSD: the relay of %r: %s", self._name, why)
 
     def _part(self, asleep: bool = False) -> None:
         """End the engine's session and clear its heartbeat, so that its target skips waiting.
@@ -188,15 +191,12 @@ class TargetEnd(End[Connection]):
         """Pass the engine's control messages on, and ask the engine for all its requests. Raises
         ``OSError`` if the engine's control address cannot be bound."""
 
-        def handle(message: Request, answer: Answer) -> None:
-            if not isinstance(message, (Add, Remove)):
-                answer(NOT_ITS_OWN)
-                return
+        def note(message: Add | Remove) -> None:
             with suppress(Malformed):
                 mirror.note(message)
                 self._peer.add(Told(message))
 
-        control = self._sockets.serve(self._run_dir, handle)
+        control = self._sockets.serve(self._run_dir, by_type({Add: note, Remove: note}))
         self._engine.callback(self._sockets.remove, control)
         self._served.take_over()
 
@@ -218,14 +218,14 @@ class TargetEnd(End[Connection]):
         match frame:
             case Refused():
                 raise Malformed(frame.why)
-            case Pong():
-                round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
-                before = peer.link_us or round_trip_us
-                peer.link_us = before + (round_trip_us - before) / _SMOOTHING
-            case Status(engine=False):
-                show_status(self._table, frame, peer.link_us)
-            case Status() if peer.mirror is not None:
-                show_status(peer.mirror.table, frame, peer.link_us)
+            case Status():
+                if frame.sent_ns:
+                    round_trip_us = (time.monotonic_ns() - frame.sent_ns) / 1000
+                    before = peer.link_us or round_trip_us
+                    peer.link_us = before + (round_trip_us - before) / _SMOOTHING
+                show_status(self._table, frame.service, peer.link_us, engine=False)
+                if peer.mirror is not None and frame.engine:
+                    show_status(peer.mirror.table, frame.engine, peer.link_us, engine=True)
             case Changed() if peer.mirror is not None:
                 peer.mirror.apply(frame)
             case Joined() if peer.mirror is not None:
@@ -260,4 +260,4 @@ def _put_away(engine: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(TargetEndSpec, TargetEnd, lambda spec: _put_away(Path(spec.engine)))
+    run(TargetEndSpec, TargetEnd)

@@ -1,6 +1,7 @@
 """When the keeper takes a draft server that runs for lost, without Ray."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -19,7 +20,7 @@ TIMEOUT_S = 2.0
 def serving(tmp_path):
     """One whose server has served, and this process is."""
     files = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    one = DraftActor(tiny_spec(tmp_path, "sdpa", files.run_dir), TIMEOUT_S)
+    one = DraftActor(replace(tiny_spec(tmp_path, "sdpa", files.run_dir), start_timeout_s=TIMEOUT_S))
     one._own_ray = SimpleNamespace(lives=lambda: True)
     one._ray = SimpleNamespace(
         wait=lambda tasks, timeout: ([], tasks), exceptions=one._ray.exceptions

@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from vllm_ssd.lifecycle import draft_device
-from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
+from vllm_ssd.lifecycle.draft_device import choose_device
+from vllm_ssd.lifecycle.placement import DraftDevice
 
 
 def test_sharing_needs_a_word_and_gets_one():

@@ -261,7 +261,7 @@ def test_a_draft_that_is_lost_comes_back(service, join, caplog):
     lost, back = "the draft server 'drafts' is lost", "the draft server 'drafts' is back"
     assert [lost in line for line in said(caplog)] == [True, False] * 2
     assert [back in line for line in said(caplog)] == [False, True] * 2
-    assert one.asked == [Join] * 3
+    assert one.asked == [Join, *[Leave, Join] * 2]
 
 
 def test_one_that_sleeps_is_woken_up(service, join, caplog):
@@ -270,7 +270,7 @@ def test_one_that_sleeps_is_woken_up(service, join, caplog):
     draft = join()
     begin(draft)
     one.die(away=ASLEEP)
-    until(lambda: one.asked == [Join, Wake, Join])
+    until(lambda: one.asked == [Join, Leave, Wake, Join])
     until(lambda: lives(draft))
     draft.sleep()
     one.die(away=ASLEEP)

@@ -4,8 +4,8 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
@@ -13,7 +13,7 @@ from vllm_ssd.lifecycle import keeper
 from vllm_ssd.lifecycle.actor import DraftLost, RayLost
 from vllm_ssd.lifecycle.keeper import Keeper
 from vllm_ssd.lifecycle.own_ray import OTHER_RAY
-from vllm_ssd.lifecycle.server_spec import SPEC_FILE, KeeperSpec, ServerSpec
+from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import rundir
 
 
@@ -28,7 +28,7 @@ class Script:
     def start(self, again: bool) -> None:
         pass
 
-    serve = kill = close = lambda self: None
+    serve = kill = close = take_over = lambda self: None
 
     def result(self) -> str | None:
         if not self._happens:
@@ -58,13 +58,12 @@ def keep(tmp_path, monkeypatch):
         model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        server = ServerSpec(str(run_dir), model, policy, [], {})
-        spec = KeeperSpec(server, start_timeout_s, max_restarts, name)
-        (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+        limits = start_timeout_s, max_restarts, name
+        spec = ServerSpec(str(run_dir), model, policy, [], {}, *limits)
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
         monkeypatch.setattr(keeper, "DraftActor", lambda *_: actor)
         with ours, theirs:
-            Keeper(run_dir, theirs, again=False).run()
+            Keeper(spec, theirs).run()
             theirs.close()
             lines = [json.loads(line) for line in ours.makefile("rb")]
         assert not run_dir.exists()
@@ -166,10 +165,11 @@ def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):
     def run(self) -> None:
         seen.update(os.environ, size=ParallelConfig().data_parallel_size)
 
-    monkeypatch.setattr(keeper, "detach", lambda _: None)
+    spec = SimpleNamespace(run_dir=str(tmp_path), name="")
+    monkeypatch.setattr(keeper, "detach", lambda _: (None, spec))
     monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
     monkeypatch.setattr(keeper.Keeper, "run", run)
-    keeper.main("0", str(tmp_path))
+    keeper.main()
     assert seen and not set(OTHER_RAY) & set(seen)
     assert "VLLM_BATCH_INVARIANT" not in seen
     assert seen["RAY_RAYLET_PID"] == str(os.getpid())

@@ -12,9 +12,9 @@ from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.unit.lifecycle.test_joined_draft import until
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.lifecycle import detached, launch
-from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.launch import DraftLauncher
-from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
+from vllm_ssd.lifecycle.placement import DraftDevice
+from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.draft_names import DraftName, find
 
@@ -23,34 +23,34 @@ from vllm_ssd.protocol.draft_names import DraftName, find
 def spec(monkeypatch):
     """Of a draft that is never loaded: a real one's needs its model's config."""
 
-    def make(vllm_config, run_dir, device, platform, name) -> KeeperSpec:
+    def make(vllm_config, run_dir, device, platform, name) -> ServerSpec:
         model = DraftModelSpec({}, ("sdpa",), 64, 2**20, 2, 8)
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
-        return KeeperSpec(server, 60.0, 3, name)
+        where = device.cores, device.environment
+        return ServerSpec(run_dir, model, policy, *where, 60.0, 3, name)
 
-    monkeypatch.setattr(launch, "make_keeper_spec", make)
+    monkeypatch.setattr(launch, "make_server_spec", make)
 
 
-def launcher(name: str, **options) -> DraftLauncher:
-    device = DraftDevice([], 1, {"CUDA_VISIBLE_DEVICES": "1"})
+def launcher(name: str, variable="CUDA_VISIBLE_DEVICES", **options) -> DraftLauncher:
+    device = DraftDevice([], 1, {variable: "1"})
     return DraftLauncher(engine(parallel(1), **options), DraftName(name, {}), device)
 
 
 @pytest.fixture
 def talk(monkeypatch):
     """Makes and starts a launcher whose keeper says this and then nothing. ``keepers``: their ends
-    of the channels; ``locks``: of files that they hold; ``commands``: how they were started."""
+    of the channels; ``locks``: of files that they hold; ``specs``: their settings."""
     from vllm import platforms
 
     made: list[DraftLauncher] = []
     held: list[int] = []
     locks: list[int] = []
-    commands: list[list[str]] = []
+    specs: list[ServerSpec] = []
 
     def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
-        def say(module, folder, *arguments, keep):
-            commands.append([module, *arguments])
+        def say(module, folder, spec, keep):
+            specs.append(spec)
             ours, theirs = socket.socketpair()
             held.append(theirs.detach())
             locks.extend(map(os.dup, keep))
@@ -64,7 +64,7 @@ def talk(monkeypatch):
 
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
     monkeypatch.setattr(launch, "STOP_S", 0.1)
-    start.keepers, start.locks, start.commands = held, locks, commands
+    start.keepers, start.locks, start.specs = held, locks, specs
     yield start
     for one in made:
         one.begin_stop()  # or it would start another keeper when one has ended
@@ -117,23 +117,21 @@ def end(keeper):
 
 def test_a_keeper_that_was_killed_is_started_again(talk, caplog):
     made = talk(b'{"ready": "r"}\n', max_restarts=1)
-    (made.run_dir / launch.SPEC_FILE).touch()
     made.wait_ready()
     end(talk.keepers[0])
-    until(lambda: len(talk.commands) == 2)
-    first, second = talk.commands
-    assert second[-1] == "again" and second[:-1] == first
+    until(lambda: len(talk.specs) == 2)
+    first, second = talk.specs
+    assert first == second
     until(lambda: "back" in caplog.text)
     end(talk.keepers[1])
     until(lambda: "keeper is gone; serving goes on without drafts" in caplog.text)
-    assert len(talk.commands) == 2, "one too many"
+    assert len(talk.specs) == 2, "one too many"
     assert caplog.text.count("keeper is gone, and the draft with it") == 1
 
 
 def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     """It was killed in the middle of a word, and the next one cannot be started at first."""
     made = talk(b'{"ready": "r"}\n{"lo', max_restarts=3)
-    (made.run_dir / launch.SPEC_FILE).touch()
     made.wait_ready()
     start, failures = launch.start_detached, [OSError(24, "Too many open files")]
 
@@ -144,7 +142,7 @@ def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
 
     monkeypatch.setattr(launch, "start_detached", run)
     end(talk.keepers[0])
-    until(lambda: len(talk.commands) == 2)
+    until(lambda: len(talk.specs) == 2)
     assert "could not be started again: [Errno 24] Too many open files" in caplog.text
     until(lambda: "back" in caplog.text)
 
@@ -170,11 +168,10 @@ def test_a_keeper_is_not_led_astray_by_the_working_directory(monkeypatch, tmp_pa
     (tmp_path / "psutil.py").write_text("raise SystemExit('this is no psutil')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(platforms, "current_platform", gpus(2))
-    monkeypatch.setattr(launch, "make_keeper_spec", lambda *_: "nothing")
-    made = launcher("drafts")
+    made = launcher("drafts", variable="")  # of which there is none
     made.start()
     run_dir = made.run_dir
-    with pytest.raises(RuntimeError, match="could not be started: ValidationError: Expected"):
+    with pytest.raises(RuntimeError, match="could not be started: OSError: "):
         made.wait_ready()
     made.stop()
     assert not run_dir.exists()
@@ -187,10 +184,11 @@ def test_paths_for_another_working_directory(monkeypatch, tmp_path):
 
 
 def test_a_service_that_has_this_name_already(talk):
-    """It is the user's; this one has left nothing."""
-    other = talk(b"")
+    """It is the user's; this one leaves nothing."""
+    other, one = talk(b""), launcher("drafts")
     with pytest.raises(ValueError, match=f"a draft server 'drafts' already, in {other.run_dir}"):
-        talk(b"")
+        one.start()
+    one.stop()
     assert rundir.living() == [other.run_dir]
 
 

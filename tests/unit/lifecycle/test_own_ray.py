@@ -26,7 +26,7 @@ own = own_ray.OwnRay(run_dir)
 with socket.create_server(("0.0.0.0", 0)) as opened:
     try:
         own.start()
-    except own_ray.Reachable as error:
+    except own_ray.DraftLost as error:
         port = opened.getsockname()[1]
         said = {"open": str(error), "port": port, "stopped": not own.lives()}
 own_ray.token_path(run_dir).unlink()
@@ -53,7 +53,7 @@ port = ray.get(worker.listen.remote())
 own_ray.token_path(run_dir).unlink()
 try:
     own.check_listeners()
-except own_ray.Reachable as error:
+except own_ray.DraftLost as error:
     print(json.dumps({"open": str(error), "port": port, "stopped": not own.lives()}), flush=True)
 sys.stdin.read()
 """

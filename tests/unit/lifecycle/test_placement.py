@@ -10,7 +10,6 @@ from tests.support.sentences import one_sentence
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.target_checks import check_device
 from vllm_ssd.lifecycle.placement import (
-    Placement,
     engine_index,
     gpu_environment,
     local_engines,
@@ -37,7 +36,7 @@ def test_drafts_come_after_all_targets(engines, target, count, drafts):
     config = SSDConfig(engines=engines)
     check_device(config, target, gpus(count))
     places = [place_draft(None, engines, target, gpus(count), engine) for engine in range(engines)]
-    assert places == [Placement(draft) for draft in drafts]
+    assert [place.gpu for place in places] == drafts
 
 
 def test_the_draft_that_engines_start_has_one_name_for_all_of_them():
@@ -83,36 +82,36 @@ def test_an_engine_that_nobody_foresaw():
 @pytest.mark.parametrize(
     "device, engines, engine, place",
     [
-        (3, 1, 0, Placement(3)),
-        ("2", 1, 0, Placement(2)),
-        ("GPU-00002", 1, 0, Placement(2)),
-        ("GPU-0000", 1, 0, Placement(0, with_target=True)),  # CUDA takes the first digits, too
-        (1, 1, 0, Placement(1, with_target=True)),
-        ("GPU-00001", 1, 0, Placement(1, with_target=True)),
-        ("MIG-1-2/3", 1, 0, Placement("MIG-1-2/3")),
-        ("5,4", 2, 0, Placement(5)),
-        ("5,4", 2, 1, Placement(4)),
-        ("GPU-00005,4", 2, 1, Placement(4)),
-        ("3,4", 2, 0, Placement(3, with_target=True)),
-        ("4", 2, 1, Placement(4)),
-        ("4,4", 2, 0, Placement(4, with_drafts=True)),
+        (3, 1, 0, (3, False)),
+        ("2", 1, 0, (2, False)),
+        ("GPU-00002", 1, 0, (2, False)),
+        ("GPU-0000", 1, 0, (0, True)),  # CUDA takes the first digits, too
+        (1, 1, 0, (1, True)),
+        ("GPU-00001", 1, 0, (1, True)),
+        ("MIG-1-2/3", 1, 0, ("MIG-1-2/3", False)),
+        ("5,4", 2, 0, (5, False)),
+        ("5,4", 2, 1, (4, False)),
+        ("GPU-00005,4", 2, 1, (4, False)),
+        ("3,4", 2, 0, (3, True)),
+        ("4", 2, 1, (4, False)),
     ],
 )
 def test_the_users_gpu(device, engines, engine, place):
     target = parallel(2)
     check_device(SSDConfig(draft_device=device, engines=engines), target, gpus(6))
-    assert place_draft(device, engines, target, gpus(6), engine) == place
+    found = place_draft(device, engines, target, gpus(6), engine)
+    assert (found.gpu, found.may_share_gpu) == place
 
 
 def test_the_users_gpu_among_device_ids():
     target = parallel(1, ids=[5])
-    assert place_draft(1, 1, target, gpus(2), 0).with_target
-    assert not place_draft(0, 1, target, gpus(2), 0).with_target
+    assert place_draft(1, 1, target, gpus(2), 0).may_share_gpu
+    assert not place_draft(0, 1, target, gpus(2), 0).may_share_gpu
 
 
 def test_rocm_has_its_own_uuids():
     place = place_draft("GPU-beef", 1, parallel(1), gpus(2, rocm=True), 0)
-    assert place == Placement("GPU-beef")
+    assert place.gpu == "GPU-beef"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def make(monkeypatch):
     def make(run_dir: Path) -> DraftServer:
         policy = DraftPolicy(2, (1, 1, 1), True, 64)
         model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
-        one = DraftServer(ServerSpec(str(run_dir), model, policy, [], {}))
+        one = DraftServer(ServerSpec(str(run_dir), model, policy, [], {}, 60.0, 3))
         made.append(one)
 
         def step() -> bool:

@@ -1,4 +1,4 @@
-"""What a draft server is told, and that it reaches it through the keeper's file."""
+"""What a draft server is told, and that it reaches it through the keeper."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +10,19 @@ from vllm.config import LoadConfig, ModelConfig
 from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.lifecycle.draft_device import DraftDevice
-from vllm_ssd.lifecycle.server_spec import KeeperSpec, make_keeper_spec
+from vllm_ssd.lifecycle.placement import DraftDevice
+from vllm_ssd.lifecycle.server_spec import ServerSpec, make_server_spec
 
 CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
 
 
 @pytest.fixture
 def make(tmp_path):
-    """The spec for these options, made for this device and sent through a file."""
+    """The spec for these options, made for this device and sent as JSON."""
     target = ModelConfig(write_model(tmp_path / "target", layers=2), dtype="float32")
     draft = write_model(tmp_path / "draft", vocab_size=60)
 
-    def make(device: DraftDevice, platform: Any, name: str = draft, **options: Any) -> KeeperSpec:
+    def make(device: DraftDevice, platform: Any, name: str = draft, **options: Any) -> ServerSpec:
         config = SSDConfig(k=2, model=name, target_model_config=target, **options)
         engine: Any = SimpleNamespace(
             speculative_config=config,
@@ -31,9 +31,9 @@ def make(tmp_path):
             model_config=target,
             load_config=LoadConfig(load_format="dummy"),
         )
-        spec = make_keeper_spec(engine, "/run", device, platform)
-        assert msgspec.json.decode(msgspec.json.encode(spec), type=KeeperSpec) == spec
-        assert spec.server.model.engine_args["model"] == draft
+        spec = make_server_spec(engine, "/run", device, platform)
+        assert msgspec.json.decode(msgspec.json.encode(spec), type=ServerSpec) == spec
+        assert spec.model.engine_args["model"] == draft
         return spec
 
     return make
@@ -42,7 +42,7 @@ def make(tmp_path):
 def test_memory_is_planned_once_for_a_group(make):
     """Not where each of its engines has a draft of its own."""
     found = [make(DraftDevice(), CPU, engines=3, share_draft=share) for share in (False, True)]
-    assert [spec.server.model.max_requests for spec in found] == [5, 15]
+    assert [spec.model.max_requests for spec in found] == [5, 15]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_memory_is_planned_once_for_a_group(make):
 )
 def test_memory_that_the_draft_may_use(make, device, platform, chosen_gib, expected):
     spec = make(device, platform, draft_kv_cache_gib=chosen_gib)
-    assert spec.server.model.kv_cache_bytes == expected
+    assert spec.model.kv_cache_bytes == expected
 
 
 def test_models_are_found_from_another_working_directory(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = make(DraftDevice([0]), CPU, "draft").server.model.engine_args
+    arguments = make(DraftDevice([0]), CPU, "draft").model.engine_args
     assert arguments["model"] == str(tmp_path / "draft")

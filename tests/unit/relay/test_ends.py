@@ -14,13 +14,12 @@ from tests.unit.draft.loop import PROMPT, Reference, Target
 from tests.unit.lifecycle.test_joined_draft import said as logged
 from tests.unit.lifecycle.test_served_engine import Engine, Running, until
 from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.draft_names import DraftName
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay import draft_end, finding, target_end
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
-from vllm_ssd.relay.finding import Where, described
+from vllm_ssd.relay.finding import described
 from vllm_ssd.relay.frames import (
     Hello,
     Joined,
@@ -40,7 +39,7 @@ from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.waiting import WaitPolicy
 
 ANSWER_S = 60.0
-NAMED = DraftName("drafts", {"k": 2, "model": "draft"})
+OPTIONS = {"k": 2, "model": "draft"}
 
 
 class Stranger:
@@ -111,14 +110,13 @@ def relay(server, key_file, monkeypatch):
     monkeypatch.setattr(target_end, "REFUSED_S", 0.02)
     monkeypatch.setattr(draft_end, "PEER_GONE_S", 2.0)
     with ExitStack() as ends:
-        spec = DraftEndSpec(str(server.run_dir), NAMED, str(key_file), 0, 4)
+        keys = read_keys(key_file)
+        spec = DraftEndSpec(str(server.run_dir), OPTIONS, keys, 0, 4)
         theirs = Stepping(DraftEnd(spec, Sockets()))
         ends.callback(theirs.stop)
-        address = f"127.0.0.1:{theirs.end.word}"
-        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=[address]))
+        write_keys(key_file, msgspec.structs.replace(keys, addresses=[theirs.end.word]))
         shape = server.table.shape
-        where = Where("drafts", key_file=str(key_file))
-        spec = TargetEndSpec("", where, 0, shape)
+        spec = TargetEndSpec("", "drafts", str(key_file), 0, shape)
         ours = Stepping(TargetEnd(spec, Sockets()))
         ends.callback(ours.stop)
         service = SpeculationTable.open(rundir.table_path(ours.end.run_dir))
@@ -194,7 +192,7 @@ def test_what_does_not_fit_is_refused(server, relay, tmp_path):
     for run_dir, said in (
         (other.run_dir, "made for k=3"),
         (wide.run_dir, "or the draft server with --max-num-seqs 1025"),
-        (long.run_dir, "keeps 4096 tokens of a text, the draft's 2048"),
+        (long.run_dir, "texts' last 4096 tokens"),
         (tmp_path, "No such file"),
     ):
         answer = ask(relay[1].end.run_dir, Join(str(run_dir)), ANSWER_S)
@@ -294,7 +292,7 @@ def opening(server, name):
     "wrong, said",
     [
         (lambda server: Told(Remove(7, 1)), "there is no slot 7"),
-        (lambda server: Hello("drafts"), "a second greeting on one connection"),
+        (lambda server: Hello(), "a second greeting on one connection"),
         (
             lambda server: opening(server, "a" * 300),
             "cannot be read: Expected `str`",
@@ -306,7 +304,7 @@ def test_what_is_said_wrong_ends_the_session(server, engine, connect, wrong, sai
     """By somebody who has the keys: others go on, and nothing of it is left."""
     before = set(rundir.living())
     stranger = connect()
-    stranger.say(Hello("drafts"), opening(server, "stranger"))
+    stranger.say(Hello(), opening(server, "stranger"))
     until("session", lambda: stranger.heard(Joined))
     until("it", lambda: server.joined() == 2)
     stranger.say(wrong(server))
@@ -321,7 +319,7 @@ def test_an_error_about_one_engine_is_not_that_of_all(server, engine, connect, m
         raise IndexError("unforeseen")
 
     stranger = connect()
-    stranger.say(Hello("drafts"), opening(server, "stranger"))
+    stranger.say(Hello(), opening(server, "stranger"))
     until("session", lambda: stranger.heard(Joined))
     with monkeypatch.context() as patched:
         patched.setattr(Peer, "tell", fail)
@@ -354,7 +352,8 @@ def test_ends_that_do_not_understand_each_other(relay, caplog, monkeypatch):
 
 def test_what_all_engines_have_in_common(relay, key_file):
     options = {"draft_server": "drafts", "draft_server_key": str(key_file)}
-    assert described(options) == NAMED
+    found = described(options)
+    assert found is not None and (found.name, found.options) == ("drafts", OPTIONS)
     assert described({"draft_server": "drafts"}) is None
     for wrong, said in (
         ({"draft_server": "other"}, "is the key file of the draft server 'drafts', and not of"),

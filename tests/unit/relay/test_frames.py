@@ -25,7 +25,7 @@ from vllm_ssd.relay.frames import (
 
 STAMP = 2**64 - 1
 TO_DRAFT = [
-    Hello("drafts"),
+    Hello(),
     Ping(2**62, 90),
     Opening("engine", TableShape(256, 7, 24), TableOwner("target", 3)),
     Told(Leave("engine", True)),
@@ -35,8 +35,8 @@ TO_DRAFT = [
     Changed(0, 3, STAMP, 100, b"1234", b"12345678"),
 ]
 TO_TARGET = [
-    Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}, "a1"),
-    Status(False, -1, [0, 2**40, -1]),
+    Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}),
+    Status([-1, 2**40], [], 2**62),
     Changed(1, 3, STAMP),
     Changed(3, 3, STAMP, 2, b"", b"12345678", b"1"),
 ]

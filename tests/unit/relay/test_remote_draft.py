@@ -25,7 +25,7 @@ from vllm_ssd.protocol.sockets import Sockets
 from vllm_ssd.relay import peer
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.end import Child
-from vllm_ssd.relay.keys import make_keys, read_keys, write_keys
+from vllm_ssd.relay.keys import make_keys, write_keys
 from vllm_ssd.relay.remote_draft import RemoteDraft
 
 # Of its own, as other tests have services at the same time.
@@ -37,18 +37,14 @@ class Far:
 
     def __init__(self, folder: Path, count: int):
         key_file = folder / "drafts.key"
-        write_keys(key_file, make_keys(NAMED.name, ["127.0.0.1:0"] * count))
+        keys = make_keys(NAMED.name, ["127.0.0.1:0"] * count)
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
         self.ends = [
-            Stepping(
-                DraftEnd(
-                    DraftEndSpec(str(one.files.run_dir), NAMED, str(key_file), at, 4), Sockets()
-                )
-            )
+            Stepping(DraftEnd(DraftEndSpec(str(one.files.run_dir), {}, keys, at, 4), Sockets()))
             for at, one in enumerate(self.services)
         ]
-        addresses = [f"127.0.0.1:{end.end.word}" for end in self.ends]
-        write_keys(key_file, msgspec.structs.replace(read_keys(key_file), addresses=addresses))
+        addresses = [end.end.word for end in self.ends]
+        write_keys(key_file, msgspec.structs.replace(keys, addresses=addresses))
         config = engine(parallel(1))
         config.speculative_config = SSDConfig(
             k=2,
@@ -131,10 +127,10 @@ def test_a_draft_that_does_not_answer_at_once(make, monkeypatch):
 
 def test_a_relay_that_dies_is_started_again(far, caplog):
     draft = far.draft
-    before = far.relay
-    os.killpg(before._group, signal.SIGKILL)
+    before = far.relay.word
+    os.killpg(far.relay._group, signal.SIGKILL)
     until(lambda: draft._table.draft["restarts"][0] == 1)
-    assert lives(draft) and far.relay is not before
+    assert lives(draft) and far.relay.word != before
     until(lambda: len(said(caplog)) == 2)  # it counts before it says so
     lost, back = said(caplog)
     assert "is lost (it has ended)" in lost and "is back" in back

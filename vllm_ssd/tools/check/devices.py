@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from vllm_ssd.draft.attention.self_test import find_fault
 from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.tools.check.findings import Finding, gib
+from vllm_ssd.tools.check.trials import TrialFailed, examine_apart
 
+LIMIT_S = 900.0  # timeout of a GPU's trial: compiling FlashInfer's kernels takes minutes
 _SDPA = 'write "tree_backend": "sdpa"'
 
 
@@ -55,6 +57,23 @@ class Trial:
     all_backends: bool = False
     table: str | None = None
     users: tuple[str, ...] = ()
+
+
+def try_gpu(trial: Trial, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about the GPU that a process with this environment sees, as the draft's does. If the
+    process fails, the last one says so."""
+    gpu = torch.device("cuda", 0)
+    try:
+        yield from examine_apart(
+            examine_device, trial, gpu, limit_s=LIMIT_S, environment=environment
+        )
+    except TrialFailed as failure:
+        yield Finding(
+            "bad",
+            "device",
+            f"{trial.name} cannot be used ({failure})",
+            "end processes that use it exclusively, or install a driver that fits this torch",
+        )
 
 
 def examine_device(trial: Trial, device: torch.device) -> Iterator[Finding]:

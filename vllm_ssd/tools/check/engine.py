@@ -20,9 +20,10 @@ from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
-from vllm_ssd.lifecycle.draft_device import DraftDevice, choose_device
+from vllm_ssd.lifecycle.draft_device import choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
-from vllm_ssd.lifecycle.server_spec import make_keeper_spec
+from vllm_ssd.lifecycle.placement import DraftDevice
+from vllm_ssd.lifecycle.server_spec import make_server_spec
 from vllm_ssd.protocol import TableShape
 from vllm_ssd.tools.check.devices import Draft, DraftMemory
 from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
@@ -120,7 +121,7 @@ def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
 def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
     ssd: Any = config.speculative_config
     draft = ssd.draft_model_config
-    spec = make_keeper_spec(config, "", device or DraftDevice(), current_platform).server.model
+    spec = make_server_spec(config, "", device or DraftDevice(), current_platform).model
     alone = ssd.draft_parallel_config
     head_dim = draft.get_head_size()
     attention = AttentionShape(

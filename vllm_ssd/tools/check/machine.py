@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
 from vllm_ssd.lifecycle.cores import available_cores, split_cores
-from vllm_ssd.lifecycle.draft_device import DraftDevice
-from vllm_ssd.lifecycle.own_table import make_table
-from vllm_ssd.lifecycle.placement import gpu_environment, place_draft, target_gpus
-from vllm_ssd.protocol import TableShape, rundir
-from vllm_ssd.tools.check.device_trial import LIMIT_S, try_gpu
-from vllm_ssd.tools.check.devices import Trial, examine_device
+from vllm_ssd.lifecycle.own_table import OwnFiles
+from vllm_ssd.lifecycle.placement import DraftDevice, gpu_environment, place_draft, target_gpus
+from vllm_ssd.protocol import TableOwner, TableShape
+from vllm_ssd.tools.check.devices import LIMIT_S, Trial, examine_device, try_gpu
 from vllm_ssd.tools.check.engine import Subject, usual_subject
 from vllm_ssd.tools.check.findings import Finding, gib, refusal, say_wait
 from vllm_ssd.tools.check.ray_trial import try_ray
@@ -30,37 +26,25 @@ def subject_without_target() -> Subject:
     if current_platform.is_cpu():
         cores = split_cores(available_cores(), 1, None, None)
         return usual_subject(DraftDevice(cores.draft), parallel)
-    gpu = place_draft(None, 1, parallel, current_platform, 0).device
-    environment = gpu_environment(gpu, current_platform.is_rocm())
-    return usual_subject(DraftDevice([], gpu, environment), parallel)
+    return usual_subject(place_draft(None, 1, parallel, current_platform, 0), parallel)
 
 
 def examine_machine(subject: Subject, all_backends: bool) -> Iterator[Finding]:
-    """Make or start these for a moment: the table, the draft's Ray, the draft's attention."""
-    rundir.sweep()
-    run_dir, locks = rundir.create()
+    """Make or start these for a moment: the table, the draft's attention, the draft's Ray."""
     try:
-        memory = examine_shared_memory(run_dir, subject.table)
-        yield memory
-        if memory.state == "ok":  # the trial of a GPU needs the table
-            yield from _try_devices(subject, str(rundir.table_path(run_dir)), all_backends)
-        yield try_ray(run_dir)
-    finally:
-        rundir.remove(run_dir)
-        for lock in locks:
-            os.close(lock)
-
-
-def examine_shared_memory(run_dir: Path, shape: TableShape) -> Finding:
-    """Finding about shared memory. Makes the speculation table of a run directory."""
-    try:
-        make_table(run_dir, shape)
+        files = OwnFiles(subject.table, TableOwner())
     except RuntimeError as error:
-        return refusal("shared memory", error)
-    folder = rundir.table_path(run_dir).parent
-    free, size = shutil.disk_usage(folder).free, shape.size / 2**20
-    fact = f"{gib(free)} are free in {folder}; the speculation table takes {size:.1f} MiB"
-    return Finding("ok", "shared memory", fact)
+        yield refusal("shared memory", error)
+        return
+    try:
+        path, size = files.table.path, subject.table.size / 2**20
+        free = gib(shutil.disk_usage(path.parent).free)
+        fact = f"{free} are free in {path.parent}; the speculation table takes {size:.1f} MiB"
+        yield Finding("ok", "shared memory", fact)
+        yield from _try_devices(subject, str(path), all_backends)
+        yield from try_ray(files.run_dir)
+    finally:
+        files.remove()
 
 
 def examine_locked_memory(shape: TableShape) -> Finding:

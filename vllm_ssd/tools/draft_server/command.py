@@ -11,27 +11,16 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.protocol.draft_names import NAME
-from vllm_ssd.tools.draft_server.configs import make_configs
 from vllm_ssd.tools.options import add_option
 
+if TYPE_CHECKING:
+    from vllm_ssd.tools.draft_server.placed import PlacedDraft
+    from vllm_ssd.tools.draft_server.serving import LocalDrafts
+
 LOOK_S = 0.5  # between two checks whether the draft is lost for good
-
-
-class Drafts(Protocol):
-    """The drafts of one command, on this node or another."""
-
-    def start(self) -> None:
-        """Return once the drafts serve; ``ValueError`` or ``RuntimeError`` with a sentence if one
-        cannot."""
-
-    def tend(self) -> bool:
-        """Check the drafts; False if all are lost for good."""
-
-    def stop(self) -> None:
-        """End the drafts and remove their files."""
 
 
 def add_command(commands: Any) -> None:
@@ -151,7 +140,7 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     if args.ray_labels and not args.ray_address:
         return _refuse("--ray-labels needs a Ray cluster: add --ray-address ADDRESS")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    drafts: Drafts | None = None
+    drafts: LocalDrafts | PlacedDraft | None = None
     try:
         drafts = _make_drafts(args)
         drafts.start()
@@ -175,19 +164,21 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _make_drafts(args: argparse.Namespace) -> Drafts:
+def _make_drafts(args: argparse.Namespace) -> LocalDrafts | PlacedDraft:
     """The drafts that the flags ask for; ``ValueError`` with a sentence if a flag is invalid."""
     if args.ray_address:
         from vllm_ssd.tools.draft_server.placed import PlacedDraft
 
         return PlacedDraft(args)
     from vllm_ssd.relay.keys import prepare_keys
+    from vllm_ssd.tools.draft_server.configs import make_configs
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
     configs = make_configs(args)
+    keys = None
     if args.listen is not None:
-        prepare_keys(args.key_file, args.name, args.listen, len(configs))
-    return LocalDrafts(configs, args.name, args.key_file)
+        keys = prepare_keys(args.key_file, args.name, args.listen, len(configs))
+    return LocalDrafts(configs, args.name, keys, args.key_file)
 
 
 def _say_how_to_join(args: argparse.Namespace) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+
+from vllm_ssd.config.draft_server import FLAGS
+from vllm_ssd.lifecycle.cores import available_cores, parse_cores
+from vllm_ssd.lifecycle.placement import device_names
 
 
 def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:
@@ -18,11 +23,6 @@ def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:
 
 def devices(given: str | None) -> list[str]:
     """A device for each draft; ``ValueError`` with a sentence if two drafts would share one."""
-    from vllm.platforms import current_platform
-
-    from vllm_ssd.lifecycle.cores import available_cores, parse_cores
-    from vllm_ssd.lifecycle.placement import device_names
-
     on_cpu = current_platform.is_cpu()
     if given is None:
         return [",".join(map(str, available_cores())) if on_cpu else "0"]
@@ -39,11 +39,6 @@ def devices(given: str | None) -> list[str]:
 
 def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
     """Config of an engine whose target is the draft itself, so that vLLM makes all start checks."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
-    from vllm_ssd.config.draft_server import FLAGS
-
     given = {option: getattr(args, option) for option in FLAGS}
     engine = EngineArgs(
         model=args.model,

@@ -16,6 +16,7 @@ from copy import copy
 from typing import Any
 
 import msgspec
+from vllm.platforms import current_platform
 
 from vllm_ssd.lifecycle.actor import sentence
 from vllm_ssd.lifecycle.restarts import Restarts
@@ -30,7 +31,6 @@ logger = get_logger(__name__)
 STOP_S = 25.0  # timeout for the draft's end on its node
 SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
 RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
-_KEYS = "relay.key"  # file in the run directory on the draft's node
 
 
 class DraftOnNode:
@@ -50,17 +50,13 @@ class DraftOnNode:
         """Load the drafts and return the addresses at which they listen. Raises ``ValueError`` or
         ``RuntimeError`` with a sentence if that fails."""
         _take_niceness_of_others()
-        self._drafts = LocalDrafts(make_configs(args), args.name)
+        self._drafts = LocalDrafts(make_configs(args), args.name, keys)
         try:
-            self._drafts.launch()
-            path = self._drafts.run_dirs[0] / _KEYS
-            write_keys(path, keys)
-            self._drafts.listen(path)
-            self._drafts.wait_ready()
-            return read_keys(path).addresses
+            self._drafts.start()
         except BaseException:
             self.stop()
             raise
+        return keys.addresses
 
     def tend(self) -> bool:
         """Check the drafts and their relays; False if all drafts are lost for good."""
@@ -144,8 +140,6 @@ class PlacedDraft:
 
     def _place(self) -> None:
         """Place and load the draft; ``ValueError`` with a sentence if it cannot be loaded."""
-        from vllm.platforms import current_platform
-
         options = {
             "num_cpus": 1,
             "num_gpus": 0 if current_platform.is_cpu() else self._count,

@@ -11,16 +11,17 @@ import torch
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
 from vllm_ssd.protocol import SpeculationTable, TableShape, pages
-from vllm_ssd.tools.check import device_trial, devices
-from vllm_ssd.tools.check.device_trial import last_words, try_gpu
+from vllm_ssd.tools.check import devices
 from vllm_ssd.tools.check.devices import (
     Draft,
     DraftMemory,
     Trial,
     examine_device,
     judge_memory,
+    try_gpu,
 )
 from vllm_ssd.tools.check.findings import GIB
+from vllm_ssd.tools.check.trials import last_words
 
 CPU = torch.device("cpu")
 ATTENTION = AttentionShape(2, 4, 2, 16, 0.25, torch.bfloat16, CPU)
@@ -111,7 +112,7 @@ def test_a_table_out_of_reach(tmp_path, monkeypatch, graphs, state):
 
 def test_a_trial_in_a_process_without_a_gpu(monkeypatch):
     """Its end is found, too, with its last words."""
-    monkeypatch.setattr(device_trial, "LIMIT_S", 120.0)
+    monkeypatch.setattr(devices, "LIMIT_S", 120.0)
     draft = Draft(ATTENTION, ("sdpa",), (), None)
     (found,) = try_gpu(Trial("GPU 7", draft), {"PYTHONPATH": ":".join(sys.path)})
     assert found.state == "bad" and found.fact.startswith("GPU 7 cannot be used (")

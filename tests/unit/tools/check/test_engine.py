@@ -10,7 +10,7 @@ from vllm.config import ModelConfig, ParallelConfig
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
-from vllm_ssd.lifecycle.draft_device import DraftDevice
+from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.tools.check import machine
 from vllm_ssd.tools.check.devices import Trial
 from vllm_ssd.tools.check.engine import examine_engine, parse_engine, usual_subject, weight_bytes
