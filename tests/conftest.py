@@ -5,8 +5,9 @@ import os
 import shutil
 import tempfile
 
-# What pytest keeps stays where it is.
+# What pytest keeps stays where it is, and so does what torch compiles: for all of them.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-ssd")
 FOLDER = tempfile.mkdtemp(prefix="ssd-", dir="/tmp")  # short, as the paths of sockets are limited
 os.environ["TMPDIR"] = tempfile.tempdir = FOLDER
 

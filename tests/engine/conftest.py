@@ -16,7 +16,8 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Of two files at a time, one has its targets on the first of two cores, and one on the second.
+# Of two files at a time, one has its drafts on the second of two cores, and one on the first; the
+# others are for targets that have processes of their own.
 if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and os.cpu_count() == 2:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "1")
 # Engines find ``tests``, too, and the plugin of shared_cores.py.
@@ -38,8 +39,9 @@ LONGEST = [
         "tune",
         "upstream",
         "sampling",
-        "soak",
         "start",
+        "equal_draft",
+        "soak",
     )
 ]
 

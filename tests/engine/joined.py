@@ -20,8 +20,6 @@ from vllm_ssd.metrics import rates, subtract
 AT_ONCE, TOKENS, ROUNDS = 3, 48, 60  # requests of each server, tokens of each, rounds looked at
 SPECULATION = {"method": "ssd", "draft_server": NAME, "on_miss": "wait"}
 OPTIONS = {**ENGINE, **PATIENT, "max_model_len": 256, "skip_tokenizer_init": True}
-# The draft has a core, and all targets the other.
-CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
 
 
 @dataclass
@@ -73,9 +71,7 @@ def joined(target: Path, folder: Path, number: int, **options: str) -> Iterator[
     arguments = {**OPTIONS, "model": str(target), "speculative_config": SPECULATION | options}
     prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(number * AT_ONCE)]
     with ExitStack() as ends:
-        servers = [
-            serve.Server(arguments, folder / f"server-{n}.log", CORES) for n in range(number)
-        ]
+        servers = [serve.Server(arguments, folder / f"server-{n}.log") for n in range(number)]
         for server in servers:
             ends.callback(lambda each=server: each.process.poll() is None and each.end())
         answers = tiny_answers(target, prompts, TOKENS)

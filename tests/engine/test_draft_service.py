@@ -114,7 +114,7 @@ def test_another_service_under_the_same_name(engines, service, tiny, folder):
         second.load.until("loss", lambda: second.said(LOST) == 2)
         assert not second.serves()
         wait_gone(service.run_dir, own, END_S)
-    # Without a load: one of the drafts has the targets' core, where its start would take long.
+    # Without a load, beside which the start of two drafts would take long.
     another = Service(tiny, folder / "another.log", flags="--device 0|1")
     with another.running():
         wait_for("return", lambda: second.said(BACK) == 2)

@@ -24,6 +24,7 @@ from benchmarks.common.running import counters, leftovers, processes_of
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import (
+    OWN_PROCESS,
     PATIENT,
     SSD,
     engine,
@@ -39,7 +40,10 @@ from vllm_ssd.protocol import rundir
 
 PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + 9 * n)]} for n in range(4)]
 K, TOKENS = 3, 48
-OPTIONS: dict[str, Any] = {**PATIENT, "max_model_len": 256, "skip_tokenizer_init": True}
+# Sleep and new weights reach a worker in a process of its own; in test_features.py, sleep reaches
+# one in the engine core's.
+OPTIONS: dict[str, Any] = {**OWN_PROCESS, **PATIENT}
+OPTIONS |= {"max_model_len": 256, "skip_tokenizer_init": True}
 TRANSFER: dict[str, Any] = {
     "weight_transfer_config": {"backend": "files"},
     "worker_extension_cls": "tests.support.file_transfer.Registered",

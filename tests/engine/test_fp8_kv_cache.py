@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common.running import counters
 from tests.support.features.prompts import LONG, SHORT
-from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
+from tests.support.harness import LIGHT, SSD, engine, greedy, own_run_dir, texts
 
 PROMPTS = [SHORT, LONG, *(f"Explain {subject} to a child." for subject in ("rivers", "bread"))]
 
@@ -17,11 +17,13 @@ PROMPTS = [SHORT, LONG, *(f"Explain {subject} to a child." for subject in ("rive
     reason="vLLM's fp8 KV cache on CPUs needs AVX-512",
 )
 def test_same_texts(target, draft):
-    texts_of = []
-    for extra in ({}, {"speculative_config": {**SSD, "k": 3, "f": 1, "model": draft}}):
-        with engine(target, kv_cache_dtype="fp8", **extra) as llm:
-            texts_of.append(texts(llm.generate(PROMPTS, greedy(48), use_tqdm=False)))
-            if extra:
-                accepted = counters(own_run_dir())["accepted"]
-    assert texts_of[0] == texts_of[1]
+    """As of requests that have drafting turned off, whose rounds have one token each."""
+    speculation = {**SSD, **LIGHT, "k": 3, "f": 1, "model": draft}
+    undrafted = greedy(48, extra_args={"ssd": 0})
+    with engine(target, kv_cache_dtype="fp8", speculative_config=speculation) as llm:
+        expected = texts(llm.generate(PROMPTS, undrafted, use_tqdm=False))
+        assert counters(own_run_dir())["rounds"] == 0
+        assert llm.reset_prefix_cache()
+        assert texts(llm.generate(PROMPTS, greedy(48), use_tqdm=False)) == expected
+        accepted = counters(own_run_dir())["accepted"]
     assert sum(accepted[1:]) > 0, "no draft was accepted"

@@ -14,7 +14,7 @@ from benchmarks.common import server as serve
 from benchmarks.common.running import counters, processes_of, run_dir_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.greedy_texts import text_answers
-from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
+from tests.support.harness import ENGINE, OWN_PROCESS, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
 
@@ -23,7 +23,8 @@ def test_two_engines_of_one_server(spoken_pair, tmp_path, monkeypatch):
     target, draft = spoken_pair
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     speculation = {**SSD, "k": 3, "f": 1, "model": draft}
-    arguments = {**ENGINE, "model": target, "max_model_len": 256, "data_parallel_size": 2}
+    arguments = {**ENGINE, **OWN_PROCESS, "model": target, "max_model_len": 256}
+    arguments["data_parallel_size"] = 2
     log = tmp_path / "log"
     server = serve.Server({**arguments, "speculative_config": speculation}, log)
     try:

@@ -26,7 +26,7 @@ from tests.engine.deaths import (
 )
 from tests.engine.load import Load
 from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import ENGINE, PATIENT, SSD, START_S, wait_gone
+from tests.support.harness import ENGINE, OWN_PROCESS, PATIENT, SSD, START_S, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.protocol import rundir
@@ -71,7 +71,7 @@ def server_and_plain(tiny, questions, tmp_path_factory):
     options = {"max_num_seqs": AT_ONCE, "max_model_len": 256, "skip_tokenizer_init": True}
     # "auto" would try other plans now and then, which have other hits.
     speculation = {**SSD, "k": 3, "f": 1, "model": str(tiny), "max_restarts": 2 * COUNT}
-    arguments = {**ENGINE, **PATIENT, **options, "model": str(tiny)}
+    arguments = {**ENGINE, **OWN_PROCESS, **PATIENT, **options, "model": str(tiny)}
     arguments["speculative_config"] = speculation
     server = serve.Server(arguments, tmp_path_factory.mktemp("logs") / "server.log")
     try:

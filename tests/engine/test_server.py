@@ -22,7 +22,7 @@ from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.engine.conftest import ROOT
 from tests.support.chi_square import chance_of
-from tests.support.harness import ENGINE, SSD, START_S, wait_for, wait_gone
+from tests.support.harness import ENGINE, OWN_PROCESS, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
 from tests.support.terminal import terminal
 from tests.support.trace_collector import ENVIRONMENT, Collector, trace_collector
@@ -60,7 +60,8 @@ def servers(spoken_pair, traces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     target, draft = spoken_pair
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
-    arguments = {**ENGINE, "model": target, "max_model_len": 512, "speculative_config": speculation}
+    arguments = {**ENGINE, **OWN_PROCESS, "model": target, "max_model_len": 512}
+    arguments["speculative_config"] = speculation
     environment = {**ENVIRONMENT, **AS_USERS_DO, "VLLM_LOGGING_LEVEL": "INFO"}
     more = {"otlp_traces_endpoint": traces.url, "per_request_spec_decode_metrics": "detailed"}
     started = [

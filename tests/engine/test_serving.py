@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.serving.clients.sglang import PYTHON
 from benchmarks.serving.records import Saved
+from tests.support.harness import ONE_PROCESS
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 24
@@ -24,6 +25,7 @@ def test_quick_with_sglangs_client(spoken_pair, tmp_path):
     command += ["--tokens", str(TOKENS), "--requests", "6"]
     command += ["--target", spoken_pair[0], "--draft", spoken_pair[1]]
     command += ["--logs", str(tmp_path), "--json", str(saved)]
+    command += ["--engine-option", f'distributed_executor_backend="{ONE_PROCESS}"']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

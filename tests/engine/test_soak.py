@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.harness import ONE_PROCESS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,6 +17,8 @@ def test_quick(spoken_pair, tmp_path):
     saved = tmp_path / "soak.json"
     command = [sys.executable, "-m", "benchmarks.soak", "--quick", "--json", str(saved)]
     command += ["--target", spoken_pair[0], "--draft", spoken_pair[1], "--logs", str(tmp_path)]
+    command += ["--engine-option", f'distributed_executor_backend="{ONE_PROCESS}"']
+    command += ["--minutes", "0.25"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

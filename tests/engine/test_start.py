@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.harness import OWN_PROCESS
 from tests.support.starts import make_start
 
 # A command that begins so has 64 MB of shared memory.
@@ -30,12 +31,15 @@ def starts(spoken_pair, damaged, tmp_path_factory):
     """All of them: what each says and how it ends, once it has. Two at a time, as a start keeps one
     core busy."""
     target, draft = spoken_pair
-    start = make_start(tmp_path_factory.mktemp("start"), "tests.engine.conftest", target)
+    folder, setting = tmp_path_factory.mktemp("start"), "tests.engine.conftest"
+    start = make_start(folder, setting, target)
+    # Shared memory of vLLM's own is what it has for a worker in another process.
+    with_worker = make_start(folder, setting, target, **OWN_PROCESS)
     with ThreadPoolExecutor(2) as pool:
         yield {
             "damaged, not required": pool.submit(start, model=damaged, required=False),
             "damaged": pool.submit(start, model=damaged),
-            "vLLM": pool.submit(start, *SMALL, model=draft),
+            "vLLM": pool.submit(with_worker, *SMALL, model=draft),
             "table": pool.submit(start, *SMALL, model=draft, **TOO_MANY),
         }
 

@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from benchmarks.common.running import run_dir_of
-from tests.support.harness import wait_for, wait_gone
+from tests.support.harness import ONE_PROCESS, wait_for, wait_gone
 from tests.support.starts import ROOT
 
 SMALL = "--k 2 --f 1 --clients 2 --requests 2 --tokens 8 --temperature 0".split()
 ENGINE = "--dtype float32 --enforce-eager --max-num-seqs 4 --max-model-len 256".split()
+ENGINE += ["--distributed-executor-backend", ONE_PROCESS]
 # The draft is as slow as its target, and would never be worth a wait.
 OPTIONS = ["--speculative-config", '{"on_miss": "wait"}']
 

@@ -19,7 +19,15 @@ from benchmarks.common.times import Times
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.rundir import table_path
 
-ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+ENGINE: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+# The worker in the engine core's process, as vLLM has it by itself on one GPU. On a CPU it would be
+# in one of its own, for OpenMP's settings: 7 s of a core more for imports, and in each step both
+# would spin while they wait for each other.
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+if not torch.cuda.is_available():
+    ENGINE["distributed_executor_backend"] = ONE_PROCESS
+# As vLLM has it by itself on a CPU.
+OWN_PROCESS = {"distributed_executor_backend": "mp"}
 # Drafts of tests are as slow as their targets, or slower: they would never be worth a wait.
 SSD = {"method": "ssd", "on_miss": "wait"}
 # A draft of real size takes a third of its time in bfloat16, on CPUs that compute in it. How it

@@ -18,6 +18,7 @@ def register() -> None:
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     gc.set_threshold(700)  # Python's own; entry/sitecustomize.py sets another one
+    gc.freeze()  # vLLM's loader collects garbage twice, and would look at all that was imported
     # Engine core and workers sleep while they wait for each other for long. vLLM has them spin for
     # a second first, which is faster where each has a core of its own.
     SpinCondition.__init__.__defaults__ = (SPIN_S,)  # of ``busy_loop_s``

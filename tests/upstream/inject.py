@@ -21,6 +21,8 @@ PLAIN = "SSD_UPSTREAM_PLAIN"
 METHOD = "SSD_UPSTREAM_METHOD"
 # Tokens of a block of KV memory: the fewest on CPUs.
 BLOCK = 32
+# As in our own tests (``ENGINE`` of ``tests/support/harness.py``).
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 # The folder of a target's draft, in the target's own.
 DRAFT = "draft"
 
@@ -48,6 +50,7 @@ def _with_ssd(original: Callable[..., Any]) -> Callable[..., Any]:
         # What CPUs can do, and in a type in which texts can be compared.
         self.dtype, self.enforce_eager, self.async_scheduling = "float32", True, False
         self.attention_config = AttentionConfig()
+        self.distributed_executor_backend = ONE_PROCESS
         if self.num_gpu_blocks_override and self.block_size != BLOCK:
             # Tests give as few of a GPU's blocks, of 16 tokens, as to be short of them.
             self.num_gpu_blocks_override = -(-self.num_gpu_blocks_override * 16 // BLOCK)

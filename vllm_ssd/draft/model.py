@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class DraftModel:
         with set_current_vllm_config(self._config), torch.inference_mode():
             _join_a_world_of_one(scratch)
             _choose_kernels(self._config)
+            gc.freeze()  # vLLM's loader collects garbage twice, and imports left none
             self._model = get_model(vllm_config=self._config)
             layers = _attention_layers(self._config)
             shape = _attention_shape(layers, self._config)

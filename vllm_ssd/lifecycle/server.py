@@ -36,9 +36,10 @@ if TYPE_CHECKING:  # torch is imported once the process is pinned
 logger = get_logger(__name__)
 
 # Seconds between two reads of the table by an idle server. PAUSE_S: requests run, on a CPU (0 on a
-# GPU). LONG_PAUSE_S: after 1 s without work, when the target is busy with other requests or stuck.
-# REST_S: without requests; a control message ends this wait.
-PAUSE_S, LONG_PAUSE_S, REST_S = 50e-6, 2e-3, 0.2
+# GPU); or PAUSE_SHARE of the time without work, lest reads keep a core busy. LONG_PAUSE_S: at most,
+# and on a GPU after 1 s without work, when the target is busy with other requests or stuck. REST_S:
+# without requests; a control message ends this wait.
+PAUSE_S, PAUSE_SHARE, LONG_PAUSE_S, REST_S = 50e-6, 1 / 20, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
 
 
@@ -61,14 +62,14 @@ class DraftServer:
     def load(self) -> str:
         """Load the draft and return a line that describes it. Errors: see ``LoadedDraft.load``."""
         hush_vllm()
-        gc.disable()  # the import of vLLM leaves little garbage: to look for it takes over a second
+        gc.disable()  # imports of vLLM leave little garbage: to look for it takes over a second
         try:
             from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
+
+            self._draft = LoadedDraft(self._spec)
+            line = self._draft.load()
         finally:
             gc.enable()
-        self._draft = LoadedDraft(self._spec)
-        line = self._draft.load()
-        self._pause_s = 0.0 if self._draft.on_gpu else PAUSE_S
         self._status = self._draft.table.draft[0]
         return line
 
@@ -123,7 +124,9 @@ class DraftServer:
             elif not len(engine.requests):
                 self._control.wait(REST_S)
             else:
-                time.sleep(self._pause_s if now - last_work < 1 else LONG_PAUSE_S)
+                idle_s = now - last_work
+                longest_s = 0.0 if self._draft.on_gpu and idle_s < 1 else LONG_PAUSE_S
+                time.sleep(min(max(PAUSE_S, idle_s * PAUSE_SHARE), longest_s))
         self._part_with_all()
         self._control.close()
         return "stopped"

@@ -81,7 +81,7 @@ class Running:
         # As its ``load``, which would also hush vLLM for all tests.
         server._draft = self.draft = LoadedDraft(server._spec)
         server._draft.load()
-        server._pause_s, server._status = 1e-3, self.table.draft[0]
+        server._status = self.table.draft[0]
         self._thread = threading.Thread(target=server.serve)
         self._thread.start()
 
