@@ -226,29 +226,6 @@ def test_a_table_of_another_shape_does_not_fit(tmp_path, engine, other, differin
     assert not engine.tables and not table.draft["blocks"][0]
 
 
-def test_without_a_seat_requests_wait_their_turn(tmp_path, draft_model, reference):
-    """As they do without KV memory: there is one seat for two tables."""
-    engine = make_engine(draft_model, POLICY, seats=1)
-    first, second = (Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "ab")
-    served, waiting = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
-    for _ in range(3):
-        first.work()
-        served.round(first.client)
-        waiting.round(second.client)
-        assert waiting.drafts == []
-    state = second.slot_of("a")
-    assert second.draft_state(0, state.generation) == PREPARING
-    assert len(served.drafts) == K
-    first.client.remove("a")
-    first.work()
-    assert second.draft_state(0, state.generation) == DRAFTING
-    for _ in range(3):
-        waiting.round(second.client)
-        second.work()
-    assert waiting.round(second.client) == K
-    assert free(engine)[1] == 0
-
-
 def test_who_loses_the_memory_loses_the_seat(tmp_path, draft_model, reference):
     """Else nobody else could begin, although memory for a shorter text is left."""
     engine = make_engine(draft_model, POLICY, seats=1)

@@ -128,31 +128,6 @@ def test_lookup_finds_exactly_the_branch_of_this_round(
     assert target.predictions.find(0, now, *wanted).tokens == []
 
 
-def test_a_new_generation_hides_what_the_old_one_left(sides):
-    target, draft = sides
-    old, new = make_stamp(7, 2), make_stamp(8, 2)
-    draft.predictions.publish(0, old, [1], [5])
-    draft.predictions.extend(0, old, [42])
-    draft.predictions.publish_fallback(0, old, [43, 44])
-    draft.states.set(0, 7, DRAFTING)
-    assert target.predictions.find(0, old, 1, 5).tokens == [43, 44]
-    assert target.predictions.find(0, new, 1, 5).tokens == []
-    assert target.states.get(0, 7) == DRAFTING
-    assert target.states.get(0, 8) != DRAFTING
-
-
-def test_rounds_of_one_parity_do_not_mix(sides):
-    target, draft = sides
-    for round_ in range(6):
-        stamp = make_stamp(1, round_)
-        draft.predictions.publish(0, stamp, [0], [9])
-        draft.predictions.extend(0, stamp, [round_ + 1])
-        assert target.predictions.find(0, stamp, 0, 9).tokens == [round_ + 1]
-        assert target.predictions.find(0, make_stamp(1, round_ + 1), 0, 9).tokens == []
-        if round_ >= 2:
-            assert target.predictions.find(0, make_stamp(1, round_ - 2), 0, 9).tokens == []
-
-
 def test_a_draft_that_lost_the_table_changes_nothing_of_its_successors(tmp_path):
     """It hung, and goes on with a request that has another generation by now."""
     path = tmp_path / "t"
@@ -245,14 +220,6 @@ def test_the_draft_can_follow_the_text_from_the_tail_alone(tmp_path_factory, rou
             assert known == text
 
 
-def test_a_draft_too_far_behind_is_told_so(sides):
-    target, draft = sides
-    stamp = make_stamp(1, 0)
-    target.outcomes.publish(0, stamp, 100, 0, list(range(5)))
-    outcome = draft.outcomes.read(0, stamp, 100 - SHAPE.tail // 2 - 1)
-    assert outcome is not None and outcome.new_tokens is None
-
-
 def test_an_overtaken_outcome_is_not_read(sides):
     target, draft = sides
     first, second = make_stamp(1, 0), make_stamp(1, 1)
@@ -261,15 +228,3 @@ def test_an_overtaken_outcome_is_not_read(sides):
     assert draft.outcomes.read(0, first, 3) is None
     outcome = draft.outcomes.read(0, second, 3)
     assert outcome is not None and outcome.new_tokens == [1, 2]
-
-
-def test_drafts_count_once_they_are_confirmed_for_this_round(sides):
-    target, draft = sides
-    stamp = make_stamp(1, 0)
-    target.outcomes.publish(0, stamp, 4, 0, [1])
-    assert draft.outcomes.read_drafts(0, stamp) is None
-    target.outcomes.confirm(0, stamp, [5, 6])
-    assert draft.outcomes.read_drafts(0, stamp) == [5, 6]
-    later = make_stamp(1, 2)  # same parity
-    target.outcomes.publish(0, later, 7, 2, [5, 6, 7])
-    assert draft.outcomes.read_drafts(0, later) is None
