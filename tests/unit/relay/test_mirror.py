@@ -288,77 +288,11 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
     assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
 
 
-ROUND = int(stamp(1))
-
-
-def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
-    number = KINDS.index(kind)
-    return Changed(number, slot, stamp, known, pack(head), pack(tokens), probs)
-
-
-def head(count, steps):
-    """Of a prediction of four branches, which has count, depth, steps and the outcomes."""
-    return [count, 0, steps] + [1] * 8
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        changed(Outcome, slot=3, head=[0], tokens=[1]),
-        changed(Outcome, head=[4], tokens=[1]),
-        changed(Outcome, head=[-2], tokens=[1]),
-        changed(Outcome, head=[0, 0], tokens=[1]),
-        changed(Outcome, head=[0]),
-        changed(Outcome, head=[0], tokens=[1] * 33),
-        changed(Outcome, tokens=[1] * 4),
-        changed(Outcome, slot=3),
-        changed(State, slot=3),
-        changed(Prediction, slot=3),
-        changed(Prediction, head=[1, 0, 3]),
-        changed(Prediction, head=[1, 0, 3] + [1] * 9),
-        changed(Prediction, head=head(1, 4)),
-        changed(Prediction, head=head(1, -1)),
-        changed(Prediction, head=head(5, 3)),
-        changed(Prediction, head=head(-1, 3)),
-        changed(Prediction, head=head(2, 3), tokens=[1] * 3),
-        changed(Prediction, tokens=[1] * 3),
-        changed(Prediction, tokens=[1] * 8),
-        changed(Fallback, tokens=[1]),
-        changed(Fallback, head=[0], tokens=[1] * 4),
-        Changed(KINDS.index(Fallback), 0, ROUND, 0, bytes(4), b"12345", b""),
-        Changed(len(KINDS), 0, ROUND),
-    ],
-)
-def test_frames_that_do_not_fit_the_table_are_refused(nodes, frame):
-    nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
-    nodes.to_target()
-    of_target = frame.record == KINDS.index(Outcome)
-    table, end = (nodes.mirror, nodes.of_draft) if of_target else (nodes.table, nodes.of_target)
-    before = bytes(table.pages)
-    with pytest.raises(Malformed):
-        end.apply(frame)
-    assert bytes(table.pages) == before
-
-
-@pytest.mark.parametrize("probs", [b"", b"\x05", b"\x01" + bytes(7)])
-def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
-    nodes = Nodes(tmp_path, top_m=4)
-    nodes.note(added(0))
-    before = bytes(nodes.table.pages)
-    for frame in (
-        changed(Fallback, head=[1], tokens=[1], probs=probs),
-        changed(Prediction, head=head(1, 3), tokens=[1], probs=probs),
-    ):
-        with pytest.raises(Malformed):
-            nodes.of_target.apply(frame)
-    assert bytes(nodes.table.pages) == before
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_side_writes_its_own_records_only(nodes, kind):
     ours = nodes.of_target if kind.writer is Side.TARGET else nodes.of_draft
     with pytest.raises(Malformed):
-        ours.apply(changed(kind, stamp=1, head=[0], tokens=[1]))
+        ours.apply(Changed(KINDS.index(kind), 0, 1, 0, pack([0]), pack([1])))
 
 
 def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
