@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Target
+from tests.unit.draft.loop import PROMPT, VOCAB, Loop
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.window import Window
 from vllm_ssd.metrics import snapshot
@@ -20,8 +20,7 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     k = 4
     policy = DraftPolicy(k, (f,) * (k + 1), False, chunk=16, top_m=top_m)
     loop = Loop(draft_model, tmp_path / "t", policy)
-    target = Target("a", PROMPT, reference)
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference)
     loop.work()
     assert target.round(loop.client) == 0  # the prompt's own token
     for _ in range(12):
@@ -41,8 +40,7 @@ def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, refer
     before, after = PROMPT[:3], PROMPT[3:]
     prompt = [*before, VOCAB, VOCAB + 1, VOCAB + 1, *after]
     truth = reference.continuation([*before, 0, 0, 0, *after], 1 + rounds * (k + 1))
-    target = Target("a", prompt, reference, truth)
-    loop.client.add("a", prompt)
+    target = loop.begin("a", prompt, reference, truth)
     loop.work()
     assert target.round(loop.client) == 0  # the prompt's own token
     for _ in range(rounds):
@@ -57,8 +55,7 @@ def test_the_window_hears_which_branches_were_complete(
     monkeypatch.setattr(Window, "taken", lambda _, *said: heard.append(said))
     k = 4
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (1,) * (k + 1), False, chunk=16))
-    target = Target("a", PROMPT, reference)
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference)
     for time_for, told in [(None, True), (None, True), (3, False), (None, True)]:
         loop.work(time_for)
         target.round(loop.client)
@@ -82,9 +79,7 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
     loop = Loop(draft_model, tmp_path / "t", policy, on_miss="wait")
     monkeypatch.setattr(client, "time", loop)
     surprising = [(7 * place) % VOCAB for place in range(40)]
-    targets = [Target(name, PROMPT, reference, surprising * (name == "b")) for name in "abc"]
-    for target in targets:
-        loop.client.add(target.name, PROMPT)
+    targets = [loop.begin(name, PROMPT, reference, surprising * (name == "b")) for name in "abc"]
     loop.work()
     accepted, fed = [], 0
     for _ in range(8):
