@@ -199,19 +199,6 @@ def test_branches_grow_token_by_token(nodes):
     assert not nodes.lookup.find(0, stamp(1), 1, 7).predicted
 
 
-def test_both_parities_and_slots_stay_apart(nodes):
-    for slot in (0, 2):
-        for round_ in (4, 5):
-            nodes.predictions.publish(slot, stamp(round_), [0], [slot * 10 + round_])
-            nodes.predictions.extend(slot, stamp(round_), [slot * 100 + round_])
-    nodes.to_target()
-    for slot in (0, 2):
-        for round_ in (4, 5):
-            found = nodes.lookup.find(slot, stamp(round_), 0, slot * 10 + round_)
-            assert found.tokens == [slot * 100 + round_]
-    assert not nodes.lookup.find(1, stamp(4), 0, 4).published
-
-
 def test_a_prediction_that_is_begun_anew(nodes):
     """With other outcomes, as when a request has lost its memory in between."""
     nodes.predictions.publish(0, stamp(1), [0], [7])
@@ -253,16 +240,6 @@ def test_sampled_drafts(tmp_path):
     assert found.draft_probs[1, :3].tolist() == spread[0, :3].tolist()
     assert nodes.lookup.find(0, stamp(1), 1, 8).tokens == [9, 3]
     assert nodes.lookup.find(0, stamp(1), 3, 3).tokens == [9]
-
-
-def test_a_record_that_is_being_written_is_told_later(nodes):
-    """As a writer is in the middle of it: no stamp yet."""
-    nodes.predictions.publish(0, stamp(1), [0], [7])
-    record = nodes.mirror.slots["prediction"][0, 1]
-    record["stamp"] = 0
-    assert nodes.to_target() == []
-    record["stamp"] = stamp(1)
-    assert kinds(nodes.to_target()) == [Prediction]
 
 
 @pytest.mark.parametrize("kind", [Outcome, Prediction])
