@@ -8,12 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from tests.support.loaded_draft import tiny_spec
 from vllm_ssd.lifecycle import keeper
 from vllm_ssd.lifecycle.actor import DraftLost, RayLost
 from vllm_ssd.lifecycle.keeper import Keeper
 from vllm_ssd.lifecycle.own_ray import OTHER_RAY
-from vllm_ssd.lifecycle.server_spec import SPEC_FILE, KeeperSpec, ServerSpec
+from vllm_ssd.lifecycle.server_spec import SPEC_FILE, KeeperSpec
 from vllm_ssd.protocol import rundir
 
 
@@ -54,11 +54,9 @@ def keep(tmp_path, monkeypatch):
 
     def run(*happens, max_restarts=3, start_timeout_s=60.0, name=""):
         ours, theirs = socket.socketpair()
-        policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        server = ServerSpec(str(run_dir), model, policy, [], {})
+        server = tiny_spec(tmp_path, "sdpa", run_dir)
         spec = KeeperSpec(server, start_timeout_s, max_restarts, name)
         (run_dir / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)

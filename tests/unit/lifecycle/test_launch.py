@@ -9,12 +9,12 @@ import time
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.support.loaded_draft import tiny_spec
 from tests.unit.lifecycle.test_joined_draft import until
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.draft_device import DraftDevice
 from vllm_ssd.lifecycle.launch import DraftLauncher
-from vllm_ssd.lifecycle.server_spec import KeeperSpec, ServerSpec
+from vllm_ssd.lifecycle.server_spec import KeeperSpec
 from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.draft_names import DraftName, find
 
@@ -24,10 +24,7 @@ def spec(monkeypatch):
     """Of a draft that is never loaded: a real one's needs its model's config."""
 
     def make(vllm_config, run_dir, device, platform, name) -> KeeperSpec:
-        model = DraftModelSpec({}, ("sdpa",), 64, 2**20, 2, 8)
-        policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        server = ServerSpec(run_dir, model, policy, device.cores, device.environment)
-        return KeeperSpec(server, 60.0, 3, name)
+        return KeeperSpec(tiny_spec(run_dir, "sdpa", run_dir), 60.0, 3, name)
 
     monkeypatch.setattr(launch, "make_keeper_spec", make)
 
