@@ -191,14 +191,3 @@ def test_rounds_take_the_time_they_have(monkeypatch, window):
         window.taken(8, False)
         window.taken(4, True)
     assert steps(32) == 2, "each number of requests by itself"
-
-
-def test_each_target_has_a_window_of_its_own(monkeypatch, window):
-    """Rounds of a target that verifies for longer stay as long, whatever another one's are."""
-    budget, short = BranchBudget(policy(adaptive=True)), Window()
-    budget.cost_us = {(1, size): RoundCost(100.0, 450.0) for size in budget.sizes(1)}
-    has_verified_in(monkeypatch, budget, window, 1500)
-    for _ in range(20):
-        has_verified_in(monkeypatch, budget, short, 600)
-        short.taken(1, False)
-    assert (budget.shape(window, 1).steps, budget.shape(short, 1).steps) == (K, 1)

@@ -98,3 +98,28 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
             loop.work()
     assert set(accepted) == {0, k}
     assert (fed == 0) == has_time
+
+
+POLICY = DraftPolicy(3, (2,) * 4, True, chunk=64)
+
+
+def test_where_the_target_does_without_drafts_nothing_is_read(tmp_path, draft_model, reference):
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    loop.table.plan["undrafted"] = 1
+    target = loop.begin("a", PROMPT, reference)
+    assert loop.work() == 0
+    loop.table.plan["undrafted"] = 0
+    assert loop.work() > 0
+    target.round(loop.client)
+    assert len(target.drafts) == POLICY.k
+
+
+def test_texts_of_several_requests_are_read_in_one_forward(tmp_path, draft_model):
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    loop.engine._programs._recorded = True
+    feed, forwards = loop.engine._executor.feed, []
+    loop.engine._executor.feed = lambda *parts: (forwards.append(len(parts[2])), feed(*parts))
+    for name in "abcd":
+        loop.client.add(name, PROMPT)
+    loop.work()
+    assert forwards == [4]
