@@ -125,27 +125,6 @@ def test_a_client_that_is_forgotten_holds_up_nobody(tmp_path):
     assert forgotten() is None
 
 
-def test_whoever_asks_gets_the_answer(tmp_path):
-    """Beside messages that have none."""
-    handlers = {**collecting([]), Wake: lambda _: "", Reload: lambda m: f"no {m.path}"}
-    server = listening(tmp_path, handlers)
-    client = ControlClient(endpoint(tmp_path))
-    answers: list[str | None] = []
-
-    def work() -> None:
-        for message in (Wake(), Reload("folder")):
-            client.send(Remove(1, 2))
-            answers.append(ask(tmp_path, message, 10))
-
-    asking = threading.Thread(target=work)
-    asking.start()
-    while asking.is_alive():
-        drain(server, 0.01)
-    assert answers == ["", "no folder"]
-    client.close()
-    server.close()
-
-
 def asking(folder, *given_up):
     """A thread that asks for a long time, and the list that its answer comes to."""
     answers: list[str | None] = []
