@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from vllm_ssd.draft.fan_out import choose, shrink
 
-VOCAB = 50
 fan_outs = st.lists(st.integers(0, 5), min_size=2, max_size=9)
 
 

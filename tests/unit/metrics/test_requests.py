@@ -5,7 +5,7 @@ import pytest
 from vllm_ssd.metrics.requests import RequestCounters, read_request, request_key
 from vllm_ssd.protocol import SpeculationTable, TableShape
 
-A, B = request_key("a"), request_key("b")
+A = request_key("a")
 
 
 @pytest.fixture
