@@ -1,13 +1,8 @@
 """``vllm-ssd stats``."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,27 +129,3 @@ def test_another_versions_table_is_named(table, capsys):
     table.header["version"] -= 1
     assert cli.main(["stats"]) == 1
     assert "is not a speculation table of version" in shown(capsys)
-
-
-def test_engines_with_another_temporary_folder_are_found():
-    hold = (
-        "from vllm_ssd.protocol import rundir; import sys; "
-        "run_dir, locks = rundir.create(); rundir.table_path(run_dir).touch(); "
-        "lock = rundir.hold_table(run_dir); print(run_dir, flush=True); sys.stdin.read(); "
-        "rundir.remove(run_dir)"
-    )
-    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as elsewhere:  # a short path
-        engine = subprocess.Popen(
-            [sys.executable, "-c", hold],
-            env={**os.environ, "TMPDIR": elsewhere},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert engine.stdin is not None and engine.stdout is not None
-        run_dir = Path(engine.stdout.readline().strip())
-        assert str(run_dir.parent) == elsewhere
-        assert run_dir.name in {path.stem for path in rundir.tables()}
-        engine.stdin.close()
-        engine.wait()
-    assert run_dir.name not in {path.stem for path in rundir.tables()}

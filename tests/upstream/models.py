@@ -16,7 +16,6 @@ from benchmarks.standin.tiny import tiny_llama
 from .inject import DRAFT
 
 _REVISION = "0" * 40
-_LAYERS = 2
 
 
 def ensure_models(folder: Path) -> dict[str, tuple[Path, Path]]:

@@ -1,14 +1,12 @@
-"""What the benchmarks share: models by name, options of engines, what is said of figures."""
+"""What the benchmarks share: options of engines, and what made a result."""
 
 import argparse
-from pathlib import Path
 
 import pytest
 
-from benchmarks.common import models
 from benchmarks.common.about import about_run, is_uncompiled
 from benchmarks.common.arguments import add_engine_arguments, engine_arguments
-from benchmarks.common.models import Model, find_model
+from benchmarks.common.models import Model
 
 MODEL = Model("m", "m", "auto", "m")
 
@@ -33,12 +31,3 @@ def test_results_say_what_made_them():
     assert "CPU cores, " in about["machine"] and "torch" in about["versions"]
     assert about["compilation"] == "off" and about["commit"] and len(about["date"]) == 10
     assert about_run("x", [], ["H200", "H200"], {})["machine"] == "H200, H200"
-
-
-@pytest.mark.parametrize("extended", [False, True])
-def test_extended_standins_are_called_so(extended, monkeypatch):
-    monkeypatch.setattr(models, "ensure_standin", lambda *_: Path("made"))
-    monkeypatch.setattr(models, "is_extended", lambda _: extended)
-    found = find_model("draft-1b", Path("."), "auto", [14], 32768)
-    assert found.name == "draft-1b" and "without layer 14" in found.about
-    assert ("32768 positions" in found.about and "for timing only" in found.about) == extended

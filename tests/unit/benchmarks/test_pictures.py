@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.pictures import gain
-from benchmarks.pictures.svg import nice_top
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,11 +16,6 @@ def test_the_picture_in_the_docs_is_that_of_the_table():
     assert gain.draw(results) == (ROOT / "docs/served.svg").read_text()
     with pytest.raises(ValueError, match="no table has the columns"):
         gain.draw("| clients | x |\n|---|---|\n| 9 | 1 |\n")
-
-
-@pytest.mark.parametrize(("value", "top"), [(0.13, 0.2), (4.81, 5), (5, 5), (83, 100)])
-def test_axes_end_at_a_round_number(value, top):
-    assert nice_top(value) == pytest.approx(top)
 
 
 def test_the_picture_of_the_dashboard_has_all_its_panels():

@@ -31,39 +31,32 @@ def test_where_texts_part() -> None:
     assert unknown is not None and "margin" not in unknown
 
 
-def test_stop_strings() -> None:
-    request = asked(stop=",")
-    right, late = Choice("one two", [1, 2, 3], "stop"), Choice("one two,", [1, 2, 3], "stop")
-    assert difference(request, right, PLAIN) is None and malformed(request, right) is None
-    assert difference(request, late, PLAIN) is not None and malformed(request, late) is not None
+def test_a_text_that_does_not_end_at_its_stop_string() -> None:
+    late = Choice("one two,", [1, 2, 3], "stop")
+    assert difference(asked(stop=","), late, PLAIN) is not None
+
+
+GRAMMAR = {"temperature": 1, "structured_outputs": {"choice": CHOICES}}
 
 
 @pytest.mark.parametrize(
-    ("choice", "right"),
+    ("body", "choice", "right"),
     [
-        (Choice("", [5, 6, 7, 8], "length"), True),
-        (Choice("", [5, 6, 7], "length"), False),
-        (Choice("", [5, 6, 7, 8], "stop"), False),
-        (Choice("", [5, 6, 7, 8]), False),
+        ({}, Choice("", [5, 6, 7, 8], "length"), True),
+        ({}, Choice("", [5, 6, 7], "length"), False),
+        ({}, Choice("", [5, 6, 7, 8], "stop"), False),
+        ({}, Choice("", [5, 6, 7, 8]), False),
+        ({"stop": ","}, Choice("one two", [1, 2, 3], "stop"), True),
+        ({"stop": ","}, Choice("one two,", [1, 2, 3], "stop"), False),
+        (GRAMMAR, Choice("one two", [1, 2, 3], "stop"), False),
+        (GRAMMAR, Choice(CHOICES[0], [1, 2, 3], "stop"), True),
+        (GRAMMAR, Choice(CHOICES[0][:9], [1, 2, 3, 4], "length"), True),
+        (GRAMMAR, Choice("one two", [1, 2, 3, 4], "length"), False),
+        (GRAMMAR, Choice(CHOICES[0][:9], [1, 2, 3], "length"), False),
     ],
 )
-def test_answers_end_as_asked(choice: Choice, right: bool) -> None:
-    assert (malformed(asked(), choice) is None) is right
-
-
-@pytest.mark.parametrize(
-    ("choice", "right"),
-    [
-        (Choice("one two", [1, 2, 3], "stop"), False),
-        (Choice(CHOICES[0], [1, 2, 3], "stop"), True),
-        (Choice(CHOICES[0][:9], [1, 2, 3, 4], "length"), True),
-        (Choice("one two", [1, 2, 3, 4], "length"), False),
-        (Choice(CHOICES[0][:9], [1, 2, 3], "length"), False),
-    ],
-)
-def test_structured_answers_follow_their_grammar(choice: Choice, right: bool) -> None:
-    request = asked(temperature=1, structured_outputs={"choice": CHOICES})
-    assert (malformed(request, choice) is None) is right
+def test_answers_end_as_asked(body: dict[str, object], choice: Choice, right: bool) -> None:
+    assert (malformed(asked(**body), choice) is None) is right
 
 
 def test_requests_are_of_every_kind() -> None:

@@ -131,18 +131,6 @@ def without_layer(model: LlamaForCausalLM, layer: int) -> LlamaForCausalLM:
     return model
 
 
-def test_standin_of_a_draft(models: Path, tmp_path: Path) -> None:
-    shape = Shape(64, 2, 8, 4, 8, 64)
-    out = tmp_path / "out"
-    out.mkdir()
-    config = json.loads((models / "smollm2" / "config.json").read_text())
-    write_json(out / "config.json", standin_config(config, shape))
-    tensors = standin_tensors(models / "smollm2", shape, torch.float32, CPU, drop_layers=(1,))
-    write_tensors(out, tensors)
-    expected = logits(without_layer(small_model(), 1))
-    torch.testing.assert_close(logits(load(out)), expected, rtol=0, atol=1e-4)
-
-
 def test_shards_hold_what_was_written(tmp_path: Path) -> None:
     columns = [3, 3, 3, 10, 3, 3, 3]  # of 40 bytes each
     tensors = {f"t{i}": torch.randn(10, width) for i, width in enumerate(columns)}
@@ -164,19 +152,6 @@ def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_once(tmp_path / "model", interrupted)
     assert not list(tmp_path.iterdir())
-
-
-def test_complete_folder_is_built_once(tmp_path: Path) -> None:
-    built = []
-
-    def make(folder: Path) -> None:
-        built.append(folder)
-        (folder / "config.json").write_text("{}")
-
-    for _ in range(2):
-        assert build_once(tmp_path / "model", make) == tmp_path / "model"
-    assert len(built) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """Options of an engine whose drafts come from a draft server."""
 
-import os
-
 import pytest
 
 from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_server
 from vllm_ssd.config.options import OPTIONS
-from vllm_ssd.protocol import rundir
+from vllm_ssd.lifecycle.own_table import OwnFiles
+from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.draft_names import publish
 
 
@@ -18,18 +17,15 @@ def serve(make):
     begun = []
 
     def serve(name: str, draft: str | None = None, **options) -> None:
-        run_dir, locks = rundir.create()
-        begun.append((run_dir, locks))
         named = draft_server.name_draft(name, make(**options))
         if draft is not None:
             named.options["model"] = draft
-        publish(run_dir, named)
+        begun.append(OwnFiles(TableShape(1, 2, 3), TableOwner()))
+        publish(begun[-1].run_dir, named)
 
     yield serve
-    for run_dir, locks in begun:
-        rundir.remove(run_dir)
-        for lock in locks:
-            os.close(lock)
+    for files in begun:
+        files.remove()
 
 
 def test_what_is_in_common_is_taken_over(make, serve, draft):

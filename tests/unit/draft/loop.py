@@ -82,6 +82,11 @@ class Loop:
         """The engine serves the table from now on."""
         self.served = self.engine.join(self._theirs)
 
+    def begin(self, name, prompt, reference, truth=()):
+        """A target whose request the client has added."""
+        self.client.add(name, prompt)
+        return Target(name, prompt, reference, truth)
+
     def send(self, message):
         """Stands in for the control socket."""
         requests = self.engine.requests

@@ -10,7 +10,7 @@ from vllm.distributed import parallel_state
 
 from benchmarks.standin.tiny import TINY
 from tests.unit.draft.conftest import load_draft
-from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Reference, Target
+from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Reference
 from vllm_ssd.config.draft_checks import check_draft
 from vllm_ssd.draft.fused.weights import Unsuited, read_weights
 from vllm_ssd.draft.spec import DraftPolicy
@@ -93,8 +93,7 @@ def test_draft_equal_to_target_accepts_k(tmp_path, name):
         with pytest.raises(Unsuited):
             read_weights(draft._model)
     loop = Loop(draft, tmp_path / "t", policy)
-    target = Target("a", PROMPT, reference, truth)
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference, truth)
     loop.work()
     assert target.round(loop.client) == 0  # the prompt's own token
     for _ in range(rounds):

@@ -1,7 +1,6 @@
 """Which attention the draft gets, and what is said where it cannot have the one asked for."""
 
 import importlib.util
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +12,10 @@ from tests.support.sentences import one_sentence
 from vllm_ssd.draft.attention.base import PagedAttention
 from vllm_ssd.draft.attention.registry import (
     BACKENDS,
-    TREE_BACKEND_VARIABLE,
-    default_tree_backend,
     load_backend,
     resolve_tree_backends,
 )
 
-CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
 GPU, AMD = gpus(1), gpus(1, rocm=True)
 
 
@@ -32,27 +28,6 @@ def refusal(backend, draft, platform) -> str:
     with pytest.raises(ValueError) as error:
         resolve_tree_backends(backend, draft, platform)
     return one_sentence(error)
-
-
-def test_the_environment(monkeypatch):
-    monkeypatch.delenv(TREE_BACKEND_VARIABLE, raising=False)
-    assert default_tree_backend() == "auto"
-    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "sdpa")
-    assert default_tree_backend() == "sdpa"
-    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "eager")
-    with pytest.raises(ValueError) as error:
-        default_tree_backend()
-    assert f"{TREE_BACKEND_VARIABLE} must be one of auto, triton, flashinfer, sdpa" in one_sentence(
-        error
-    )
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_attention_on_cpus(draft, known):
-    of = draft if known else None
-    assert resolve_tree_backends("auto", of, CPU) == ("sdpa",)
-    for backend in ("flashinfer", "triton"):
-        assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(backend, of, CPU)
 
 
 BOTH = {"triton", "flashinfer"}

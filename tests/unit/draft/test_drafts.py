@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Target
+from tests.unit.draft.loop import PROMPT, VOCAB, Loop
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.metrics import snapshot
 from vllm_ssd.worker import client
@@ -19,8 +19,7 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     k = 4
     policy = DraftPolicy(k, (f,) * (k + 1), False, chunk=16, top_m=top_m)
     loop = Loop(draft_model, tmp_path / "t", policy)
-    target = Target("a", PROMPT, reference)
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference)
     loop.work()
     assert target.round(loop.client) == 0  # the prompt's own token
     for _ in range(12):
@@ -40,8 +39,7 @@ def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, refer
     before, after = PROMPT[:3], PROMPT[3:]
     prompt = [*before, VOCAB, VOCAB + 1, VOCAB + 1, *after]
     truth = reference.continuation([*before, 0, 0, 0, *after], 1 + rounds * (k + 1))
-    target = Target("a", prompt, reference, truth)
-    loop.client.add("a", prompt)
+    target = loop.begin("a", prompt, reference, truth)
     loop.work()
     assert target.round(loop.client) == 0  # the prompt's own token
     for _ in range(rounds):
@@ -59,9 +57,7 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
     loop = Loop(draft_model, tmp_path / "t", policy, on_miss="wait")
     monkeypatch.setattr(client, "time", loop)
     surprising = [(7 * place) % VOCAB for place in range(40)]
-    targets = [Target(name, PROMPT, reference, surprising * (name == "b")) for name in "abc"]
-    for target in targets:
-        loop.client.add(target.name, PROMPT)
+    targets = [loop.begin(name, PROMPT, reference, surprising * (name == "b")) for name in "abc"]
     loop.work()
     accepted, fed = [], 0
     for _ in range(8):
@@ -80,3 +76,28 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
             loop.work()
     assert set(accepted) == {0, k}
     assert (fed == 0) == has_time
+
+
+POLICY = DraftPolicy(3, (2,) * 4, True, chunk=64)
+
+
+def test_where_the_target_does_without_drafts_nothing_is_read(tmp_path, draft_model, reference):
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    loop.table.plan["undrafted"] = 1
+    target = loop.begin("a", PROMPT, reference)
+    assert loop.work() == 0
+    loop.table.plan["undrafted"] = 0
+    assert loop.work() > 0
+    target.round(loop.client)
+    assert len(target.drafts) == POLICY.k
+
+
+def test_texts_of_several_requests_are_read_in_one_forward(tmp_path, draft_model):
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    loop.engine._programs._recorded = True
+    feed, forwards = loop.engine._executor.feed, []
+    loop.engine._executor.feed = lambda *parts: (forwards.append(len(parts[2])), feed(*parts))
+    for name in "abcd":
+        loop.client.add(name, PROMPT)
+    loop.work()
+    assert forwards == [4]

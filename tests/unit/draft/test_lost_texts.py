@@ -1,6 +1,6 @@
 """The draft does not know a request's text, or no longer: the target sends it again."""
 
-from tests.unit.draft.loop import PROMPT, Loop, Target
+from tests.unit.draft.loop import PROMPT, Loop
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import DRAFTING, LOST, PREPARING
 
@@ -8,8 +8,7 @@ from vllm_ssd.protocol import DRAFTING, LOST, PREPARING
 def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference):
     k = 2
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=64))
-    target = Target("a", PROMPT, reference)
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference)
     for _ in range(60):  # the draft sleeps; the tail holds 64 tokens
         target.round(loop.client)
     slot = loop.slot_of("a")
@@ -29,10 +28,8 @@ def test_another_draft_takes_over(tmp_path, draft_model, reference):
     the middle of its text, and one without an outcome yet."""
     k = 3
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=64))
-    begun = Target("begun", PROMPT, reference)
-    fresh = Target("fresh", PROMPT[:3], reference)
-    for target in (begun, fresh):
-        loop.client.add(target.name, target.text)
+    begun = loop.begin("begun", PROMPT, reference)
+    fresh = loop.begin("fresh", PROMPT[:3], reference)
     for _ in range(3):
         loop.work()
         begun.round(loop.client)
@@ -55,9 +52,8 @@ def test_a_request_whose_message_was_lost_is_asked_for(tmp_path, draft_model, re
     """It is added again once two looks in a row have found an outcome of it, and only then."""
     k = 2
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=64))
-    target = Target("a", PROMPT, reference)
     loop.loses_messages = True
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference)
     loop.served.ask_for_unknown()
     target.round(loop.client)
     slot = loop.slot_of("a")

@@ -66,16 +66,6 @@ def test_short_rounds_teach_long_ones():
     assert sum(fan_out_of(probs, 16, K, 16)[3:]) > 5
 
 
-def test_a_draft_that_was_left_out_counts_as_accepted():
-    probs = OutcomeProbs(K, BRANCHES)
-    for _ in range(2000):
-        probs.count_drafts([nan] * 3, 1, True, 1)
-    assert probs.acceptance[1] > 0.9
-    for _ in range(2000):
-        probs.count_drafts([nan] * 3, 1, False, 1)
-    assert probs.acceptance[1] < 0.1
-
-
 def test_the_latest_outcomes_count_most():
     probs, rng = OutcomeProbs(K, BRANCHES), random.Random(0)
     replay(probs, 3000, rng, chance=0.95)
@@ -115,18 +105,6 @@ def test_what_the_draft_says_is_corrected():
             probs.count_drafts([0.5] * K, accepted, False, 1)
         found.append(probs.fan_outs(8, [[0.5] * K], 1)[0])
     assert found[0][K] > found[0][0] and found[1][0] >= 6
-
-
-def test_sure_rows_of_a_trimmed_batch_get_none_beyond_either():
-    """Half of the rows are sure, half are not; the target verifies three drafts of each."""
-    probs, rng = OutcomeProbs(K, BRANCHES), random.Random(0)
-    rows = [[0.99] * K, [0.5] * K]
-    for number in range(4000):
-        row = rows[number % 2]
-        right = next((n for n, prob in enumerate(row) if rng.random() > prob), K)
-        probs.count_drafts(row, min(right, 3), right > 3, 64)
-    for counts in probs.fan_outs(8, rows, 64):
-        assert sum(counts) == 8 and sum(counts[4:]) == 0
 
 
 @pytest.mark.parametrize("damaged", [inf, -inf, -3e38, 1.5, nan])

@@ -13,8 +13,7 @@ def test_a_text_that_begins_like_another_is_read_from_there(tmp_path, draft_mode
     """The next turn of a chat, or the same text again: what is known is not computed twice."""
     k = 3
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=16))
-    first = Target("a", list(range(60, 100)), reference)
-    loop.client.add("a", first.text)
+    first = loop.begin("a", list(range(60, 100)), reference)
     for _ in range(6):
         loop.work()
         first.round(loop.client)
@@ -22,8 +21,7 @@ def test_a_text_that_begins_like_another_is_read_from_there(tmp_path, draft_mode
     history = first.text[:]
     loop.client.remove("a")
     read = loop.table.draft["prefill"][0]
-    turn = Target("b", [*history, *end], reference)
-    loop.client.add("b", turn.text)
+    turn = loop.begin("b", [*history, *end], reference)
     loop.work()
     assert loop.table.draft["prefill"][0] - read <= BLOCK_SIZE + len(end)
     for _ in range(4):

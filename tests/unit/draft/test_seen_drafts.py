@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engine
+from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, make_engine
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import make_stamp
@@ -36,8 +36,7 @@ def test_a_hit_shows_the_model_only_what_it_has_not_seen(
     tmp_path, monkeypatch, draft_model, reference, steps, shown
 ):
     loop = Loop(draft_model, tmp_path / "t", POLICY)
-    target = Target("a", PROMPT, reference)
-    loop.client.add("a", PROMPT)
+    target = loop.begin("a", PROMPT, reference)
     loop.work()
     target.round(loop.client)
     loop.work(steps)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.sentences import one_sentence
-from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, Target, make_engine
+from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, make_engine
 from vllm_ssd.draft import engine as draft_engine
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
@@ -32,14 +32,6 @@ def pair(tmp_path, draft_model, engine):
     return first, second
 
 
-def begin(loop, prompt, reference, truth=()):
-    """A target whose request, "a", is in slot 0 of its table."""
-    target = Target("a", prompt, reference, truth)
-    loop.client.add("a", prompt)
-    assert loop.slot_of("a").slot == 0
-    return target
-
-
 def predictions(loop):
     """All that the draft published in a table."""
     slots = loop.table.slots
@@ -59,7 +51,7 @@ def free(engine):
 
 def test_requests_of_all_tables_share_batches(reference, pair):
     first, second = pair
-    targets = [begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)]
+    targets = [first.begin("a", PROMPT, reference), second.begin("a", OTHER_PROMPT, reference)]
     first.work()
     before = first.table.draft[0].copy()
     for loop, target in zip(pair, targets):
@@ -74,7 +66,7 @@ def test_requests_of_all_tables_share_batches(reference, pair):
 def test_what_a_table_counts(draft_model, reference, pair):
     """Requests and their rounds in their own table, KV memory and work in all."""
     first, second = pair
-    target = begin(first, PROMPT, reference)
+    target = first.begin("a", PROMPT, reference)
     first.client.add("b", OTHER_PROMPT)
     second.client.add("a", OTHER_PROMPT)
     first.work()
@@ -119,7 +111,10 @@ def test_a_table_leaves_while_its_branches_grow(reference, pair, engine, steps):
     """Nothing is written to it any more, what it had is given back, and the other one's drafts are
     right. Served again, it is taken over like any other."""
     first, second = pair
-    leaving, staying = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
+    leaving, staying = (
+        first.begin("a", PROMPT, reference),
+        second.begin("a", OTHER_PROMPT, reference),
+    )
     first.work()
     for loop, target in zip(pair, (leaving, staying)):
         target.round(loop.client)
@@ -159,7 +154,7 @@ def test_a_draft_that_hung_leaves_its_successors_work_alone(
     """It hung in the middle of a round, goes on with it, hears of another request and leaves, all
     while the other draft is at work."""
     loop = Loop(draft_model, tmp_path / "t", POLICY)
-    target = begin(loop, PROMPT, reference)
+    target = loop.begin("a", PROMPT, reference)
     hung, of_hung = loop.engine, loop.served
     of_hung.claim()
     loop.work()
@@ -204,34 +199,14 @@ def test_a_table_of_another_shape_does_not_fit(tmp_path, engine, other, differin
     assert not engine.tables and not table.draft["blocks"][0]
 
 
-def test_without_a_seat_requests_wait_their_turn(tmp_path, draft_model, reference):
-    """As they do without KV memory: there is one seat for two tables."""
-    engine = make_engine(draft_model, POLICY, seats=1)
-    first, second = (Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "ab")
-    served, waiting = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
-    for _ in range(3):
-        first.work()
-        served.round(first.client)
-        waiting.round(second.client)
-        assert waiting.drafts == []
-    state = second.slot_of("a")
-    assert second.draft_state(0, state.generation) == PREPARING
-    assert len(served.drafts) == K
-    first.client.remove("a")
-    first.work()
-    assert second.draft_state(0, state.generation) == DRAFTING
-    for _ in range(3):
-        waiting.round(second.client)
-        second.work()
-    assert waiting.round(second.client) == K
-    assert free(engine)[1] == 0
-
-
 def test_who_loses_the_memory_loses_the_seat(tmp_path, draft_model, reference):
     """Else nobody else could begin, although memory for a shorter text is left."""
     engine = make_engine(draft_model, POLICY, seats=1)
     first, second = (Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "ab")
-    growing, waiting = begin(first, PROMPT, reference), begin(second, OTHER_PROMPT, reference)
+    growing, waiting = (
+        first.begin("a", PROMPT, reference),
+        second.begin("a", OTHER_PROMPT, reference),
+    )
     first.work()
     growing.round(first.client)
     pool = engine.requests.pool
@@ -254,8 +229,8 @@ def test_who_loses_the_memory_loses_the_seat(tmp_path, draft_model, reference):
 def test_a_target_that_decides_nothing_keeps_no_other_waiting(monkeypatch, reference, pair):
     """A glue waits for decisions that are about to come, of its own table."""
     stuck, other = pair
-    begin(stuck, PROMPT, reference)
-    target = begin(other, OTHER_PROMPT, reference)
+    stuck.begin("a", PROMPT, reference)
+    target = other.begin("a", OTHER_PROMPT, reference)
     other.work()
     target.round(other.client)
     other.work()
@@ -288,8 +263,7 @@ def test_tables_and_requests_come_and_go(tmp_path, draft_model, reference, seed)
             if len(mine) < SLOTS:
                 prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))]
                 truth = [*reference.continuation(prompt, 5), chance.randrange(VOCAB)]
-                mine.append(Target(f"r{number}", prompt, reference, truth))
-                loop.client.add(mine[-1].name, prompt)
+                mine.append(loop.begin(f"r{number}", prompt, reference, truth))
         elif event < 0.25:
             loop.client.remove(mine.pop(chance.randrange(len(mine))).name)
         elif event < 0.3:
@@ -312,8 +286,8 @@ def test_tables_and_requests_come_and_go(tmp_path, draft_model, reference, seed)
 def test_a_damaged_table_harms_no_other(reference, pair):
     """Numbers that no target writes, everywhere in one table's outcomes."""
     damaged, sound = pair
-    begin(damaged, PROMPT, reference)
-    target = begin(sound, OTHER_PROMPT, reference)
+    damaged.begin("a", PROMPT, reference)
+    target = sound.begin("a", OTHER_PROMPT, reference)
     sound.work()
     target.round(sound.client)
     generation = damaged.slot_of("a").generation

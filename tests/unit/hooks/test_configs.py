@@ -54,18 +54,6 @@ def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
         assert twin.speculative_config.model == PROPOSER
 
 
-def test_engine_args_can_be_used_again(engine_args, models):
-    options = {"method": "ssd", "on-miss": "skip", "model": models.draft}
-    given = dict(options)
-    args = engine_args(options)
-    first, second = args.create_engine_config(), args.create_engine_config()
-    assert options == given
-    assert args.speculative_config == given
-    for config in (first, second):
-        assert config.speculative_config.on_miss == "skip"
-        assert config.speculative_config.draft_model == models.draft
-
-
 def test_other_methods_are_vllms_own(engine_args):
     options = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     config = engine_args(dict(options)).create_engine_config().speculative_config

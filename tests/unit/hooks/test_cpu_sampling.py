@@ -30,14 +30,6 @@ def test_each_request_has_its_own_value(dtype):
     assert found.dtype == dtype and found.tolist() == [1, 1, 5, 7, 7, 7]
 
 
-def test_every_verified_token_gets_its_requests_temperature():
-    """Requests without drafts have no tokens."""
-    sums = torch.tensor([2, 2, 5], dtype=torch.int32)
-    expanded = expand_batch_to_tokens(torch.tensor([0.8, 0.5, 0.0]), sums, 5, 0, 1)
-    assert expanded.dtype == torch.float32
-    assert expanded.tolist() == pytest.approx([0.8, 0.8, 1, 1, 1])
-
-
 def test_the_sampler_uses_it(monkeypatch):
     def forgetful(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
         return None

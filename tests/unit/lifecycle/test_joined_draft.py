@@ -202,24 +202,17 @@ def test_it_joins_and_leaves_nothing_behind(service, join):
     assert not run_dir.exists() and not rundir.table_path(run_dir).exists()
 
 
-def test_a_service_that_loads_is_waited_for(service, join):
-    one = service(loaded=False)
+@pytest.mark.parametrize(
+    "state, asked", [({"loaded": False}, 0), ({"refusal": NOT_LOADED}, 2)], ids=["loads", "says so"]
+)
+def test_a_service_that_loads_is_waited_for(service, join, state, asked):
+    one = service(**state)
     draft = join()
     draft.start()
     draft.workers_started()
-    assert not one.asked
-    one.loaded = True
-    draft.wait_ready()
-    assert lives(draft)
-
-
-def test_an_answer_that_is_no_refusal_is_no_end(service, join):
-    one = service(refusal=NOT_LOADED)
-    draft = join()
-    draft.start()
-    draft.workers_started()
-    until(lambda: len(one.asked) > 1)
-    one.refusal = ""
+    until(lambda: len(one.asked) >= asked)
+    assert bool(one.asked) == bool(asked)
+    one.loaded, one.refusal = True, ""
     draft.wait_ready()
     assert lives(draft)
 

@@ -4,16 +4,16 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from tests.support.loaded_draft import tiny_spec
 from vllm_ssd.lifecycle import keeper
 from vllm_ssd.lifecycle.actor import DraftLost, RayLost
 from vllm_ssd.lifecycle.keeper import Keeper
 from vllm_ssd.lifecycle.own_ray import OTHER_RAY
-from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import rundir
 
 
@@ -54,12 +54,10 @@ def keep(tmp_path, monkeypatch):
 
     def run(*happens, max_restarts=3, start_timeout_s=60.0, name=""):
         ours, theirs = socket.socketpair()
-        policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        limits = start_timeout_s, max_restarts, name
-        spec = ServerSpec(str(run_dir), model, policy, [], {}, *limits)
+        limits = {"start_timeout_s": start_timeout_s, "max_restarts": max_restarts, "name": name}
+        spec = replace(tiny_spec(tmp_path, "sdpa", run_dir), **limits)
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
         monkeypatch.setattr(keeper, "DraftActor", lambda *_: actor)
         with ours, theirs:

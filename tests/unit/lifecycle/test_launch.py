@@ -5,12 +5,13 @@ import os
 import select
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.support.loaded_draft import tiny_spec
 from tests.unit.lifecycle.test_joined_draft import until
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.lifecycle.placement import DraftDevice
@@ -24,10 +25,8 @@ def spec(monkeypatch):
     """Of a draft that is never loaded: a real one's needs its model's config."""
 
     def make(vllm_config, run_dir, device, platform, name) -> ServerSpec:
-        model = DraftModelSpec({}, ("sdpa",), 64, 2**20, 2, 8)
-        policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        where = device.cores, device.environment
-        return ServerSpec(run_dir, model, policy, *where, 60.0, 3, name)
+        where = {"cores": device.cores, "environment": device.environment}
+        return replace(tiny_spec(run_dir, "sdpa", run_dir), **where, name=name)
 
     monkeypatch.setattr(launch, "make_server_spec", make)
 

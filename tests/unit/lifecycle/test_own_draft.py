@@ -186,25 +186,19 @@ def asleep_while_lost(draft, launchers):
     return service, thread
 
 
-def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, group):
-    """Else it would have the memory that the engine gives back."""
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_draft_that_is_being_started_again_sleeps_when_it_is_there(launchers, group, dies):
+    """Else it would have the memory that the engine gives back. dies: as it is told; then the next
+    one is told, too."""
     (draft,) = group(1)
     begin(draft)
     service, thread = asleep_while_lost(draft, launchers)
     assert thread.is_alive()
+    if dies:
+        service.start_another()
     service.deaf = False
     thread.join()
     assert service.slept[-1]
-
-
-def test_a_draft_that_dies_as_it_is_told_to_sleep(launchers, group):
-    """The next one is told, too. One that hangs is told, and then killed."""
-    (draft,) = group(1)
-    begin(draft)
-    service, thread = asleep_while_lost(draft, launchers)
-    service.start_another()
-    thread.join()
-    assert service.slept[-1] is True
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["lost for good", "never there"])

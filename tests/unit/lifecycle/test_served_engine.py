@@ -207,26 +207,16 @@ def test_what_one_engine_says_wrong_is_its_own_loss(server, engine):
 
 
 def test_it_sleeps_when_the_last_one_does(server, engine):
-    """Not when the last one ends."""
+    """Not when the last one ends. Until it is awake, and is asked again, it serves nobody."""
     one, two = engine(), engine()
     assert join(server, one) == join(server, two) == ""
     for each, away in ((one, 0), (two, ASLEEP)):
         assert ask(server.run_dir, Leave(str(each.run_dir), asleep=True), SERVED_S) == ""
         assert server.table.draft["away"][0] == away
     assert server.draft.engine is None and not server.table.draft["heartbeat"][0]
+    assert not two.alive() and join(server, two) == "the draft is not loaded now"
     assert ask(server.run_dir, Wake(), SERVED_S) == "" and server.table.draft["away"][0] == 0
     until("draft", lambda: join(server, two) == "")
     assert two.predicted(1) == server.expected
     assert ask(server.run_dir, Leave(str(two.run_dir)), SERVED_S) == ""
     assert server.draft.engine is not None
-
-
-def test_a_draft_that_sleeps_serves_nobody_until_they_ask_again(server, engine):
-    one = engine()
-    assert join(server, one) == ""
-    assert ask(server.run_dir, Leave(str(one.run_dir), asleep=True), SERVED_S) == ""
-    assert not one.alive()
-    assert join(server, one) == "the draft is not loaded now"
-    assert ask(server.run_dir, Wake(), SERVED_S) == ""
-    until("draft", lambda: join(server, one) == "")
-    assert one.predicted(1) == server.expected

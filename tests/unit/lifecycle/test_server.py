@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
+from tests.support.loaded_draft import tiny_spec
 from vllm_ssd.lifecycle import server
 from vllm_ssd.lifecycle.server import DraftServer
-from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import RELOADING, rundir
 from vllm_ssd.protocol.messages import Reload
 from vllm_ssd.protocol.sockets import Sockets, by_type
@@ -28,9 +27,7 @@ def make(monkeypatch):
         raise Left
 
     def make(run_dir: Path) -> DraftServer:
-        policy = DraftPolicy(2, (1, 1, 1), True, 64)
-        model = DraftModelSpec({}, ("sdpa",), 64, None, 2, 8)
-        one = DraftServer(ServerSpec(str(run_dir), model, policy, [], {}, 60.0, 3))
+        one = DraftServer(tiny_spec(run_dir, "sdpa", run_dir))
         made.append(one)
 
         def step() -> bool:

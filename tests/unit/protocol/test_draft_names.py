@@ -56,16 +56,6 @@ def test_a_name_that_is_taken(start):
     assert find("one")[0] == second
 
 
-def test_several_drafts_of_one_service(start):
-    named = DraftName("one", {})
-    (first, kill), (second, _) = start(), start()
-    for run_dir in (first, second):
-        publish(run_dir, named)
-    assert sorted(find_all("one")) == sorted([(first, named), (second, named)])
-    kill()
-    assert find_all("one") == [(second, named)] and find("one")[0] == second
-
-
 def test_a_service_of_another_version_is_none(start):
     run_dir, _ = start()
     (run_dir / "draft-server.json").write_text('{"name": 5}')

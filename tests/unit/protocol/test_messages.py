@@ -48,16 +48,6 @@ def wire(tmp_path):
     server.close()
 
 
-def test_messages_arrive_whole_and_in_order(wire):
-    server, client, seen = wire
-    sent = [Add(1, 2, list(range(5000))), Remove(1, 2), Stop()]
-    for message in sent:
-        assert client.send(message)
-    while len(seen) < len(sent):
-        drain(server)
-    assert seen == sent
-
-
 def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
     """Killed, it leaves its socket's file behind. What it had taken in is lost with it."""
     server, client, seen = wire
@@ -133,27 +123,6 @@ def test_a_client_that_is_forgotten_holds_up_nobody(tmp_path):
     del client
     gc.collect()
     assert forgotten() is None
-
-
-def test_whoever_asks_gets_the_answer(tmp_path):
-    """Beside messages that have none."""
-    handlers = {**collecting([]), Wake: lambda _: "", Reload: lambda m: f"no {m.path}"}
-    server = listening(tmp_path, handlers)
-    client = ControlClient(endpoint(tmp_path))
-    answers: list[str | None] = []
-
-    def work() -> None:
-        for message in (Wake(), Reload("folder")):
-            client.send(Remove(1, 2))
-            answers.append(ask(tmp_path, message, 10))
-
-    asking = threading.Thread(target=work)
-    asking.start()
-    while asking.is_alive():
-        drain(server, 0.01)
-    assert answers == ["", "no folder"]
-    client.close()
-    server.close()
 
 
 def asking(folder, *given_up):

@@ -75,18 +75,6 @@ def connect(place):
         sockets.close()
 
 
-def test_both_directions(place, connect):
-    sockets, link = connect()
-    assert link.send(b"one") and place.hears()
-    ((sender, message),) = place.heard
-    assert message == b"one" and place.link.send(sender, b"two")
-    deadline = time.monotonic() + HEARD_S
-    while not link.heard and time.monotonic() < deadline:
-        sockets.wait(0.1)
-        sockets.drain()
-    assert link.heard == [b"two"]
-
-
 def test_a_stranger_is_not_heard(place, connect):
     """With a key that is not on the list, or with the wrong idea of whom it talks to."""
     public, secret = new_pair()

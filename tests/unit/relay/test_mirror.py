@@ -199,19 +199,6 @@ def test_branches_grow_token_by_token(nodes):
     assert not nodes.lookup.find(0, stamp(1), 1, 7).predicted
 
 
-def test_both_parities_and_slots_stay_apart(nodes):
-    for slot in (0, 2):
-        for round_ in (4, 5):
-            nodes.predictions.publish(slot, stamp(round_), [0], [slot * 10 + round_])
-            nodes.predictions.extend(slot, stamp(round_), [slot * 100 + round_])
-    nodes.to_target()
-    for slot in (0, 2):
-        for round_ in (4, 5):
-            found = nodes.lookup.find(slot, stamp(round_), 0, slot * 10 + round_)
-            assert found.tokens == [slot * 100 + round_]
-    assert not nodes.lookup.find(1, stamp(4), 0, 4).published
-
-
 def test_a_prediction_that_is_begun_anew(nodes):
     """With other outcomes, as when a request has lost its memory in between."""
     nodes.predictions.publish(0, stamp(1), [0], [7])
@@ -255,16 +242,6 @@ def test_sampled_drafts(tmp_path):
     assert nodes.lookup.find(0, stamp(1), 3, 3).tokens == [9]
 
 
-def test_a_record_that_is_being_written_is_told_later(nodes):
-    """As a writer is in the middle of it: no stamp yet."""
-    nodes.predictions.publish(0, stamp(1), [0], [7])
-    record = nodes.mirror.slots["prediction"][0, 1]
-    record["stamp"] = 0
-    assert nodes.to_target() == []
-    record["stamp"] = stamp(1)
-    assert kinds(nodes.to_target()) == [Prediction]
-
-
 @pytest.mark.parametrize("kind", [Outcome, Prediction])
 def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
     """It is told at the next look, although by then its stamp is what it was at this one."""
@@ -288,75 +265,11 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
     assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
 
 
-ROUND = int(stamp(1))
-
-
-def changed(kind, slot=0, stamp=ROUND, known=0, head=(), tokens=(), probs=b""):
-    number = KINDS.index(kind)
-    return Changed(number, slot, stamp, known, pack(head), pack(tokens), probs)
-
-
-def head(count):
-    """Of a prediction of four branches, which has count, depth and the outcomes."""
-    return [count, 0] + [1] * 8
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        changed(Outcome, slot=3, head=[0], tokens=[1]),
-        changed(Outcome, head=[4], tokens=[1]),
-        changed(Outcome, head=[-2], tokens=[1]),
-        changed(Outcome, head=[0, 0], tokens=[1]),
-        changed(Outcome, head=[0]),
-        changed(Outcome, head=[0], tokens=[1] * 33),
-        changed(Outcome, tokens=[1] * 4),
-        changed(Outcome, slot=3),
-        changed(State, slot=3),
-        changed(Prediction, slot=3),
-        changed(Prediction, head=[1, 0]),
-        changed(Prediction, head=[1, 0] + [1] * 9),
-        changed(Prediction, head=head(5)),
-        changed(Prediction, head=head(-1)),
-        changed(Prediction, head=head(2), tokens=[1] * 3),
-        changed(Prediction, tokens=[1] * 3),
-        changed(Prediction, tokens=[1] * 8),
-        changed(Fallback, tokens=[1]),
-        changed(Fallback, head=[0], tokens=[1] * 4),
-        Changed(KINDS.index(Fallback), 0, ROUND, 0, bytes(4), b"12345", b""),
-        Changed(len(KINDS), 0, ROUND),
-    ],
-)
-def test_frames_that_do_not_fit_the_table_are_refused(nodes, frame):
-    nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
-    nodes.to_target()
-    of_target = frame.record == KINDS.index(Outcome)
-    table, end = (nodes.mirror, nodes.of_draft) if of_target else (nodes.table, nodes.of_target)
-    before = bytes(table.pages)
-    with pytest.raises(Malformed):
-        end.apply(frame)
-    assert bytes(table.pages) == before
-
-
-@pytest.mark.parametrize("probs", [b"", b"\x05", b"\x01" + bytes(7)])
-def test_distributions_that_do_not_fit_are_refused(tmp_path, probs):
-    nodes = Nodes(tmp_path, top_m=4)
-    nodes.note(added(0))
-    before = bytes(nodes.table.pages)
-    for frame in (
-        changed(Fallback, head=[1], tokens=[1], probs=probs),
-        changed(Prediction, head=head(1), tokens=[1], probs=probs),
-    ):
-        with pytest.raises(Malformed):
-            nodes.of_target.apply(frame)
-    assert bytes(nodes.table.pages) == before
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_side_writes_its_own_records_only(nodes, kind):
     ours = nodes.of_target if kind.writer is Side.TARGET else nodes.of_draft
     with pytest.raises(Malformed):
-        ours.apply(changed(kind, stamp=1, head=[0], tokens=[1]))
+        ours.apply(Changed(KINDS.index(kind), 0, 1, 0, pack([0]), pack([1])))
 
 
 def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):

@@ -97,16 +97,6 @@ def test_where_a_row_costs_as_much_as_a_step(rates, batch):
     assert target.run(2000, batch)[1] > 0.88 * max(rates.values())
 
 
-def test_every_size_of_batch_by_itself():
-    target = gpu(0.6)
-    target.run(1000, 64)
-    target.rates[MOST_DRAFTS] = 2.0
-    target.run(3000, 16)
-    assert target.run(1000, 16)[0][MOST_DRAFTS] > 900
-    target.rates[MOST_DRAFTS] = 0.6
-    assert target.run(300, 64)[0][0] > 250, "known from before"
-
-
 def test_a_new_size_begins_with_what_is_best_for_a_like_one():
     target = gpu(0.6)
     target.run(1000, 64)

@@ -58,17 +58,6 @@ def test_the_rest_are_drafts_of_the_next_rounds(client, table):
     assert table.target["taken"][0].tolist() == [2, 0, 0, 0]
 
 
-@pytest.mark.parametrize("tokens", [[99], [11, 99]])
-def test_but_not_after_another_token(client, tokens):
-    client.exchange([_row()], most_drafts=1)
-    assert client.exchange([_row(*tokens, new=len(tokens))]) == [[]]
-
-
-def test_nor_after_rounds_that_were_not_seen(client):
-    client.exchange([_row()], most_drafts=1)
-    assert client.exchange([_row(11, 12, new=1)]) == [[]]
-
-
 def test_the_draft_is_left_alone_where_no_drafts_are_wanted(table, monkeypatch):
     plan = WaitPlan(0, 0, 0)
     monkeypatch.setattr(WaitPlanner, "plan", lambda *_: plan)

@@ -1,4 +1,4 @@
-"""The served benchmark without servers: its command line, loads, sides and table."""
+"""The served benchmark without servers: its command line, loads and sides."""
 
 import sys
 from pathlib import Path
@@ -10,9 +10,8 @@ from benchmarks.common.server import Server
 from benchmarks.serving import __main__ as serving
 from benchmarks.serving.arguments import loads, parse
 from benchmarks.serving.clients import sglang
-from benchmarks.serving.records import KINDS, Load, Result, Run, Seen, Side, Speculation, Spread
+from benchmarks.serving.records import KINDS
 from benchmarks.serving.sides import Plan
-from benchmarks.serving.table import markdown
 
 PLAIN_AND_SSD = ("--sides", "plain,ssd", "--together")
 ONE, TWO = Model("one", "one", "auto", "one"), Model("two", "two", "auto", "two")
@@ -127,49 +126,6 @@ def test_what_is_missing_is_said_before_anything_starts(arguments, sentence, cap
     monkeypatch.setattr(serving, "visible_gpus", lambda: pytest.fail("it has started"))
     assert serving.main(arguments) == 2
     assert sentence in capsys.readouterr().err
-
-
-def result(kind, tokens, gpus=1, name=None, tp=1, clients=(1,), speculation=None, texts=()):
-    side = Side(name or kind, kind, tp, gpus, {}, {})
-    times = Spread(1.0, 2.0, None)
-    seen = Seen(4, 2.0, tokens, *[times] * 4, texts=list(texts))
-    runs = [Run("own", Load("passages", 4, 9, each), seen, speculation) for each in clients]
-    return Result(side, runs)
-
-
-def rows(results):
-    """Rows of the table as dicts."""
-    lines = [line.strip("| ").split(" | ") for line in markdown(results).splitlines()
-             if line.startswith("|")]  # fmt: skip
-    return [dict(zip(lines[0], cells)) for cells in lines[2:]]
-
-
-def test_table_has_ratios_to_every_other_kind():
-    counted = Speculation(3.5, 0.75, 0.25, 0.0)
-    found = rows(
-        [
-            result("plain", 100),
-            result("draft_model", 150, name="draft_model k=3"),
-            result("draft_model", 200, name="draft_model k=5"),
-            result("ssd", 400, gpus=2, speculation=counted),
-        ]
-    )
-    assert [row["tokens/s"] for row in found] == ["50.0", "75.0", "100.0", "200.0"]
-    assert [row["x plain"] for row in found] == ["–", "1.50", "2.00", "4.00"]
-    assert found[3]["x draft_model"] == "2.00", "the best of them"
-    assert found[3]["tokens/s/GPU"] == "100.0" and found[3]["hit / miss / late"] == "75% / 25% / 0%"
-    assert found[0]["E2E"] == "1 / 2 / –" and "longest gap" not in found[0]
-
-
-def test_ratios_are_between_as_many_ranks():
-    found = rows([result("plain", 100, tp=1), result("plain", 200, tp=2), result("ssd", 300, tp=2)])
-    assert found[2]["x plain"] == "1.50"
-
-
-def test_texts_are_compared_with_plain_ones():
-    plain = result("plain", 100, texts=("a", "b", "c"))
-    found = rows([plain, result("ssd", 300, texts=("a", "x", "c")), result("ngram", 100)])
-    assert [row["texts as plain"] for row in found] == ["–", "2 of 3", "–"]
 
 
 def test_sides_together_have_the_gpus_that_they_are_given():

@@ -11,13 +11,6 @@ SLOW = Finding("note", "attention", "triton is wrong", "none: sdpa is used inste
 WRONG = Finding("bad", "draft", "has another vocabulary", "name another")
 
 
-def test_a_remedy_is_below_its_fact():
-    fact, remedy = WRONG.shown().splitlines()
-    assert fact.startswith("bad ") and fact.endswith(" has another vocabulary")
-    assert remedy.strip() == "-> name another"
-    assert FINE.shown().split() == ["ok", "vLLM", "0.33.0"]
-
-
 def test_each_line_is_printed_as_soon_as_it_is_known(monkeypatch, capsys):
     def examine_software():
         yield FINE
@@ -35,12 +28,6 @@ def test_each_line_is_printed_as_soon_as_it_is_known(monkeypatch, capsys):
 )
 def test_notes_do_not_keep_ssd_from_starting(found, end):
     assert could_start(found) and summary(found) == end
-
-
-def test_one_bad_line_does():
-    found = [FINE, WRONG, SLOW]
-    assert not could_start(found)
-    assert summary(found) == "ssd could not start: 1 of 3 lines are bad, 1 to note"
 
 
 def test_a_refusal_ends_with_its_remedy():
