@@ -54,7 +54,8 @@ class Load:
 
     def check(self) -> None:
         """So far no request has failed or stalled, and no text was another than the plain one."""
-        assert self.outcome.failures + self.outcome.differences == []
+        found = self.outcome.failures + self.outcome.differences
+        assert not found, found
 
     def ask_another(self) -> None:
         """One more request beside the others."""

@@ -50,4 +50,4 @@ def ahead(table: SpeculationTable, slot: SlotState) -> bool:
         return True
     prediction = table.slots["prediction"][slot.slot, slot.round & 1]
     made = prediction["stamp"] == make_stamp(slot.generation, slot.round)
-    return bool(made and prediction["depth"] >= prediction["steps"])
+    return bool(made and prediction["depth"] == table.shape.k)
