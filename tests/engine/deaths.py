@@ -71,8 +71,13 @@ def out_of_memory(draft: Draft, load: Load) -> None:
     server = draft.server()
     server.rlimit(psutil.RLIMIT_AS, (server.memory_info().rss, psutil.RLIM_INFINITY))
 
-    def dead() -> bool:
-        load.ask_another()
+    asked = load.ask_another()
+
+    def dead() -> bool:  # it may be back before an answer ends
+        nonlocal asked
+        if asked.done():
+            asked.result()
+            asked = load.ask_another()
         return draft.silent()
 
     load.until("end of the memory", dead)

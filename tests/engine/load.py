@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
@@ -30,12 +30,13 @@ class Load:
         self._others = cycle(list(zip(requests, plain))[at_once:])
         self._clients = Clients(url, STALL_S)
         self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(2)
         self.outcome = self._clients.outcome
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Meanwhile; at the end all that was asked is answered."""
-        with ThreadPoolExecutor(1) as pool:
+        with self._pool as pool:
             streams = pool.submit(lambda: asyncio.run(self._stream_all()))
             try:
                 yield
@@ -57,16 +58,19 @@ class Load:
         found = self.outcome.failures + self.outcome.differences
         assert not found, found
 
-    def ask_another(self) -> None:
-        """One more request beside the others."""
+    def ask_another(self) -> Future[None]:
+        """One more request beside the others, which ends by itself."""
         request, plain = next(self._others)
 
         async def ask() -> list[Choice]:
             async with Clients(self._url, STALL_S) as clients:
                 return await clients.ask_all([request], 1)
 
-        (choice,) = asyncio.run(ask())
-        assert difference(request, choice, plain) is None
+        def compare() -> None:
+            (choice,) = asyncio.run(ask())
+            assert difference(request, choice, plain) is None
+
+        return self._pool.submit(compare)
 
     async def _stream_all(self) -> None:
         async with self._clients:
