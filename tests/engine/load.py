@@ -62,15 +62,12 @@ class Load:
         """One more request beside the others, which ends by itself."""
         request, plain = next(self._others)
 
-        async def ask() -> list[Choice]:
+        async def ask() -> None:
             async with Clients(self._url, STALL_S) as clients:
-                return await clients.ask_all([request], 1)
-
-        def compare() -> None:
-            (choice,) = asyncio.run(ask())
+                (choice,) = await clients.ask_all([request], 1)
             assert difference(request, choice, plain) is None
 
-        return self._pool.submit(compare)
+        return self._pool.submit(lambda: asyncio.run(ask()))
 
     async def _stream_all(self) -> None:
         async with self._clients:

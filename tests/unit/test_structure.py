@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "protocol": 2230,
-    "draft": 4850,
+    "draft": 4840,
     "lifecycle": 2480,
     "relay": 1640,
     "config": 930,

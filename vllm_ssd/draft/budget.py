@@ -33,12 +33,11 @@ class BranchBudget:
         return fitting if self._policy.adaptive else sum(shrink(self._policy.fan_out, fitting))
 
     def fan_outs(
-        self, requests: int, token_probs: Sequence[Sequence[float]]
+        self, branches: int, requests: int, token_probs: Sequence[Sequence[float]]
     ) -> list[tuple[int, ...]]:
-        """Branches for each accepted length 0..k, for each row in a batch of ``requests``.
-        token_probs: for each row, the draft's probability of each draft that is verified, nan if it
-        is not known."""
-        branches = self.branches(requests)
+        """For each row in a batch of ``requests``, how many of its branches are for each accepted
+        length 0..k. branches: from ``branches``. token_probs: for each row, the draft's probability
+        of each draft that is verified, nan if it is not known."""
         if not self._policy.adaptive:
             return [shrink(self._policy.fan_out, branches)] * len(token_probs)
         return self._probs.fan_outs(branches, token_probs, requests)

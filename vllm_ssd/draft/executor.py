@@ -69,7 +69,6 @@ class Executor:
             [glue.tree for glue in glues],
             slots,
             program.bonus[: len(glues) * branches].clone(),
-            self._policy.k,
         )
         for glue, row in zip(glues, batch.rows()):
             glue.request.predicted, glue.request.ahead = glue.prediction, row
@@ -85,7 +84,6 @@ class Executor:
             [*trees],
             slots,
             torch.tensor([request.tokens[-1] for request in requests]),
-            k,
         )
         for request, row in zip(requests, batch.rows()):
             request.fallback = row

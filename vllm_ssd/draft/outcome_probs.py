@@ -59,8 +59,8 @@ class OutcomeProbs:
         self, branches: int, token_probs: Sequence[Sequence[float]], requests: int
     ) -> list[tuple[int, ...]]:
         """For each row, the fan-out of ``branches`` branches that misses least. token_probs: the
-        draft's probability of each of a row's drafts, nan if it is not known. requests: as in
-        ``fan_out``."""
+        draft's probability of each of a row's drafts, nan if it is not known. requests: those of a
+        batch."""
         lengths, whole = self._lengths(token_probs, requests)
         # A rank that seems likelier than the one before it is taken for as likely.
         by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)

@@ -213,7 +213,7 @@ class Grow:
         self._publisher, self._fallbacks = publisher, fallbacks
         self.batch, self.branches = batch, branches
         self._plan = model.attention.tree_plan(batch, branches, policy.tree_steps)
-        self._top_m = policy.top_m
+        self.k, self._top_m = policy.k, policy.top_m
         self._sampler = Sampler(policy, model.device) if sampled else None
         self._inputs = Inputs(
             model.device,

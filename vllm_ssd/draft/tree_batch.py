@@ -22,9 +22,8 @@ class TreeBatch:
         trees: list[Tree | None],
         slots: list[PublishSlot],
         last_tokens: torch.Tensor,
-        steps: int,
     ):
-        self.step, self.steps = 0, steps
+        self.step, self.steps = 0, program.k
         self.branches = program.branches
         self._program = program
         self._trees = trees

@@ -35,8 +35,10 @@ def test_numbers_given_for_each_length_stay():
     given = budget(fan_out=(4, 2, 0, 1), max_branches=14)
     for _ in range(300):
         verified(given, 3, -1)
-    assert given.fan_outs(1, [[0.5] * K]) == [(4, 2, 0, 1)]
-    assert given.fan_outs(3, [[], [0.5]]) == [(1, 1, 0, 1)] * 2, "as even as four branches can be"
+    assert given.fan_outs(given.branches(1), 1, [[0.5] * K]) == [(4, 2, 0, 1)]
+    assert given.fan_outs(given.branches(3), 3, [[], [0.5]]) == [(1, 1, 0, 1)] * 2, (
+        "as even as four branches can be"
+    )
     assert given.branches(3) == 3
 
 
@@ -44,15 +46,15 @@ def test_branches_go_where_outcomes_are_likely():
     learner = budget(adaptive=True)
     for _ in range(300):
         verified(learner, 1, -1)
-    ((_, missed, *longer),) = learner.fan_outs(1, [[nan] * K])
+    ((_, missed, *longer),) = learner.fan_outs(learner.branches(1), 1, [[nan] * K])
     assert missed >= 5 > 0 == sum(longer)
 
 
 def test_rounds_without_drafts_or_unknown_say_nothing():
     learner = budget(adaptive=True)
     rows = [[0.5] * K, []]
-    before = learner.fan_outs(1, rows)
+    before = learner.fan_outs(learner.branches(1), 1, rows)
     for _ in range(300):
         verified(learner, 0, -1, drafts=0)
         verified(learner, -1, -1)
-    assert learner.fan_outs(1, rows) == before
+    assert learner.fan_outs(learner.branches(1), 1, rows) == before
