@@ -122,7 +122,7 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
         limit = GROWTH_OF_WORKER_MIB if "Worker" in name else GROWTH_MIB
         assert mib - before.mib[name] < limit, name
     load.check()
-    assert load.outcome.compared == load.outcome.finished > 10 * AT_ONCE
+    assert load.outcome.compared == load.outcome.finished >= AT_ONCE
     # Whether one counts that was killed as it was loading depends on how far it had come.
     assert len(DEATHS) + 1 <= draft.counted()["restarts"] <= COUNT + 1
     seen = [*server.processes(), *draft.seen.values()]
