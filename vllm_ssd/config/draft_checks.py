@@ -93,8 +93,8 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
     if tokenizers is None:
         if sizes[0] != sizes[1]:
             raise ValueError(
-                f"{both} have vocabularies of different size, and without both tokenizers nothing "
-                f"shows that only padding differs: {_OTHER_DRAFT}, or provide the tokenizers"
+                f"{both} have vocabularies of different size, and only both tokenizers could show "
+                f"that this is padding: {_OTHER_DRAFT}, or provide the tokenizers"
             )
         return
     of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)

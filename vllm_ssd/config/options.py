@@ -93,8 +93,8 @@ def _take_vllms_name_of_k(options: dict[str, Any]) -> None:
     k = options.setdefault("k", tokens)
     if k != tokens:
         raise ValueError(
-            f"{_VLLMS_K} is {tokens!r} and k is {k!r}, and both mean the drafted tokens of a "
-            f"round: leave {_VLLMS_K} (--spec-tokens) out"
+            f"{_VLLMS_K} is {tokens!r} and k is {k!r}, but both mean the same: leave "
+            f"{_VLLMS_K} (--spec-tokens) out"
         )
 
 

@@ -69,8 +69,8 @@ class SSDConfig(SpeculativeConfig):
         default=3,
         description=f"a whole number from 0 to {MAX_FAN_OUT}, or a list of k+1 such numbers",
     )
-    """Predicted bonus tokens: one number for every accepted length, or a list with a number for
-    each length 0..k. All 0: no drafting ahead, only speculation with a draft on its own device."""
+    """Predicted bonus tokens for each accepted length 0..k: their mean, or a list with a number for
+    each. All 0: no drafting ahead, only speculation with a draft on its own device."""
     draft_model: str = ""
     """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
     draft_server: str | None = Field(
@@ -233,8 +233,8 @@ class SSDConfig(SpeculativeConfig):
             )
         if self.max_branches == 0 and self.on_miss == "skip":
             raise ValueError(
-                'f=0 predicts nothing and on_miss="skip" waits for nothing, so that there would '
-                "never be a draft: leave on_miss out or write an f above 0"
+                'f=0 predicts nothing and on_miss="skip" waits for nothing, so there would never '
+                "be a draft token: leave on_miss out or write an f above 0"
             )
         if self.max_branches > MAX_BRANCHES:
             raise ValueError(
@@ -254,8 +254,8 @@ class SSDConfig(SpeculativeConfig):
         most = max(self.fan_out[: self.k])
         if self.saguaro != 1 and not 0 < most < (self.draft_top_m or DEFAULT_TOP_M):
             raise ValueError(
-                f"saguaro needs predicted bonus tokens and others, and f={self.f} leaves one kind: "
-                "write an f above 0 and below draft_top_m, or leave saguaro out"
+                f"saguaro does nothing with f={self.f}: write an f above 0 and below draft_top_m, "
+                "or leave saguaro out"
             )
 
     def _add_draft(self) -> None:
@@ -300,7 +300,7 @@ class SSDConfig(SpeculativeConfig):
         most = min(draft, target)
         if self.max_model_len is not None and self.max_model_len > most:
             raise ValueError(
-                f"max_model_len in --speculative-config is {self.max_model_len}, but the draft can "
-                f"do {draft} and the target {target}: write at most {most}"
+                f"max_model_len in --speculative-config is {self.max_model_len}, but the limit of "
+                f"the draft is {draft} and that of the target {target}: write at most {most}"
             )
         return most if self.max_model_len is None else self.max_model_len

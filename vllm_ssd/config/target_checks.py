@@ -103,8 +103,8 @@ def _check_cores(config: SSDConfig, platform: Any) -> None:
     if len(lists) not in (1, max(engines, 1)):
         raise ValueError(
             f"draft_device {device!r} has {len(lists)} lists of cores and this host has {engines} "
-            f"engine{'s' if engines != 1 else ''}: write one list for the draft of each, or one "
-            "for a draft that all share"
+            f"engine{'s' if engines != 1 else ''}: write one list for each engine, or one for a "
+            "draft that all engines share"
         )
     allowed = set(available_cores())
     if not cores or not cores <= allowed:

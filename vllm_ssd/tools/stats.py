@@ -36,7 +36,7 @@ def add_command(commands: Any) -> None:
         nargs="?",
         const=1.0,
         metavar="SECONDS",
-        help="Every SECONDS, show what was counted since the last time, until Ctrl-C. Default: 1.",
+        help="Every SECONDS, show what is new since the last time, until Ctrl-C. Default: 1.",
     )
     parser.set_defaults(run=run)
 

@@ -78,7 +78,7 @@ def test_sampled_drafts(make, refusal):
         said = refusal(
             draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
         )
-        assert f"f={f} leaves one kind: write an f above 0 and below draft_top_m" in said
+        assert f"nothing with f={f}: write an f above 0 and below draft_top_m" in said
 
 
 def test_attention_that_needs_a_gpu(refusal, monkeypatch):

@@ -13,24 +13,24 @@ def add_command(commands: Any) -> None:
     """Add the command ``check`` to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "check",
-        help="Check whether ssd can start here, and what to do where it cannot.",
+        help="Check whether ssd can start here, and say what to do if not.",
         usage="vllm-ssd check [TARGET] [options] [arguments of vllm serve]",
         allow_abbrev=False,  # unknown arguments belong to vLLM
         description="Checks whether ssd can start on this machine, with these models. No model is "
-        "loaded. It takes about a minute; on a GPU, kernels may compile for minutes. A line that "
-        "is bad has the remedy below it, and the exit status is then 1.",
+        "loaded. It takes about a minute; on a GPU, kernels may compile for minutes. A bad line "
+        "has the remedy below it. If there is one, the exit status is 1.",
         epilog="Further arguments are those of vllm serve: -tp 4, --speculative-config '{...}', "
         "...",
     )
     about = "The model to serve. Without it, only the machine is checked."
     parser.add_argument("target", nargs="?", metavar="TARGET", help=about)
-    about = "The draft model. Default: the one that ssd takes for this target."
+    about = "The draft model. Default: by the target's family."
     parser.add_argument("--draft", metavar="DRAFT", help=about)
     parser.add_argument(
         "--all-backends",
         action="store_true",
-        help="Try every attention backend that the draft can have. Otherwise the check stops at "
-        "the first that computes correctly, which is the one that ssd uses.",
+        help="Try every attention backend of the draft. Otherwise the check stops at the one that "
+        "ssd uses: the first that computes correctly.",
     )
     parser.set_defaults(run=run, takes_further=True)
 

@@ -32,8 +32,8 @@ def add_command(commands: Any) -> None:
         usage="vllm-ssd draft MODEL --name NAME [options]",
         description=f"{about} It runs until Ctrl-C; engines may come and go. An engine joins it "
         'with --speculative-config \'{"method":"ssd","draft_server":"NAME"}\'.',
-        epilog="Names: an option of --speculative-config keeps its name, with dashes for "
-        'underscores. Options of this command and of vllm serve have no "draft-" in front.',
+        epilog="Options of --speculative-config keep their names here, with dashes. Only --device "
+        "and --dtype are draft_device and draft_dtype there.",
     )
     about = "The draft model, with the vocabulary of all targets."
     parser.add_argument("model", metavar="MODEL", help=about)
@@ -46,16 +46,16 @@ def add_command(commands: Any) -> None:
 
 def _add_process(group: Any) -> None:
     add = partial(add_option, group)
-    about = "Name by which engines of this user find the draft: their draft_server."
+    about = "Name of the draft. Engines of this user give it as their draft_server."
     add("--name NAME", about, required=True)
     about = (
-        "GPU of the draft, by index or UUID; on CPUs its cores, as in 2-3,6. Several, as in 6,7 or "
-        "for cores '2-3|6', run a draft each. Default: GPU 0, or all cores."
+        "GPU of the draft, by index or UUID; on CPUs its cores, as in 2-3,6. Each of several GPUs "
+        "(6,7) or lists of cores ('2-3|6') runs a draft. Default: GPU 0, or all cores."
     )
     add("--device DEVICE", about)
     about = "Seconds that a start of the draft may take. Default: 600."
     add("--start-timeout-s SECONDS", about, _json)
-    about = "Restarts in a row of a draft that dies or hangs before it is given up. Default: 3."
+    about = "Consecutive restarts allowed for a draft that dies or hangs. Default: 3."
     add("--max-restarts COUNT", about, _json)
 
 
@@ -86,8 +86,8 @@ def _add_drafting(group: Any) -> None:
     add("--k TOKENS", "Draft tokens per round, 1 to 16. Default: 7.", _json)
     about = (
         "Bonus tokens predicted for each accepted length: their mean, such as 3, or a number for "
-        "each length from 0 to k, such as [4,3,2,1]. Raise it if most rounds miss, lower it if "
-        "most are late. Default: 3."
+        "each length from 0 to k, such as [4,3,2,1]. Raise it if most rounds miss. On CPUs, lower "
+        "it if most are late. Default: 3."
     )
     add("--f COUNT", about, _json)
     about = (
@@ -95,7 +95,7 @@ def _add_drafting(group: Any) -> None:
         "likeliest and needs less memory on the targets' GPUs. Default: probabilistic."
     )
     add("--draft-sample-method METHOD", about)
-    about = "Likeliest tokens that a draft token is sampled from, 1 to 128. Default: 32."
+    about = "A draft token is sampled from so many likeliest tokens, 1 to 128. Default: 32."
     add("--draft-top-m COUNT", about, _json)
     about = (
         "Factor on the draft's probabilities of predicted bonus tokens, above 0 and at most 1. "
@@ -109,13 +109,13 @@ def _add_other_nodes(group: Any) -> None:
     add = partial(add_option, group)
     add("--listen HOST:PORT", "Address at which engines on other nodes may join.")
     about = (
-        "File for the address and the keys, made if it does not exist. Those engines need a copy. "
-        "--listen and --ray-address need this option."
+        "File for the address and the keys, made if it does not exist. Engines on other nodes need "
+        "a copy. Required with --listen and --ray-address."
     )
     add("--key-file FILE", about, Path)
-    about = "Run the draft on a node of this Ray cluster that has a GPU free: auto, or HOST:PORT."
+    about = "Run the draft on a free GPU of this Ray cluster: auto, or HOST:PORT."
     add("--ray-address ADDRESS", about)
-    about = "Use only nodes with these labels, which 'ray start --labels' has given them."
+    about = "Use only nodes with these labels of 'ray start --labels'."
     add("--ray-labels KEY=VALUE,...", about)
 
 

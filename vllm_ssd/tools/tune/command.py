@@ -26,22 +26,24 @@ def add_command(commands: Any) -> None:
     """Add the command ``tune`` to the subparsers of ``vllm-ssd``."""
     parser = commands.add_parser(
         "tune",
-        help="Find the draft, k and f that serve your prompts best, or that plain vLLM does.",
+        help="Find the best draft, k and f for your prompts, or that plain vLLM is faster.",
         usage="vllm-ssd tune TARGET [options] [arguments of vllm serve]",
         allow_abbrev=False,  # unknown arguments belong to vLLM
         description="Measures plain vLLM, then ssd with each draft, k and f in turn, on this "
         "machine and with your prompts. It ends with a table and the --speculative-config to use. "
-        "Each candidate takes minutes. A command that was ended goes on when it is called again.",
+        "Each candidate takes minutes. After Ctrl-C, the same command continues.",
         epilog="Arguments of vllm serve are for all candidates: -tp 4, --dtype bfloat16, ...",
     )
     parser.add_argument("target", metavar="TARGET", help="The model to serve.")
     add = partial(add_option, parser.add_argument_group("what to try"))
-    add("--draft DRAFT", "A draft to try; may be repeated. Default: ssd's own.", action="append")
+    about = "A draft to try; may be repeated. Default: by the target's family."
+    add("--draft DRAFT", about, action="append")
     add("--k K,...", "Values of k: draft tokens per round.", numbers, [2, 3, 5, 7, 10])
-    add("--f F,...", "Values of f: predictions per accepted length.", numbers, [1, 3, 6])
+    about = "Values of f: bonus tokens predicted per accepted length."
+    add("--f F,...", about, numbers, [1, 3, 6])
     add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
-    add("--at-most COUNT", "Candidates to measure, plain vLLM not counted.", int, 12)
-    add("--limit SECONDS", "Seconds for each candidate, with its server's start.", float, 1800)
+    add("--at-most COUNT", "Most candidates to measure, plain vLLM not counted.", int, 12)
+    add("--limit SECONDS", "Most seconds for a candidate and its start.", float, 1800)
     add("--results FOLDER", "Folder for results and logs.", Path, Path("ssd-tune"))
     add = partial(add_option, parser.add_argument_group("the requests"))
     add("--prompts FILE", "Your prompts, one a line. Default: 12 questions of many kinds.", Path)
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
         f"Plain vLLM and up to {most} candidates are measured, in at most {args.limit:g} s each: "
         f"drafts {', '.join(drafts)}; k {args.k}; f {args.f}; {len(prompts)} prompts"
         f"{', as plain text because the target has no chat template' if template else ''}.\n"
-        f"Results and logs: {folder}. Ctrl-C ends this, and the same command goes on."
+        f"Results and logs: {folder}. Ctrl-C ends this; the same command continues later."
     )
     outcomes: dict[Candidate, Outcome] = {}
 
