@@ -28,9 +28,9 @@ from benchmarks.common.server import Server, healthy_server
 from benchmarks.remote.nodes import Node, another_node, why_not
 from benchmarks.soak.load import Clients, Outcome
 from benchmarks.soak.requests import Choice, Question, greedy_request
-from benchmarks.standin import Shape
+from benchmarks.standin import Shape, write_standin
 from benchmarks.standin.folders import say
-from benchmarks.standin.tiny import save_tiny, widened
+from benchmarks.standin.tiny import save_tiny
 from vllm_ssd.metrics import rates, subtract
 
 TARGET = Shape(512, 12, 8, 4, 64, 2048)
@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("draft", "target"):
             (folder / name).mkdir()
         draft = save_tiny(folder / "draft")
-        target = widened(draft, folder / "target", TARGET)
+        target = folder / "target"
+        write_standin(draft, TARGET, target)
         node = ends.enter_context(another_node())
         key_file = ends.enter_context(_service(node, draft, folder, args))
         remote = {"draft_server": NAME, "draft_server_key": str(key_file)}
