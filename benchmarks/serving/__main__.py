@@ -10,15 +10,13 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from benchmarks.common.about import about_run
-from benchmarks.common.arguments import combinations, engine_arguments
+from benchmarks.common.arguments import combinations, engine_arguments, log_folder
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
 from benchmarks.serving.arguments import loads, parse
@@ -82,9 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokenizer=target.path,
         start_s=args.side_timeout,
     )
-    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-serving-"))
-    logs.mkdir(parents=True, exist_ok=True)
-    say(f"{len(sides)} sides; their logs are in {logs}")
+    logs = log_folder(args)
+    say(f"{len(sides)} sides")
     results: list[Result] = []
     for group in _groups(sides, args.together):
         if results and before:
