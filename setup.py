@@ -40,7 +40,7 @@ setup(
         # Builds of vLLM and FlashInfer for ROCm are named in docs/rocm.md; this is what the latter
         # compiles its kernels with.
         "rocm": ["ninja"],
-        "bench": ["aiohttp", "gguf", "httpx", "pandas"],
+        "bench": ["aiohttp", "gguf", "httpx", "matplotlib", "pandas"],
         "dev": [
             "gguf",
             "httpx",

@@ -8,14 +8,12 @@ a machine without.
 The target is played by a script whose outcome is predicted in every round, or, to measure
 fallbacks, in none. Times of forwards (glue, step, fallback step) are the draft's own counters. The
 others are seen from the target, and all begin when an outcome is published: hits_first ends when
-the next outcomes are predicted, ready when their branches are complete (branches
-of a request, tokens of each), fallback when the outcome
+the next outcomes are predicted, ready when their branches are complete, fallback when the outcome
 has its k drafts. The draft then does what else there is to do: the target takes longer than it.
 floor is what a step takes if it only reads the weights and each request's KV, once, at --bandwidth.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -28,6 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.common.arguments import numbers
+from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.models import find_model
 from benchmarks.standin.loader import register
 from vllm_ssd.draft.attention.registry import BACKENDS
@@ -41,6 +41,10 @@ from vllm_ssd.protocol.outcomes import OutcomeWriter
 from vllm_ssd.protocol.predictions import LookupResult, PredictionReader
 from vllm_ssd.protocol.publisher import HostPublisher, Publisher
 
+COLUMNS = (
+    *("batch", "context", "branches", "hits_first_us", "ready_ms", "fallback_ms"),
+    *("glue_us", "step_us", "fallback_step_us", "floor_us", "step/floor"),
+)
 VOCAB = 49152
 STALL_LIMIT_S = 20.0  # longest time that the script waits for the draft
 
@@ -185,13 +189,9 @@ def make_engine(
 
 def measure(
     arguments: argparse.Namespace, engine: DraftEngine, script: Script, table: SpeculationTable
-) -> list[dict[str, float]]:
-    """Print a row for every batch size and context, and return them."""
-    rows = []
-    names = "batch context branches hits_first_us ready_ms fallback_ms glue_us step_us"
-    names += " fallback_step_us floor_us step/floor"
-    print("| " + " | ".join(names.split()) + " |")
-    print("|---" * len(names.split()) + "|")
+) -> None:
+    """Print a row for every batch size and context."""
+    print(table_head(COLUMNS), flush=True)
     for batch in arguments.batch_sizes:
         for context in arguments.contexts:
             script.begin(batch, context)
@@ -218,9 +218,8 @@ def measure(
                 floor_us,
                 each[1] / floor_us,
             ]
-            print(f"| {batch} | {context} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
-            rows.append(dict(zip(names.split(), [batch, context, *cells])))
-    return rows
+            row = [str(batch), str(context), *(f"{cell:.2f}" for cell in cells)]
+            print(table_row(row), flush=True)
 
 
 def profile(arguments: argparse.Namespace, script: Script) -> None:
@@ -240,23 +239,21 @@ def profile(arguments: argparse.Namespace, script: Script) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--draft", default="draft-1b", help="a stand-in's shape, or a folder")
-    parser.add_argument("--drop", type=_numbers, default=[14], help="layers a stand-in leaves out")
-    parser.add_argument("--models", type=Path, default=Path(".models"))
+    add = parser.add_argument
+    add("--draft", default="draft-1b", help="a stand-in's shape, or a folder")
+    add("--drop", type=numbers, default=[14], help="layers a stand-in leaves out")
+    add("--models", type=Path, default=Path(".models"))
     on_gpu = torch.cuda.is_available()
-    parser.add_argument("--backend", default="triton" if on_gpu else "sdpa", choices=BACKENDS)
-    parser.add_argument("--k", type=int, default=7)
-    parser.add_argument("--f", type=int, default=3)
-    parser.add_argument("--batch-sizes", type=_numbers, default=[1])
-    parser.add_argument("--contexts", type=_numbers, default=[1000])
-    parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--kv-cache-gib", type=float, default=16)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument(
-        "--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)"
-    )
-    parser.add_argument("--json", type=Path, help="where to save the rows")
-    parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
+    add("--backend", default="triton" if on_gpu else "sdpa", choices=BACKENDS)
+    add("--k", type=int, default=7)
+    add("--f", type=int, default=3)
+    add("--batch-sizes", type=numbers, default=[1])
+    add("--contexts", type=numbers, default=[1000])
+    add("--max-model-len", type=int, default=4096)
+    add("--kv-cache-gib", type=float, default=16)
+    add("--rounds", type=int, default=20)
+    add("--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)")
+    add("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins
     fan_out = (arguments.f,) * (arguments.k + 1)
@@ -265,15 +262,9 @@ def main() -> None:
         engine, table = make_engine(arguments, policy, Path(scratch))
         engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))
         script = Script(engine, table, policy)
-        rows = measure(arguments, engine, script, table)
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(rows), encoding="utf-8")
+        measure(arguments, engine, script, table)
         if arguments.profile:
             profile(arguments, script)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":

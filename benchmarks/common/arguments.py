@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from benchmarks.common.models import SMOLLM2, Model
 from benchmarks.standin.build import DTYPES, STANDIN_KEY
+from benchmarks.standin.folders import say
 
 # Target and draft that two CPU cores can serve; the draft is the target without one layer. As slow
 # as its target, it would not be worth a wait, and none of its drafts be verified.
@@ -80,6 +82,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, default=2048)
     add("--gpu-memory-utilization", type=float, default=0.9)
     add("--logs", type=Path, help="where engines' logs go; default: a new temporary folder")
+
+
+def log_folder(args: argparse.Namespace) -> Path:
+    """Where engines' logs go, which is said."""
+    logs: Path = args.logs or Path(tempfile.mkdtemp(prefix="ssd-logs-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    say(f"logs are in {logs}")
+    return logs
 
 
 def engine_arguments(

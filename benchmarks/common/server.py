@@ -1,4 +1,4 @@
-"""`vllm serve`, or another server, in a process of its own, as users run it."""
+"""`vllm serve` in a process of its own, as users run it."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,15 @@ class Server:
         arguments: Mapping[str, Any],
         log: Path,
         environment: Mapping[str, str] | None = None,
-        other: Sequence[str] = (),
     ):
-        """arguments: of the engine, as vLLM's ``LLM`` has them. environment: added to ours. other:
-        the command of another server that takes the same name and address; empty: vLLM's."""
+        """arguments: of the engine, as vLLM's ``LLM`` has them. environment: added to ours."""
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._times = Times("server")
         # The script is missing where vLLM was unpacked and not installed.
         script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
-        command = [*(other or [*script, "serve", *command_line(arguments)])]
+        command = [*script, "serve", *command_line(arguments)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(

@@ -10,18 +10,15 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from benchmarks.common.about import about_run
-from benchmarks.common.arguments import combinations, engine_arguments
+from benchmarks.common.arguments import combinations, engine_arguments, log_folder
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
-from benchmarks.serving import sglang_server
 from benchmarks.serving.arguments import loads, parse
 from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.datasets import Dataset, find_dataset
@@ -41,8 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for client in args.client:
             CLIENTS[client].check()
-        if "sglang" in args.sides:
-            sglang_server.check(args.sglang_python)
         found = [find_dataset(name) for name in args.dataset]
         datasets = {dataset.name: dataset for dataset in found}
         target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
@@ -68,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options=combinations(args.option),
         eagle3=args.eagle3,
         quantisation=args.quantisation,
-        sglang_python=args.sglang_python,
     )
     sides = plan.sides()
     about = about_run("benchmarks.serving", arguments, [name for name, _ in before], engine)
@@ -86,9 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokenizer=target.path,
         start_s=args.side_timeout,
     )
-    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-serving-"))
-    logs.mkdir(parents=True, exist_ok=True)
-    say(f"{len(sides)} sides; their logs are in {logs}")
+    logs = log_folder(args)
+    say(f"{len(sides)} sides")
     results: list[Result] = []
     for group in _groups(sides, args.together):
         if results and before:

@@ -1,7 +1,6 @@
 """The command line, and the loads that follow from it."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -47,8 +46,7 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     clients = chosen_from(list(CLIENTS), "clients")
     add("--client", type=clients, default=["vllm"], help="vllm, sglang, own or several of them")
     kinds = chosen_from(KINDS, "sides")
-    usual = [kind for kind in KINDS if kind != "sglang"]
-    add("--sides", type=kinds, default=usual, help=f"default: {','.join(usual)}; or sglang")
+    add("--sides", type=kinds, default=[*KINDS], help=f"default: {','.join(KINDS)}")
     add_engine_arguments(parser)
     add("--tps", type=numbers, help="several --tp; those that need more GPUs are left out")
     add("--drafts", nargs="+", help="several --draft")
@@ -57,7 +55,6 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--other-k", type=numbers, default=[3], help="of draft_model, ngram and eagle3")
     add("--eagle3", metavar="HEAD", help="folder or hub name of a head; without it no such side")
     add("--quantisation", default="fp8", help="of ssd-quantised's draft, as vLLM names it")
-    add("--sglang-python", default=sys.executable, help="the Python that has SGLang's server")
     add(
         "--dataset",
         type=lambda text: text.split(","),

@@ -19,7 +19,7 @@ class Counting:
 
     def __init__(self, server: Server, kind: Kind):
         self._server = server
-        self._speculates = kind not in ("plain", "sglang")
+        self._speculates = kind != "plain"
         self._run_dir = server.run_dir()
         self._before = self._read() if self._speculates else {}
 

@@ -29,7 +29,7 @@ class _Subject:
     def __init__(self, side: Side, log: Path):
         self.side = side
         self.result = Result(side)
-        self.server = Server(side.engine, log, side.environment, side.command)
+        self.server = Server(side.engine, log, side.environment)
         self._log = log
 
     @contextmanager

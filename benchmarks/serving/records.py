@@ -1,22 +1,11 @@
 """What is measured, and what is saved of it: `msgspec` structs, as JSON."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-Kind = Literal[
-    "plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd", "ssd-quantised", "sglang"
-]
-KINDS: tuple[Kind, ...] = (
-    "plain",
-    "draft_model",
-    "ngram",
-    "eagle3",
-    "ssd-f0",
-    "ssd",
-    "ssd-quantised",
-    "sglang",
-)
+Kind = Literal["plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd", "ssd-quantised"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draft of their own
 
 
@@ -75,8 +64,7 @@ class Speculation(msgspec.Struct, frozen=True):
 
 class Side(msgspec.Struct, frozen=True):
     """A server to measure. gpus: of target and draft, 0 on CPUs. engine: arguments as vLLM's `LLM`
-    has them. environment: of its processes, added to this one's. command: what starts another
-    server than vLLM's, without its name and address."""
+    has them. environment: of its processes, added to this one's."""
 
     name: str
     kind: Kind
@@ -84,7 +72,6 @@ class Side(msgspec.Struct, frozen=True):
     gpus: int
     engine: dict[str, Any]
     environment: dict[str, str]
-    command: list[str] = []
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
 """The servers that are compared: vLLM's arguments and environment of each."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -8,7 +7,6 @@ from typing import Any
 
 from benchmarks.common.models import Model
 from benchmarks.common.sides import engine_environment
-from benchmarks.serving import sglang_server
 from benchmarks.serving.records import OURS, Kind, Side
 
 
@@ -20,7 +18,6 @@ class Plan:
     as is each k and f of ssd. ssd-f0 has the same k; draft_model, ngram and eagle3, whose head
     is ``eagle3``, have ``other_k``. options: further ones of ssd, each combination a side.
     quantisation: of the draft of ssd-quantised, as vLLM names it. gpus: visible ones, 0 on CPUs.
-    sglang_python: the Python that has SGLang's server.
     """
 
     engine: dict[str, Any]
@@ -34,7 +31,6 @@ class Plan:
     options: Sequence[dict[str, Any]] = ({},)
     eagle3: str | None = None
     quantisation: str = "fp8"
-    sglang_python: str = sys.executable
 
     def sides(self) -> list[Side]:
         """Those that this machine can run, in the order of the table."""
@@ -61,7 +57,7 @@ class Plan:
 
     def _of_kind(self, kind: Kind) -> list[tuple[str, dict[str, Any] | None]]:
         """(name, --speculative-config) of all sides of a kind."""
-        if kind in ("plain", "sglang"):
+        if kind == "plain":
             return [(kind, None)]
         if kind in OURS:
             return self._ours(kind)
@@ -113,5 +109,4 @@ class Plan:
         # A draft_device that is named may be one of the target's.
         has_gpu = has_draft and "draft_device" not in (speculation or {})
         gpus = tp + has_gpu if self.gpus else 0
-        other = sglang_server.command(self.sglang_python, engine) if kind == "sglang" else []
-        return Side(name, kind, tp, gpus, engine, environment, other)
+        return Side(name, kind, tp, gpus, engine, environment)

@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 from transformers import AutoTokenizer
 
-from benchmarks.common.arguments import SMALL, add_engine_arguments
+from benchmarks.common.arguments import SMALL, add_engine_arguments, log_folder
 from benchmarks.common.draft_server import draft_server, service_words
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.running import alive, leftovers
@@ -87,9 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.service:
         options = {"k": args.k, "f": args.f, **options}
         side = _joining(side, options, bool(gpus))
-    logs = args.logs or Path(tempfile.mkdtemp(prefix="ssd-soak-"))
-    logs.mkdir(parents=True, exist_ok=True)
-    say(f"logs of the servers are in {logs}")
+    logs = log_folder(args)
     questions = make_questions(
         AutoTokenizer.from_pretrained(target.path),
         args.seed,

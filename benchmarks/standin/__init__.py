@@ -5,9 +5,7 @@ large model; a draft is the small model without some layers. Text and acceptance
 model's, and so must be named in any table; time per step is the large shape's.
 """
 
-from benchmarks.standin.build import ensure_draft, ensure_standin, ensure_target
-from benchmarks.standin.drop import drop_layers
+from benchmarks.standin.build import ensure_draft, ensure_standin, write_standin
 from benchmarks.standin.environment import environment
 from benchmarks.standin.shapes import SHAPES, Shape
 from benchmarks.standin.smollm2 import ensure_smollm2
-from benchmarks.standin.widen import standin_config, standin_tensors

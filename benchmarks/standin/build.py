@@ -1,17 +1,18 @@
-"""Checkpoint folders of targets and drafts, built from SmolLM2 when they are not there yet."""
+"""Folders of targets and drafts, built from SmolLM2 when they are not there yet."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
-from benchmarks.standin.checkpoint import copy_tokenizer, read_config, write_json, write_tensors
-from benchmarks.standin.drop import drop_layers
+from benchmarks.standin.checkpoint import WEIGHTS, copy_tokenizer, read_config, write_config
 from benchmarks.standin.folders import build_once
-from benchmarks.standin.shapes import SHAPES, Shape, parse_shape
+from benchmarks.standin.shapes import Shape, parse_shape
 from benchmarks.standin.smollm2 import ensure_smollm2
-from benchmarks.standin.widen import standin_config, standin_tensors
+from benchmarks.standin.widen import kept_layers, standin_config, standin_tensors
 
 # In config.json of a stand-in without weights: {"small": folder, "drop": layers}, the small model's
 # folder as seen from the stand-in's own.
@@ -20,31 +21,27 @@ _POSITIONS = "max_position_embeddings"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def ensure_target(folder: Path, shape_name: str, dtype: str = "float32") -> Path:
-    """Return `folder`/target-SHAPE-DTYPE, the stand-in of that shape; built if it is not there.
-
-    Raises KeyError for an unknown shape or dtype, ValueError if SmolLM2 does not fit the shape.
-    """
-    small = ensure_smollm2(folder)
-    build = partial(_build_target, small, SHAPES[shape_name], DTYPES[dtype])
-    return build_once(folder / f"target-{shape_name}-{dtype}", build)
-
-
-def _build_target(small: Path, shape: Shape, dtype: torch.dtype, folder: Path) -> None:
-    write_tensors(folder, standin_tensors(small, shape, dtype, torch.device("cpu")))
-    copy_tokenizer(small, folder)
-    write_json(folder / "config.json", standin_config(read_config(small), shape, dtype))
-
-
 def ensure_draft(folder: Path, drop: Sequence[int] = (14,)) -> Path:
-    """Return `folder`/draft-without-LAYERS, SmolLM2 without the layers `drop`; built if it is not
-    there.
+    """Return `folder`/draft-without-LAYERS, a checkpoint in float32 of SmolLM2 without the layers
+    `drop`; built if it is not there.
 
     Raises ValueError if a layer is unknown.
     """
     small = ensure_smollm2(folder)
+    own = Shape.from_config(read_config(small))
+    shape = replace(own, layers=len(kept_layers(own.layers, drop)))
     name = "-".join(["draft-without", *map(str, sorted(set(drop)))])
-    return build_once(folder / name, partial(drop_layers, small, layers=drop))
+    return build_once(folder / name, partial(write_standin, small, shape, drop=drop))
+
+
+def write_standin(small: Path, shape: Shape, folder: Path, drop: Sequence[int] = ()) -> None:
+    """Fill `folder` with the stand-in of this shape for the model in the folder `small`, less the
+    layers `drop`: a checkpoint in float32 like any other."""
+    dtype = torch.float32
+    tensors = dict(standin_tensors(small, shape, dtype, torch.device("cpu"), drop))
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    copy_tokenizer(small, folder)
+    write_config(folder, standin_config(read_config(small), shape, dtype))
 
 
 def ensure_standin(
@@ -84,4 +81,4 @@ def _build_standin(
     config = standin_config(read_config(small), shape, dtype)
     config[_POSITIONS] = positions
     config[STANDIN_KEY] = {"small": f"../{small.name}", "drop": drop}
-    write_json(folder / "config.json", config)
+    write_config(folder, config)

@@ -22,7 +22,7 @@ def ensure_smollm2(folder: Path) -> Path:
 
 
 def _build(folder: Path) -> None:
-    # Here, because a machine that only reads a finished checkpoint need not have `gguf`.
+    # Here, because transformers takes seconds to import, and few calls build.
     from benchmarks.standin.gguf_llama import convert
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from benchmarks.standin.shapes import Shape
-from benchmarks.standin.widen import standin_config, standin_tensors
 
 TINY: dict[str, Any] = {
     "hidden_size": 64,
@@ -41,13 +36,4 @@ def tiny_llama(seed: int, vocab_size: int, **changes: Any) -> LlamaForCausalLM:
 def save_tiny(folder: Path) -> Path:
     """`folder`, filled with a random function of 400 tokens, without a tokenizer."""
     tiny_llama(1, 400, tie_word_embeddings=True).save_pretrained(folder)
-    return folder
-
-
-def widened(small: Path, folder: Path, shape: Shape) -> Path:
-    """`folder`, filled with the small model's function in this shape, in float32."""
-    tensors = dict(standin_tensors(small, shape, torch.float32, "cpu"))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    small_config = json.loads((small / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(standin_config(small_config, shape)))
     return folder

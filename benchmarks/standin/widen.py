@@ -27,7 +27,6 @@ from safetensors import safe_open
 
 from benchmarks.standin.checkpoint import WEIGHTS, read_config
 from benchmarks.standin.corner import Axis, Corner
-from benchmarks.standin.drop import kept_layers
 from benchmarks.standin.shapes import Shape
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
@@ -51,6 +50,17 @@ def standin_config(
         torch_dtype=str(dtype).removeprefix("torch."),
     )
     return config
+
+
+def kept_layers(layers: int, drop: Sequence[int]) -> list[int]:
+    """Return the indices below `layers` that are not in `drop`.
+
+    Raises ValueError if `drop` names a layer that does not exist.
+    """
+    unknown = [layer for layer in drop if not 0 <= layer < layers]
+    if unknown:
+        raise ValueError(f"cannot leave out layers {unknown} of a model with {layers} layers")
+    return [layer for layer in range(layers) if layer not in drop]
 
 
 def standin_tensors(

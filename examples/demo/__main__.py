@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import standin
 from examples.demo import report
 from examples.demo.engine import EngineSpec
 from examples.demo.models import ensure_models
@@ -141,7 +142,8 @@ def measure(
 
 def environment(bind: str) -> dict[str, str]:
     """What an engine is told by its environment. bind: the cores of the target's threads."""
-    return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind}
+    own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind}
+    return {**own, **standin.environment()}
 
 
 def separate_cores(available: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def run(spec: EngineSpec, questions: Sequence[str], max_tokens: int, channel: Co
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ.update(spec.environment)
+    # vLLM's processes get the path of this one, in which PYTHONPATH had not been set at its start.
+    sys.path[:0] = spec.environment["PYTHONPATH"].split(os.pathsep)
     asyncio.run(_serve(spec, questions, max_tokens, channel))
 
 
@@ -79,10 +82,12 @@ async def _serve(
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from benchmarks.common.running import run_dir_of
+    from benchmarks.standin.loader import LOAD_FORMAT
 
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=str(spec.model),
+            load_format=LOAD_FORMAT,
             dtype="float32",
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=1,

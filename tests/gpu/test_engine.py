@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.running import counters
-from tests.gpu.settings import FOLDER, GPUS, OPTIONS, SSD
+from tests.gpu.settings import GPUS, OPTIONS, SSD
 from tests.support.harness import (
     damage,
     engine,
@@ -31,18 +32,19 @@ PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_same_tokens_under_tensor_parallelism():
+def test_same_tokens_under_tensor_parallelism(models, tmp_path):
     """Two target ranks: only the first looks into the table, both verify the same drafts. Where
     there are no more GPUs than ranks, the draft shares the second rank's."""
-    from benchmarks.standin import ensure_draft, ensure_target
+    from benchmarks.standin import SHAPES, write_standin
 
-    target, results = str(ensure_target(FOLDER, "even", "float32")), []
-    speculation = {"method": "ssd", "k": 4, "f": 2, "model": str(ensure_draft(FOLDER))}
+    write_standin(Path(models[0]), SHAPES["even"], tmp_path)
+    results = []
+    speculation = {"method": "ssd", "k": 4, "f": 2, "model": models[1]}
     if GPUS == 2:
         speculation["draft_device"] = 1
     for extra in ({}, {"speculative_config": speculation}):
         options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2, **extra}
-        with engine(target, **options) as llm:
+        with engine(str(tmp_path), **options) as llm:
             results.append(texts(llm.generate(PROMPTS, greedy(96), use_tqdm=False)))
             if extra:
                 accepted = counters(own_run_dir())["accepted"]

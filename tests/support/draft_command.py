@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.common.another_node import Node
 from benchmarks.common.running import processes_of
-from benchmarks.remote.nodes import Node
 from tests.engine.deaths import Draft
 from tests.support.harness import END_S, START_S, wait_for
 from vllm_ssd.protocol.draft_names import find_all

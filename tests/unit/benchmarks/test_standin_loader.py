@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from benchmarks.standin import drop_layers, ensure_standin, ensure_target, environment
+from benchmarks.standin import ensure_standin, environment, write_standin
 from benchmarks.standin.loader import LOAD_FORMAT, register
 from benchmarks.standin.shapes import SHAPES, parse_shape
 from tests.unit.benchmarks.test_standin import SMALL, small_model
@@ -66,23 +66,15 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(parameter, expected[name]), name
 
 
+@pytest.mark.parametrize(("shape", "drop"), [(WIDER, ()), ("32,2,4,2,8,48", (1,))])
 def test_folder_without_weights_is_the_same_model(
-    models: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, shape: str, drop: tuple[int, ...]
 ) -> None:
-    monkeypatch.setitem(SHAPES, "wider", parse_shape(WIDER))
-    folder = ensure_standin(models, WIDER, "float32")
+    folder = ensure_standin(models, shape, "float32", drop)
     assert (folder / "tokenizer.json").is_file() and not list(folder.glob("*.safetensors"))
-    checkpoint = ensure_target(models, "wider", "float32")  # which test_standin.py looks into
-    assert_same(loaded(folder, LOAD_FORMAT), loaded(checkpoint, "auto"))
-
-
-def test_layers_are_left_out(models: Path) -> None:
-    same_size = "32,2,4,2,8,48"
-    folder = ensure_standin(models, same_size, "float32", drop=(1,))
-    checkpoint = models / "two layers"
-    checkpoint.mkdir()
-    drop_layers(models / "smollm2", checkpoint, (1,))
-    assert_same(loaded(folder, LOAD_FORMAT), loaded(checkpoint, "auto"))
+    # test_standin.py compares such checkpoints with the small model.
+    write_standin(models / "smollm2", parse_shape(shape), tmp_path, drop)
+    assert_same(loaded(folder, LOAD_FORMAT), loaded(tmp_path, "auto"))
 
 
 def test_other_models_load_as_ever(models: Path) -> None:

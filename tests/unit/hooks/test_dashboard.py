@@ -4,6 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -13,7 +14,8 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
-FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "examples" / "monitoring"
 METRIC = re.compile(r"(vllm:\w+)(?:\{([^}]*)\})?")
 
 
@@ -65,3 +67,9 @@ def test_what_is_mounted_is_there():
     } - {"./docker-compose.yaml"}
     for path in FOLDER.glob("*.yaml"):
         assert yaml.safe_load(path.read_text())
+
+
+def test_its_picture_in_the_docs_has_all_panels():
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    words = "\n".join(ElementTree.parse(ROOT / "docs/dashboard.svg").getroot().itertext())
+    assert all(panel["title"] in words for panel in panels)

@@ -1,12 +1,10 @@
 """The served benchmark without servers: its command line, loads and sides."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.models import Model
-from benchmarks.common.server import Server
 from benchmarks.serving import __main__ as serving
 from benchmarks.serving.arguments import loads, parse
 from benchmarks.serving.clients import sglang
@@ -32,7 +30,6 @@ def test_every_side():
         "ssd-f0 k=7",
         "ssd k=7 f=3",
         "ssd-quantised k=7 f=3",
-        "sglang",
     ]
     told = {name: side.engine.get("speculative_config") for name, side in sides.items()}
     assert told["plain"] is None and told["eagle3 k=3"]["model"] == "head"
@@ -56,26 +53,6 @@ def test_what_is_varied_is_a_side():
 
 def test_without_a_head_there_is_no_eagle3():
     assert plan(kinds=["eagle3"]).sides() == []
-
-
-def test_sglang_beside_vllm():
-    engine = {"model": "t", "dtype": "bfloat16", "load_format": "auto", "max_model_len": 2048}
-    engine |= {"gpu_memory_utilization": 0.9, "enable_prefix_caching": False}
-    both = plan(kinds=["plain", "sglang"], engine=engine, sglang_python="python", tps=[2])
-    plain, other = both.sides()
-    assert plain.command == [] and (other.gpus, other.tp) == (2, 2)
-    assert " ".join(other.command) == (
-        "python -m sglang.launch_server --model-path t --dtype bfloat16 --context-length 2048 "
-        "--tp 2 --disable-radix-cache"
-    )
-
-
-def test_another_server_gets_name_and_address(tmp_path):
-    code = "import sys; print(*sys.argv[1:])"
-    server = Server({"model": "t"}, tmp_path / "log", other=[sys.executable, "-c", code, "--tp=1"])
-    server.process.wait()
-    words = f"--tp=1 --served-model-name target --host 127.0.0.1 --port {server.port}"
-    assert server.log.read_text().strip() == words
 
 
 def test_sides_that_need_more_gpus_are_left_out_and_named():
@@ -115,7 +92,6 @@ def test_a_bad_command_line(arguments, sentence, capsys):
     "arguments, sentence",
     [
         (["--client", "sglang"], "run `make bench-clients`"),
-        (["--client", "own", "--sides", "sglang"], "install it in a Python of its own"),
         (["--client", "own", "--dataset", "nothing"], "no data set 'nothing': write passages"),
         (["--client", "own", "--dataset", "none.jsonl"], "there is no file none.jsonl"),
         (["--client", "own", "--max-model-len", "9000"], "smollm2 takes texts of 8192 tokens"),

@@ -11,17 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Node:
-    """namespace: its name, also of the interface on this side; here, there: addresses of both
-    nodes."""
+    """namespace: its name, also that of the interface on this side. here, there: the addresses of
+    both nodes."""
 
     namespace: str
     here: str
     there: str
-
-    @property
-    def inside(self) -> str:
-        """The name of its own interface."""
-        return f"{self.namespace}i"
 
     def command(self, *words: str) -> list[str]:
         """What runs this command there."""
@@ -70,22 +65,18 @@ def another_node() -> Iterator[Node]:
     node = Node(f"ssd{number}", f"{subnet}.1", f"{subnet}.2")
     _ip("netns", "add", node.namespace)
     try:
-        _ip("link", "add", node.namespace, "type", "veth", "peer", "name", node.inside)
-        try:
-            _connect(node)
-            yield node
-        finally:
-            with suppress(subprocess.CalledProcessError):
-                _ip("link", "delete", node.namespace)
+        _connect(node)
+        yield node
     finally:
+        with suppress(subprocess.CalledProcessError):  # they may not have been connected
+            _ip("link", "delete", node.namespace)
         _ip("netns", "delete", node.namespace)
 
 
 def _connect(node: Node) -> None:
-    """By their interfaces, which are both on this node."""
-    name, inside = node.namespace, node.inside
-    _ip("link", "set", inside, "netns", name)
+    name, inside = node.namespace, "eth0"
     for words in (
+        ("link", "add", name, "type", "veth", "peer", "name", inside, "netns", name),
         ("address", "add", f"{node.here}/24", "dev", name),
         ("link", "set", name, "up"),
         ("-n", name, "address", "add", f"{node.there}/24", "dev", inside),

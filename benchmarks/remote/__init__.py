@@ -1,1 +1,0 @@
-"""Another node on this machine, for a draft whose target is here."""
