@@ -77,8 +77,9 @@ def test_the_kernel_compiled_ahead_is_the_one_that_is_launched(shared_memory):
     next(t for t in threading.enumerate() if t.name == "ssd-compiles").join()
     assert len(variants) == 1
     rows = torch.zeros(3, dtype=torch.int32, device=GPU)
+    slots = torch.zeros(3, dtype=torch.int64, device=GPU)  # as vLLM has them
     drafts = torch.zeros(3, shape.k, dtype=torch.int64, device=GPU)
     probs = torch.zeros(3, shape.k, shape.top_m, dtype=torch.int64, device=GPU)
-    client.exchange(rows, rows, rows, drafts, probs)
+    client.exchange(rows, rows, slots, drafts, probs)
     torch.cuda.synchronize()
     assert len(variants) == 1, "nothing was compiled for the launch"

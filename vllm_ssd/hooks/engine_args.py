@@ -15,15 +15,15 @@ PROPOSER = "vllm_ssd.worker.proposer.SSDProposer"
 _CONFIG_MODULE = "vllm_ssd.config.ssd_config"  # has one class, ``SSDConfig``
 
 
-def with_ssd_options(
-    original: Original, self: EngineArgs, target_model_config: Any, target_parallel_config: Any
-) -> Any:
+def with_ssd_options(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+    """Names no parameter of vLLM's: this also replaces the function of a vLLM that ssd does not
+    know, whose engines without ssd get what it makes of its own arguments."""
     if not _asks_for_ssd(self):
-        return original(self, target_model_config, target_parallel_config)
+        return original(self, *args, **kwargs)
     check_vllm()
     apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
     apply(Where.WITH_SSD)
-    return _make_config(self, target_model_config, target_parallel_config)
+    return _make_config(self, *args, **kwargs)
 
 
 def _asks_for_ssd(args: EngineArgs) -> bool:

@@ -169,7 +169,8 @@ class DeviceClient:
         k, top_m = self._table.shape.k, self._table.shape.top_m
         row = self._zeros(1, dtype=torch.int32)
         probs = self._zeros(1, k, top_m) if top_m else None
-        arguments = self._arguments(row, row, row, self._zeros(1, k), probs, WaitPlan(0, 0))
+        slots, drafts = self._zeros(1), self._zeros(1, k)
+        arguments = self._arguments(row, row, slots, drafts, probs, WaitPlan(0, 0))
 
         def compile_() -> None:
             with torch.cuda.device(self._device):

@@ -73,6 +73,20 @@ def test_an_unsupported_vllm_is_left_alone(unpatched, monkeypatch, engine_args):
         engine_args({"method": "ssd"}).create_engine_config()
 
 
+def test_an_unsupported_vllm_may_pass_other_arguments(unpatched, monkeypatch, engine_args):
+    """Its engines without ssd get the config that it makes of them."""
+
+    def later(self, target, *, parallel):
+        return target, parallel
+
+    monkeypatch.setattr(EngineArgs, "create_speculative_config", later)
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    register()
+    assert engine_args(None).create_speculative_config("a", parallel="b") == ("a", "b")
+    with pytest.raises(RuntimeError, match="supports vLLM"):
+        engine_args({"method": "ssd"}).create_speculative_config("a", parallel="b")
+
+
 def test_steps_aside_for_vllms_own_ssd(unpatched, monkeypatch, caplog):
     originals = EngineArgs.create_speculative_config, Executor.__init__
     monkeypatch.setattr(speculative, "SpeculativeMethod", Literal["ngram", "ssd"])
