@@ -18,7 +18,7 @@ from benchmarks.common.running import counters
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.chi_square import chance_of
 from tests.support.features import reasoning_parser
-from tests.support.harness import engine, own_run_dir
+from tests.support.harness import START_S, engine, own_run_dir, serves, wait_for
 from tests.support.tiny_tokenizer import TOKENS as VOCABULARY
 from tests.support.tiny_tokenizer import save_tokenizer
 from vllm_ssd.metrics import subtract
@@ -138,13 +138,15 @@ def check(
 
 def _seeded(llm: Any, run_dir: Path, seed: int) -> list[int]:
     """A text of a request with this seed, whose rounds all had K drafts. On a machine so busy that
-    the draft gets no time for seconds, it is taken for dead, and a round does without."""
+    the draft gets no time for seconds, it is taken for dead, and rounds do without until it is
+    back."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(
         temperature=TEMPERATURE, max_tokens=40, ignore_eos=True, detokenize=False, seed=seed
     )
     for _ in range(10):
+        wait_for("the draft", lambda: serves(counters(run_dir)), START_S)
         before = counters(run_dir)
         (output,) = llm.generate([{"prompt_token_ids": PROMPT}], sampling, use_tqdm=False)
         spent = subtract(counters(run_dir), before)
