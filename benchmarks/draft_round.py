@@ -256,8 +256,7 @@ def main() -> None:
     add("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins
-    fan_out = (arguments.f,) * (arguments.k + 1)
-    policy = DraftPolicy(arguments.k, fan_out, fallbacks=True, chunk=1024)
+    policy = DraftPolicy(arguments.k, arguments.f, fallbacks=True, chunk=1024)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch, torch.inference_mode():
         engine, table = make_engine(arguments, policy, Path(scratch))
         engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))

@@ -118,7 +118,7 @@ def test_same_tokens_as_the_target(target, draft, plain):
     fewer drafts a row in batches than alone, which leaves some over for later rounds; then what the
     draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
-    speculation = {**SSD, **LIGHT, "k": 3, "f": [2, 1, 0, 2], "model": draft}
+    speculation = {**SSD, **LIGHT, "k": 3, "f": 1, "model": draft}
     speculation["max_restarts"] = 1000
     speculation["num_speculative_tokens_per_batch_size"] = [[1, 2, 3], [3, 64, 2]]
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:

@@ -23,7 +23,7 @@ TEXT = [7, 150, 33, 2]
 
 def tiny_spec(checkpoint: Path, backend: Backend, run_dir: Path) -> ServerSpec:
     """Of a server that drafts with a checkpoint of ``VOCAB`` tokens."""
-    policy = DraftPolicy(2, (1, 1, 1), True, 64)
+    policy = DraftPolicy(2, 1, True, 64)
     engine_args = {
         "model": str(checkpoint),
         "skip_tokenizer_init": True,

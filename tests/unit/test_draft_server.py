@@ -45,12 +45,12 @@ def start(tmp_path, monkeypatch, capsys):
 
 
 def test_flags_are_the_options(start):
-    flags = "--k 3 --f [2,1,0,2] --saguaro 0.5 --draft-top-m 8 --dtype float32 --max-num-seqs 5"
+    flags = "--k 3 --f 2 --saguaro 0.5 --draft-top-m 8 --dtype float32 --max-num-seqs 5"
     flags += " --max-model-len 100 --max-restarts 0"
     (([config], name),), said = start(*flags.split())
     speculation = config.speculative_config
     assert name == "drafts" and LOST in said
-    assert (speculation.k, speculation.f, speculation.top_m) == (3, [2, 1, 0, 2], 8)
+    assert (speculation.k, speculation.f, speculation.top_m) == (3, 2, 8)
     assert (speculation.saguaro, speculation.max_restarts) == (0.5, 0)
     assert speculation.max_model_len == 100 and config.scheduler_config.max_num_seqs == 5
     assert str(speculation.draft_model_config.dtype) == "torch.float32"
@@ -68,7 +68,7 @@ def test_a_draft_for_each_device(start, monkeypatch):
     "flags, said",
     [
         ("--k x", "k must be a whole number from 1 to 16, not 'x'"),
-        ("--f [1,2]", "f lists 2 numbers, and k=7 has 8 accepted lengths"),
+        ("--f [1,2]", "f must be a whole number from 0 to 64, not [1, 2]"),
         ("--device 900", "must be a list of cores that this process may use"),
         ("--device 0-1|1", "--device '0-1|1' has 1 twice: name a device of its own for each"),
         (

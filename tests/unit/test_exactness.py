@@ -62,7 +62,7 @@ class Play:
         target = 1.5 * torch.randn(VOCAB, VOCAB, generator=start)
         self.q = target + 0.9 * torch.randn(VOCAB, VOCAB, generator=start)
         self.p = cut(target / scene.temperature, scene.top_k, scene.top_p)
-        policy = DraftPolicy(K, (F,) * (K + 1), False, 16, top_m=scene.top_m, saguaro=scene.saguaro)
+        policy = DraftPolicy(K, F, False, 16, top_m=scene.top_m, saguaro=scene.saguaro)
         shape = TableShape(SLOTS, K, policy.branches, tail=16, top_m=scene.top_m)
         table = SpeculationTable.create(path, shape)
         self.publisher = HostPublisher()

@@ -36,7 +36,6 @@ MAX_FAN_OUT = 64
 MAX_BRANCHES = 512
 MAX_TOP_M, DEFAULT_TOP_M = 128, 32
 
-FanOut = Annotated[int, Field(strict=True, ge=0, le=MAX_FAN_OUT)]
 DeviceIndex = Annotated[int, Field(strict=True, ge=0)]
 # One core list such as "2-3,6" or several as in "2-3|6"; the index or UUID of one visible GPU, or
 # several as in "4,5".
@@ -65,12 +64,15 @@ class SSDConfig(SpeculativeConfig):
     runner finds proposers by class only; ``model`` then holds the class."""
     k: int = Field(default=7, strict=True, ge=1, le=16, description="a whole number from 1 to 16")
     """Draft tokens per round."""
-    f: FanOut | list[FanOut] = Field(
+    f: int = Field(
         default=3,
-        description=f"a whole number from 0 to {MAX_FAN_OUT}, or a list of k+1 such numbers",
+        strict=True,
+        ge=0,
+        le=MAX_FAN_OUT,
+        description=f"a whole number from 0 to {MAX_FAN_OUT}",
     )
-    """Predicted bonus tokens for each accepted length 0..k: their mean, or a list with a number for
-    each. All 0: no drafting ahead, only speculation with a draft on its own device."""
+    """Predicted bonus tokens for each accepted length 0..k, in the mean. 0: no drafting ahead, only
+    speculation with a draft on its own device."""
     draft_model: str = ""
     """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
     draft_server: str | None = Field(
@@ -183,7 +185,7 @@ class SSDConfig(SpeculativeConfig):
             self.schedule = validate_and_normalize_dynamic_sd_schedule(
                 [list(entry) for entry in self.num_speculative_tokens_per_batch_size]
             )
-        self._check_fan_out()
+        self._check_branches()
         self._check_sampling()
         if self.max_wait_ms is None:
             self.max_wait_ms = 2000.0 if current_platform.is_cpu() else 100.0
@@ -199,15 +201,10 @@ class SSDConfig(SpeculativeConfig):
         return f"SSDConfig({draft=}, k={self.k}, f={self.f}, on_miss={self.on_miss!r})"
 
     @property
-    def fan_out(self) -> tuple[int, ...]:
-        """Predicted bonus tokens for each accepted length 0..k."""
-        return tuple(self.f) if isinstance(self.f, list) else (self.f,) * (self.k + 1)
-
-    @property
     def max_branches(self) -> int:
         """Most branches of one request in a round. In its first round they all belong to the end of
         the prompt, the only position."""
-        return sum(self.fan_out)
+        return self.f * (self.k + 1)
 
     @property
     def top_m(self) -> int:
@@ -225,12 +222,7 @@ class SSDConfig(SpeculativeConfig):
         """Return True: a draft with a shorter context stops at its end, and the target goes on."""
         return True
 
-    def _check_fan_out(self) -> None:
-        if len(self.fan_out) != self.k + 1:
-            raise ValueError(
-                f"f lists {len(self.fan_out)} numbers, and k={self.k} has {self.k + 1} accepted "
-                f"lengths, 0 to {self.k}: write {self.k + 1} numbers, or one for all"
-            )
+    def _check_branches(self) -> None:
         if self.max_branches == 0 and self.on_miss == "skip":
             raise ValueError(
                 'f=0 predicts nothing and on_miss="skip" waits for nothing, so there would never '
@@ -251,8 +243,7 @@ class SSDConfig(SpeculativeConfig):
                     f'draft_sample_method "greedy" or {name}'
                 )
             return
-        most = max(self.fan_out[: self.k])
-        if self.saguaro != 1 and not 0 < most < (self.draft_top_m or DEFAULT_TOP_M):
+        if self.saguaro != 1 and not 0 < self.f < (self.draft_top_m or DEFAULT_TOP_M):
             raise ValueError(
                 f"saguaro does nothing with f={self.f}: write an f above 0 and below draft_top_m, "
                 "or leave saguaro out"

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_ssd.draft.fan_out import shrink
 from vllm_ssd.draft.outcome_probs import OutcomeProbs
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
-_FEWEST = 4  # branches that each request gets at least, where only their sum counts
+_FEWEST = 4  # branches that each request gets at least
 
 
 class BranchBudget:
@@ -27,10 +26,8 @@ class BranchBudget:
 
     def branches(self, requests: int) -> int:
         """Branches of each request in a batch of ``requests`` requests."""
-        most = self._policy.branches
-        fitting = min(most, max(self._policy.max_branches // requests, _FEWEST))
-        # Given numbers shrink in steps of several branches.
-        return fitting if self._policy.adaptive else sum(shrink(self._policy.fan_out, fitting))
+        fitting = max(self._policy.max_branches // requests, _FEWEST)
+        return min(self._policy.branches, fitting)
 
     def fan_outs(
         self, branches: int, requests: int, token_probs: Sequence[Sequence[float]]
@@ -38,8 +35,6 @@ class BranchBudget:
         """For each row in a batch of ``requests``, how many of its branches are for each accepted
         length 0..k. branches: from ``branches``. token_probs: for each row, the draft's probability
         of each draft that is verified, nan if it is not known."""
-        if not self._policy.adaptive:
-            return [shrink(self._policy.fan_out, branches)] * len(token_probs)
         return self._probs.fan_outs(branches, token_probs, requests)
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:

@@ -9,38 +9,16 @@ probabilities over the proposed ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 
 
-def spread(fan_out: Sequence[int], num_drafts: int) -> list[int]:
-    """Branches for each accepted length 0..``num_drafts``, from a fan-out meant for k drafts.
-
-    With fewer than k drafts, the last length gets the budget of the lengths that cannot happen. Its
-    bonus is the least certain: no token is ruled out there.
-    """
-    counts = list(fan_out[:num_drafts])
-    return [*counts, sum(fan_out) - sum(counts)]
-
-
 @lru_cache(maxsize=8192)
-def outcomes(fan_out: tuple[int, ...], num_drafts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each branch its accepted length, when ``num_drafts`` are verified, and the rank of its
-    bonus among the tokens there."""
-    counts = spread(fan_out, num_drafts)
-    accepted = tuple(length for length, count in enumerate(counts) for _ in range(count))
-    return accepted, tuple(rank for count in counts for rank in range(count))
-
-
-def shrink(fan_out: Sequence[int], budget: int) -> tuple[int, ...]:
-    """The fan-out with its largest numbers cut until they add up to at most ``budget``. Each
-    position that had a branch keeps one."""
-    ceiling = max(fan_out)
-    while ceiling > 1 and sum(min(count, ceiling) for count in fan_out) > budget:
-        ceiling -= 1
-    return tuple(min(count, ceiling) for count in fan_out)
+def outcomes(fan_out: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """For each branch its accepted length, and the rank of its bonus among the tokens there."""
+    accepted = tuple(length for length, count in enumerate(fan_out) for _ in range(count))
+    return accepted, tuple(rank for count in fan_out for rank in range(count))
 
 
 def choose(

@@ -227,7 +227,7 @@ class DraftRequest:
 
     def glue(
         self,
-        fan_out: Sequence[int],
+        fan_out: tuple[int, ...],
         verified: Sequence[int],
         tree_steps: int,
         has_room: bool,
@@ -242,7 +242,7 @@ class DraftRequest:
         self.states = list(verified) if has_room else []  # the prediction leaves them there
         if not has_room:
             return Glue(self, chunk, tokens, kept, None, None)
-        accepted, ranks = outcomes(fan_out, len(self.drafts))
+        accepted, ranks = outcomes(fan_out)
         text = len(self.tokens)
         tree = self.plant([text + length for length in accepted], tree_steps)
         prediction = Prediction(

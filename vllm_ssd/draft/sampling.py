@@ -22,11 +22,9 @@ class Sampler:
 
     def __init__(self, policy: DraftPolicy, device: torch.device):
         self._top_m = policy.top_m
-        # [k, top_m]: factors on the probability of each rank, at each step
-        weights = torch.ones(policy.k, policy.top_m)
-        for step, count in enumerate(policy.fan_out[: policy.k]):
-            weights[step, :count] = policy.saguaro
-        self._weights = weights.to(device)
+        # [top_m]: factors on the probability of each rank
+        self._weights = torch.ones(policy.top_m, device=device)
+        self._weights[: policy.f] = policy.saguaro
 
     def sample(
         self,
@@ -41,13 +39,13 @@ class Sampler:
         logits: [rows, vocab]; temperatures: float64 [rows], 0 = the likeliest token with certainty;
         uniforms: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
         """
-        step = step.clamp(max=len(self._weights) - 1)
+        step = step.clamp(max=uniforms.shape[1] - 1)
         top = logits.float().topk(self._top_m, dim=-1)
         temperature = temperatures.float().unsqueeze(1)
         greedy = temperature == 0
         scaled = (top.values / torch.where(greedy, 1.0, temperature)).softmax(dim=-1)
         rank = torch.arange(self._top_m, device=logits.device)
-        weighted = torch.where(greedy, (rank == 0).float(), scaled) * self._weights[step]
+        weighted = torch.where(greedy, (rank == 0).float(), scaled) * self._weights
         probabilities = weighted / weighted.sum(dim=-1, keepdim=True)
         # In float64: its rounding of the sums is negligible compared with float32 probabilities.
         sums = probabilities.double().cumsum(dim=-1)

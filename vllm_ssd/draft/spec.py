@@ -33,26 +33,24 @@ class DraftModelSpec:
 
 @dataclass(frozen=True)
 class DraftPolicy:
-    """How to draft. k: drafts a round. fan_out: branches for each accepted length, k + 1 numbers;
-    all 0 = draft only fallbacks. fallbacks: whether the target may wait for drafts of an outcome
-    that was not predicted. chunk: tokens of a prompt that one forward may read. max_branches: of
-    all requests of a batch; with many requests the fan-out shrinks. adaptive: only the sum of
-    fan_out counts, not its accepted lengths. top_m: drafts are sampled from this number of the
-    likeliest tokens, 0 = each draft is the likeliest token. saguaro: factor on the probabilities of
-    tokens that will be predicted as bonus."""
+    """How to draft. k: drafts a round. f: branches for each accepted length 0..k, in the mean; 0 =
+    draft only fallbacks. fallbacks: whether the target may wait for drafts of an outcome that was
+    not predicted. chunk: tokens of a prompt that one forward may read. max_branches: of all
+    requests of a batch; with many requests each gets fewer. top_m: drafts are sampled from this
+    number of the likeliest tokens, 0 = each draft is the likeliest token. saguaro: factor on the
+    probabilities of tokens that will be predicted as bonus."""
 
     k: int
-    fan_out: tuple[int, ...]
+    f: int
     fallbacks: bool
     chunk: int
     max_branches: int = TOKENS_IN_A_READ
-    adaptive: bool = False
     top_m: int = 0
     saguaro: float = 1.0
 
     @property
     def branches(self) -> int:
-        return sum(self.fan_out)
+        return self.f * (self.k + 1)
 
     def table_shape(self, slots: int) -> TableShape:
         """The shape of a table for this draft. A table may have another ``tail``."""

@@ -55,10 +55,9 @@ def _policy(vllm_config: VllmConfig) -> DraftPolicy:
     config: Any = vllm_config.speculative_config
     return DraftPolicy(
         k=config.k,
-        fan_out=config.fan_out,
+        f=config.f,
         fallbacks=config.on_miss != "skip",
         chunk=config.draft_max_num_batched_tokens,
-        adaptive=isinstance(config.f, int) and config.f > 0,
         top_m=config.top_m,
         saguaro=config.saguaro,
     )

@@ -12,16 +12,10 @@ def test_k(refusal, value):
     assert said == f"k must be a whole number from 1 to 16, not {value!r}"
 
 
-@pytest.mark.parametrize("value", [-1, 65, True, 1.5, "3", [1] * 7 + [-1], [1] * 7 + [2.0], {}])
+@pytest.mark.parametrize("value", [-1, 65, True, 1.5, "3", [3, 3], {}])
 def test_f(refusal, value):
     said = refusal(f=value)
-    assert said.startswith("f must be a whole number from 0 to 64, or a list of k+1 such numbers")
-
-
-def test_f_of_the_wrong_length(refusal):
-    said = refusal(k=3, f=[1, 2, 3])
-    assert "f lists 3 numbers, and k=3 has 4 accepted lengths" in said
-    assert said.endswith("write 4 numbers, or one for all")
+    assert said == f"f must be a whole number from 0 to 64, not {value!r}"
 
 
 def test_too_many_branches_or_none(refusal):

@@ -29,13 +29,13 @@ def serve(make):
 
 
 def test_what_is_in_common_is_taken_over(make, serve, draft):
-    serve("drafts", k=3, f=[2, 1, 0, 2], draft_top_m=8, saguaro=0.5)
+    serve("drafts", k=3, f=2, draft_top_m=8, saguaro=0.5)
     config = make(draft_server="drafts", model=None, on_miss="skip")
-    assert (config.k, config.f, config.draft_top_m, config.saguaro) == (3, [2, 1, 0, 2], 8, 0.5)
+    assert (config.k, config.f, config.draft_top_m, config.saguaro) == (3, 2, 8, 0.5)
     assert config.draft_model == draft and config.num_speculative_tokens == 3
     assert (config.on_miss, config.draft_server) == ("skip", "drafts")
-    said_again = make(draft_server="drafts", k=3, f=[2, 1, 0, 2], model=draft, draft_top_m=8)
-    assert said_again.fan_out == config.fan_out
+    said_again = make(draft_server="drafts", k=3, f=2, model=draft, draft_top_m=8)
+    assert said_again.f == config.f
 
 
 def test_defaults_are_those_of_the_server(make, serve):
@@ -50,7 +50,7 @@ def test_defaults_are_those_of_the_server(make, serve):
     "options, said",
     [
         ({"k": 5}, "k is 5 in --speculative-config and 3 at the draft server 'drafts'"),
-        ({"f": [3, 3, 3, 3]}, "f is [3, 3, 3, 3] in --speculative-config and 3 at"),
+        ({"f": 4}, "f is 4 in --speculative-config and 3 at"),
         ({"draft_sample_method": "greedy"}, "draft_sample_method is 'greedy'"),
         ({"max_model_len": 100}, "max_model_len is 100"),
         ({"model": "another/draft"}, "model is 'another/draft'"),

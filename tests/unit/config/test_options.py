@@ -19,7 +19,7 @@ from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
 def test_defaults(make, draft):
     config = make()
     assert (config.method, config.k, config.num_speculative_tokens) == ("ssd", 7, 7)
-    assert config.fan_out == (3,) * 8
+    assert config.f == 3
     assert config.max_branches == 24
     assert config.model == config.draft_model == draft
     assert (config.on_miss, config.max_wait_ms) == ("auto", 2000.0)
@@ -50,8 +50,7 @@ def test_keys_may_have_dashes_and_null_means_not_given(make):
 @pytest.mark.parametrize("name", ["num_speculative_tokens", "num-speculative-tokens"])
 def test_vllms_own_name_of_k(make, name):
     config = make(**{name: 4})
-    assert (config.k, config.num_speculative_tokens, config.fan_out) == (4, 4, (3,) * 5)
-    assert make(f=[1, 2, 3], **{name: 2}).max_branches == 6
+    assert (config.k, config.num_speculative_tokens, config.max_branches) == (4, 4, 15)
 
 
 def test_synthetic_acceptance_is_left_to_vllm(make):
@@ -87,13 +86,13 @@ def test_a_short_draft_does_not_shorten_the_target(make):
     ids=["pickle", "cloudpickle", "deepcopy", "replace"],
 )
 def test_copies_are_complete(make, draft, copied):
-    config = make(k=3, f=[1, 2, 3, 4], on_miss="skip")
+    config = make(k=3, f=2, on_miss="skip")
     config.method, config.model = "custom_class", "some.Proposer"
     config.run_dir = "/run"
     twin = copied(config)
     assert type(twin) is SSDConfig
     assert (twin.method, twin.model, twin.draft_model) == ("custom_class", "some.Proposer", draft)
-    assert (twin.k, twin.fan_out) == (3, (1, 2, 3, 4))
+    assert (twin.k, twin.f) == (3, 2)
     assert (twin.on_miss, twin.run_dir) == ("skip", "/run")
     assert twin.draft_model_config.model == draft
 

@@ -87,7 +87,7 @@ def test_draft_equal_to_target_accepts_k(tmp_path, name):
     reference = Reference(model)
     truth = reference.continuation(PROMPT, 1 + rounds * (k + 1))
     assert len(set(truth)) > rounds, "it says the same again and again"
-    policy = DraftPolicy(k, (2,) * (k + 1), False, chunk=16)
+    policy = DraftPolicy(k, 2, False, chunk=16)
     draft = load_draft(folder, tmp_path)
     if name in UNFUSED:
         with pytest.raises(Unsuited):

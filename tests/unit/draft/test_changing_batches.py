@@ -77,6 +77,8 @@ class Batches:
         """One of the target's steps for these, in this order, after which it verifies no more
         drafts of each than ``most_drafts``."""
         rows = []
+        states = self.loop.client.slots.states
+        before = {name: list(state.drafts) for name, state in states.items()}
         for request in requests:
             new = request.verify()
             request.text += new
@@ -85,7 +87,11 @@ class Batches:
         drafted = self.loop.client.exchange(rows, most_drafts=most_drafts)
         for request, drafts in zip(requests, drafted):
             request.drafts = drafts
-            self._check(request, [request.text], [drafts])
+            # Left-over drafts were drawn with the numbers of an earlier place in the text.
+            if (ready := states[request.name].drafts) != before.get(request.name, [])[
+                -len(ready) :
+            ]:
+                self._check(request, [request.text], [drafts])
 
     def check_predictions(self):
         """What is published for the next outcomes: they are likely, and their branches are right.
@@ -139,10 +145,12 @@ class Batches:
 @st.composite
 def policies(draw):
     k = draw(st.integers(1, 4))
-    fan_out = draw(st.lists(st.integers(0, 2), min_size=k + 1, max_size=k + 1))
-    return DraftPolicy(
-        k, tuple(fan_out), draw(st.booleans()), draw(st.sampled_from([16, 64])), top_m=6
+    f, fallbacks, chunk = (
+        draw(st.integers(0, 2)),
+        draw(st.booleans()),
+        draw(st.sampled_from([16, 64])),
     )
+    return DraftPolicy(k, f, fallbacks, chunk, draw(st.sampled_from([1, 16, 256])), top_m=6)
 
 
 def some_request(chance, name, reference, texts):

@@ -17,7 +17,7 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     """Invariant 5, and more: given time, even the first outcome is predicted. Where drafts are
     sampled, a greedy request's are still the likeliest."""
     k = 4
-    policy = DraftPolicy(k, (f,) * (k + 1), False, chunk=16, top_m=top_m)
+    policy = DraftPolicy(k, f, False, chunk=16, top_m=top_m)
     loop = Loop(draft_model, tmp_path / "t", policy)
     target = loop.begin("a", PROMPT, reference)
     loop.work()
@@ -35,7 +35,7 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
 def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, reference):
     """A multimodal target's placeholders for an image: the draft reads token 0 in their place."""
     k, rounds = 4, 3
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=16))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 2, False, chunk=16))
     before, after = PROMPT[:3], PROMPT[3:]
     prompt = [*before, VOCAB, VOCAB + 1, VOCAB + 1, *after]
     truth = reference.continuation([*before, 0, 0, 0, *after], 1 + rounds * (k + 1))
@@ -53,7 +53,7 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
     all of their fallbacks.
     has_time: for the model to see the last draft while the target verifies."""
     k = 3
-    policy = DraftPolicy(k, (0,) * (k + 1), True, chunk=16)
+    policy = DraftPolicy(k, 0, True, chunk=16)
     loop = Loop(draft_model, tmp_path / "t", policy, on_miss="wait")
     monkeypatch.setattr(client, "time", loop)
     surprising = [(7 * place) % VOCAB for place in range(40)]
@@ -78,7 +78,7 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
     assert (fed == 0) == has_time
 
 
-POLICY = DraftPolicy(3, (2,) * 4, True, chunk=64)
+POLICY = DraftPolicy(3, 2, True, chunk=64)
 
 
 def test_where_the_target_does_without_drafts_nothing_is_read(tmp_path, draft_model, reference):

@@ -7,7 +7,7 @@ from vllm_ssd.protocol import DRAFTING, LOST, PREPARING
 
 def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference):
     k = 2
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=64))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 2, False, chunk=64))
     target = loop.begin("a", PROMPT, reference)
     for _ in range(60):  # the draft sleeps; the tail holds 64 tokens
         target.round(loop.client)
@@ -27,7 +27,7 @@ def test_another_draft_takes_over(tmp_path, draft_model, reference):
     """Nothing of the first one's is used from then on, and every request is added again: one in
     the middle of its text, and one without an outcome yet."""
     k = 3
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=64))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 2, False, chunk=64))
     begun = loop.begin("begun", PROMPT, reference)
     fresh = loop.begin("fresh", PROMPT[:3], reference)
     for _ in range(3):
@@ -51,7 +51,7 @@ def test_another_draft_takes_over(tmp_path, draft_model, reference):
 def test_a_request_whose_message_was_lost_is_asked_for(tmp_path, draft_model, reference):
     """It is added again once two looks in a row have found an outcome of it, and only then."""
     k = 2
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=64))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 2, False, chunk=64))
     loop.loses_messages = True
     target = loop.begin("a", PROMPT, reference)
     loop.served.ask_for_unknown()

@@ -5,7 +5,6 @@ from math import inf, nan
 
 import pytest
 
-from vllm_ssd.draft.fan_out import spread
 from vllm_ssd.draft.outcome_probs import OutcomeProbs
 
 K, BRANCHES = 7, 24
@@ -29,7 +28,7 @@ def replay(probs, rounds, rng, branches=8, trim=K, drafts=K, chance=0.8, top=0.5
         left_over = right > trim
         accepted = min(right, trim)
         rank = next(r for r in range(10**6) if rng.random() > top)
-        known = spread(fan_out, drafts)[accepted]
+        known = fan_out[accepted]
         found = rank if rank < known else None
         probs.count_drafts([nan] * drafts, accepted, left_over, 16)
         if not left_over:
@@ -92,7 +91,7 @@ def test_branches_are_where_the_draft_doubts():
     assert fan_outs[1][0] >= 6
     assert fan_outs[2][1] >= 4 and fan_outs[2][5] == 0
     assert fan_outs[3][5] >= 4 and fan_outs[3][1] == 0
-    assert spread(fan_outs[4], 0) == [8]
+    assert fan_outs[4] == (8, *[0] * K), "without drafts there is one length"
 
 
 def test_what_the_draft_says_is_corrected():

@@ -13,7 +13,7 @@ K, CHUNK = 4, 64
 
 @pytest.fixture
 def cache(draft_model):
-    policy = DraftPolicy(K, (2,) * (K + 1), True, chunk=CHUNK)
+    policy = DraftPolicy(K, 2, True, chunk=CHUNK)
     states = HiddenStates(draft_model, policy, 8)
     return ProgramCache(draft_model, states, None, policy, BranchBudget(policy), 8)
 

@@ -12,7 +12,7 @@ from vllm_ssd.protocol import DRAFTING, GIVEN_UP, PREPARING, make_stamp
 def test_a_text_that_begins_like_another_is_read_from_there(tmp_path, draft_model, reference, end):
     """The next turn of a chat, or the same text again: what is known is not computed twice."""
     k = 3
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (2,) * (k + 1), False, chunk=16))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 2, False, chunk=16))
     first = loop.begin("a", list(range(60, 100)), reference)
     for _ in range(6):
         loop.work()
@@ -32,7 +32,7 @@ def test_a_text_that_begins_like_another_is_read_from_there(tmp_path, draft_mode
 
 def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):
     k = 3
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (1,) * (k + 1), False, chunk=64))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 1, False, chunk=64))
     loop.client.add("a", [5] * (MAX_LEN - 2 * k))
     slot = loop.slot_of("a")
     assert loop.draft_state(slot.slot, slot.generation) == GIVEN_UP
@@ -42,7 +42,7 @@ def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):
 def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, reference):
     """Blocks for one request only: the second is postponed, and drafted for after the first."""
     k = 3
-    policy = DraftPolicy(k, (2,) * (k + 1), False, chunk=64)
+    policy = DraftPolicy(k, 2, False, chunk=64)
     loop = Loop(draft_model, tmp_path / "t", policy)
     spare = loop.engine.requests.pool.take(loop.engine.requests.pool.num_free - 5)
     prompts = {"a": [9] * 30, "b": [11] * 30}
@@ -65,7 +65,7 @@ def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, referen
 def test_a_text_that_outgrows_the_memory_waits_for_more(tmp_path, draft_model, reference):
     """No block is left when a fallback needs one: the request is postponed, and taken up again."""
     k = 3
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, (0,) * (k + 1), True, chunk=64))
+    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 0, True, chunk=64))
     text = PROMPT + reference.continuation(PROMPT, 30)
     loop.client.add("a", PROMPT)
     loop.work()

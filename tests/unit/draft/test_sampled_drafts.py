@@ -24,15 +24,15 @@ def first_drafts(loop, model, name, temperature):
     return text, loop.predictions.find(slot.slot, stamp, 0, text[-1])
 
 
-@pytest.mark.parametrize("fan_out, fallbacks", [((2, 2, 2, 2), False), ((0, 0, 0, 0), True)])
+@pytest.mark.parametrize("f, fallbacks", [(2, False), (0, True)])
 def test_sampled_drafts_come_with_the_models_own_distribution(
-    tmp_path, draft_model, checkpoint, fan_out, fallbacks
+    tmp_path, draft_model, checkpoint, f, fallbacks
 ):
     """In branches and in fallbacks: at the request's temperature, cut to top_m, for this very
     text."""
     k, top_m, temperature = 3, 6, 0.7
     model = checkpoint[1]
-    policy = DraftPolicy(k, fan_out, fallbacks, 64, top_m=top_m)
+    policy = DraftPolicy(k, f, fallbacks, 64, top_m=top_m)
     loop = Loop(draft_model, tmp_path / "t", policy)
     for name in "ab":
         text, found = first_drafts(loop, model, name, temperature)
@@ -50,7 +50,7 @@ def test_sampled_drafts_come_with_the_models_own_distribution(
 def test_without_a_seed_every_request_has_its_own_numbers(draft_model, checkpoint, tmp_path):
     """Also those of two engines that share a draft, both of which count from 1. At this temperature
     many tokens are as likely, so that the numbers decide."""
-    policy = DraftPolicy(5, (2,) * 6, True, 64, top_m=64)
+    policy = DraftPolicy(5, 2, True, 64, top_m=64)
     one = Loop(draft_model, tmp_path / "one", policy, name="one")
     two = Loop(draft_model, tmp_path / "two", policy, engine=one.engine, name="two")
     drawn = set()

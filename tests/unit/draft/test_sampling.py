@@ -10,12 +10,12 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol.draft_probs import are_sound, certain, pack, unpack
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
-K, VOCAB, TOP_M = 3, 11, 5
+K, F, VOCAB, TOP_M = 3, 2, 11, 5
 CPU = torch.device("cpu")
 
 
-def make(saguaro=1.0, fan_out=(2, 1, 0, 4)):
-    return Sampler(DraftPolicy(K, fan_out, False, 16, top_m=TOP_M, saguaro=saguaro), CPU)
+def make(saguaro=1.0):
+    return Sampler(DraftPolicy(K, F, False, 16, top_m=TOP_M, saguaro=saguaro), CPU)
 
 
 def sample(sampler, logits, temperature, step=0):
@@ -31,15 +31,15 @@ def sample(sampler, logits, temperature, step=0):
 def test_the_report_is_the_drafts_own_distribution_cut_and_lowered():
     torch.manual_seed(0)
     logits = torch.randn(4, VOCAB)
-    temperature, saguaro, fan_out = 0.7, 0.3, (2, 1, 0, 4)
+    temperature, saguaro = 0.7, 0.3
     for step in range(K):
-        tokens, probs, entries = sample(make(saguaro, fan_out), logits, temperature, step)
+        tokens, probs, entries = sample(make(saguaro), logits, temperature, step)
         for row, of_row, token, prob in zip(logits, entries, tokens, probs):
             scaled = (row / temperature).softmax(-1).sort(descending=True)
             kept = scaled.values[:TOP_M].clone()
             of_token = kept[scaled.indices[:TOP_M] == token] / kept.sum()
             torch.testing.assert_close(prob, of_token[0])
-            kept[: fan_out[step]] *= saguaro
+            kept[:F] *= saguaro
             tokens, probabilities = unpack(of_row)
             assert tokens.tolist() == scaled.indices[:TOP_M].tolist()
             torch.testing.assert_close(probabilities, kept / kept.sum())

@@ -15,7 +15,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
 
 K = 3
-POLICY = DraftPolicy(K, (2,) * (K + 1), True, chunk=16)
+POLICY = DraftPolicy(K, 2, True, chunk=16)
 OTHER_PROMPT = [201, 5, 77, 140, 12, 260, 31, 8]
 
 

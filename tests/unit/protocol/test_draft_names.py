@@ -34,7 +34,7 @@ def start():
 
 def test_a_name_is_found_until_its_service_is_gone(start):
     run_dir, kill = start()
-    named = DraftName("one", {"k": 3, "f": [1, 2], "model": "draft", "draft_top_m": None})
+    named = DraftName("one", {"k": 3, "f": 2, "model": "draft", "draft_top_m": None})
     publish(run_dir, named)
     assert find("one") == (run_dir, named)
     (file,) = [path for path in run_dir.iterdir() if "server" in path.name]

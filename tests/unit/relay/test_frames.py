@@ -35,7 +35,7 @@ TO_DRAFT = [
     Changed(0, 3, STAMP, 100, b"1234", b"12345678"),
 ]
 TO_TARGET = [
-    Welcome({"k": 7, "f": [1, 2], "model": "draft", "revision": None, "saguaro": 0.5}),
+    Welcome({"k": 7, "f": 2, "model": "draft", "revision": None, "saguaro": 0.5}),
     Status([-1, 2**40], [], 2**62),
     Changed(1, 3, STAMP),
     Changed(3, 3, STAMP, 2, b"", b"12345678", b"1"),

@@ -85,9 +85,8 @@ def _add_drafting(group: Any) -> None:
     add = partial(add_option, group)
     add("--k TOKENS", "Draft tokens per round, 1 to 16. Default: 7.", _json)
     about = (
-        "Bonus tokens predicted for each accepted length: their mean, such as 3, or a number for "
-        "each length from 0 to k, such as [4,3,2,1]. Raise it if most rounds miss. On CPUs, lower "
-        "it if most are late. Default: 3."
+        "Bonus tokens predicted for each accepted length, in the mean. Raise it if most rounds "
+        "miss. On CPUs, lower it if most are late. Default: 3."
     )
     add("--f COUNT", about, _json)
     about = (
