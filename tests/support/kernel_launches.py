@@ -20,7 +20,7 @@ from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.device_publisher import DevicePublisher
 from vllm_ssd.protocol.kernel_layout import KernelLayout
 from vllm_ssd.protocol.pages import device_address, memory_of, swap_kernel
-from vllm_ssd.protocol.publisher import BranchTokens, Outcomes
+from vllm_ssd.protocol.publisher import BranchTokens, PredictedOutcomes
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.lookup_kernel import look_kernel
@@ -80,7 +80,7 @@ def _look(table: SpeculationTable) -> None:
 def _publish(shape: TableShape) -> None:
     publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
-    publisher.predict(Outcomes(rows, rows, each, each))
+    publisher.predict(PredictedOutcomes(rows, rows, each, each))
     for branches, fallback in ((_BRANCHES, False), (1, True)):
         draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
         tokens, probs = _zeros(_BATCH, branches), _zeros(_BATCH, branches, dtype=torch.float32)

@@ -13,7 +13,7 @@ import torch
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.device_publisher import DevicePublisher
 from vllm_ssd.protocol.pages import memory_of
-from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, Outcomes
+from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
 
 SIZES = [(0, 5), (3, 5), (4, 19)]  # top_m and branches
 
@@ -77,7 +77,7 @@ def publishing_leaves_the_same_bytes(
         stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation, 9 << 32 | 2])
         each = 4, branches
         accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
-        give("predict", Outcomes, stamps, accepted, bonus)
+        give("predict", PredictedOutcomes, stamps, accepted, bonus)
         for step in range(wide.k):
             at = torch.tensor([step])
             for fallback, count in ((False, branches), (True, 1)):

@@ -19,7 +19,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.predictions import PredictionReader
-from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, Outcomes
+from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3
@@ -117,7 +117,7 @@ class Play:
         forgotten = torch.rand(SLOTS, generator=self.draft_rng) < self.scene.miss
         accepted[forgotten] = K + 1
         bonus = last_tokens.view(SLOTS, -1)
-        self.publisher.predict(Outcomes(self.where, stamps, accepted, bonus))
+        self.publisher.predict(PredictedOutcomes(self.where, stamps, accepted, bonus))
         depth = self.scene.depth
         if depth is None:
             depth = int(torch.randint(K + 1, (1,), generator=self.draft_rng))

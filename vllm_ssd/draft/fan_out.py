@@ -15,7 +15,7 @@ import torch
 
 
 @lru_cache(maxsize=8192)
-def outcomes(fan_out: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def each_branch(fan_out: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """For each branch its accepted length, and the rank of its bonus among the tokens there."""
     accepted = tuple(length for length, count in enumerate(fan_out) for _ in range(count))
     return accepted, tuple(rank for count in fan_out for rank in range(count))

@@ -23,7 +23,7 @@ from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol.publisher import BranchTokens, Outcomes, Publisher
+from vllm_ssd.protocol.publisher import BranchTokens, PredictedOutcomes, Publisher
 
 
 class PublishSlot(NamedTuple):
@@ -183,7 +183,7 @@ class Predict:
         self.bonus.copy_(chosen)
         bonus = self.bonus.view(self.batch, -1)
         self._publisher.predict(
-            Outcomes(inputs["where"], inputs["stamp"], inputs["accepted"], bonus)
+            PredictedOutcomes(inputs["where"], inputs["stamp"], inputs["accepted"], bonus)
         )
 
 

@@ -9,7 +9,7 @@ from math import nan
 from typing import NamedTuple
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
-from vllm_ssd.draft.fan_out import outcomes
+from vllm_ssd.draft.fan_out import each_branch
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
@@ -242,7 +242,7 @@ class DraftRequest:
         self.states = list(verified) if has_room else []  # the prediction leaves them there
         if not has_room:
             return Glue(self, chunk, tokens, kept, None, None)
-        accepted, ranks = outcomes(fan_out)
+        accepted, ranks = each_branch(fan_out)
         text = len(self.tokens)
         tree = self.plant([text + length for length in accepted], tree_steps)
         prediction = Prediction(

@@ -10,7 +10,7 @@ import torch
 from vllm_ssd.protocol.kernel_layout import KernelLayout
 from vllm_ssd.protocol.pages import device_address, memory_of, register
 from vllm_ssd.protocol.prediction_kernels import extend_kernel, predict_kernel
-from vllm_ssd.protocol.publisher import BranchTokens, Outcomes
+from vllm_ssd.protocol.publisher import BranchTokens, PredictedOutcomes
 from vllm_ssd.protocol.schema import TableShape
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
@@ -45,7 +45,7 @@ class DevicePublisher:
         if self._device is not None:
             self._registered.pop(table)()
 
-    def predict(self, new: Outcomes) -> None:
+    def predict(self, new: PredictedOutcomes) -> None:
         batch, branches = new.accepted.shape
         outcomes = (new.where, new.stamps, new.accepted, new.bonus)
         predict_kernel[(batch,)](*outcomes, branches, self._layout, num_warps=1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a relay works without torch
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class PredictedOutcomes:
     """Predicted outcomes, whose branches have no tokens yet. where: int64 [batch], each row's place
     as ``Publisher.join`` returns it, 0 = publish nothing for this row; stamps: int64 [batch];
     accepted, bonus: int64 [batch, branches]."""
@@ -31,10 +31,11 @@ class Outcomes:
 @dataclass(frozen=True)
 class BranchTokens:
     """One more token for every branch of a batch. where, stamps: int64 [batch], the values in the
-    batch's ``Outcomes``; tokens: int64 [batch, branches]; token_probs: float32 [batch, branches],
-    the draft's probabilities of them; step: int64 [1], tokens of each branch before these;
-    draft_probs: int64 [batch, branches, top_m], the distributions that the tokens were sampled
-    from, None if they were not sampled. fallback: the one branch of each row is a fallback."""
+    batch's ``PredictedOutcomes``; tokens: int64 [batch, branches]; token_probs: float32 [batch,
+    branches], the draft's probabilities of them; step: int64 [1], tokens of each branch before
+    these; draft_probs: int64 [batch, branches, top_m], the distributions that the tokens were
+    sampled from, None if they were not sampled. fallback: the one branch of each row is a fallback.
+    """
 
     where: torch.Tensor
     stamps: torch.Tensor
@@ -56,7 +57,7 @@ class Publisher(Protocol):
         """Stop publishing in this table. From now on no row may name it, and no program that has
         such a row may still run."""
 
-    def predict(self, new: Outcomes) -> None:
+    def predict(self, new: PredictedOutcomes) -> None:
         """Publish these outcomes, in place of earlier predictions for the same rounds."""
 
     def extend(self, new: BranchTokens) -> None:
@@ -82,7 +83,7 @@ class HostPublisher:
         for place in self._places.pop(table):
             del self._slots[place]
 
-    def predict(self, new: Outcomes) -> None:
+    def predict(self, new: PredictedOutcomes) -> None:
         for row, writer, slot, stamp in self._real(new):
             accepted, bonus = new.accepted[row].tolist(), new.bonus[row].tolist()
             writer.publish(slot, stamp, accepted, bonus)
@@ -100,7 +101,7 @@ class HostPublisher:
                 writer.extend(slot, stamp, tokens, draft_probs, token_probs)
 
     def _real(
-        self, new: Outcomes | BranchTokens
+        self, new: PredictedOutcomes | BranchTokens
     ) -> Iterator[tuple[int, PredictionWriter, int, np.uint64]]:
         """Row, table's writer, slot and stamp of the rows that are not padding."""
         for row, (where, stamp) in enumerate(zip(new.where.tolist(), new.stamps.tolist())):

@@ -24,7 +24,7 @@ if interpreter.HERE:
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.protocol import SpeculationTable, TableShape, pages
     from vllm_ssd.protocol.device_publisher import DevicePublisher
-    from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, Outcomes
+    from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
 
     CPU = torch.device("cpu")
 
@@ -84,7 +84,7 @@ if interpreter.HERE:
         def predict(generation):
             stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
             outcomes = torch.randint(0, 4, (3, 2)), torch.randint(0, 100, (3, 2))
-            publisher.predict(Outcomes(rows, stamps, *outcomes))
+            publisher.predict(PredictedOutcomes(rows, stamps, *outcomes))
 
         predict(7)
         extend(7, 0)
