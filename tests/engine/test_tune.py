@@ -31,11 +31,7 @@ def base_model(spoken_pair, tmp_path) -> str:
     """The target without its chat template: a tuning gives it one."""
     folder = tmp_path / "base"
     shutil.copytree(spoken_pair[0], folder, copy_function=os.symlink)
-    config = folder / "tokenizer_config.json"
-    contents = json.loads(config.read_text())
-    del contents["chat_template"]
-    config.unlink()
-    config.write_text(json.dumps(contents))
+    (folder / "chat_template.jinja").unlink()
     return str(folder)
 
 
