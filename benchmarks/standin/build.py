@@ -58,8 +58,9 @@ def ensure_standin(
     parts = ["standin", shape.replace(",", "-"), dtype]
     if drop:
         parts += ["without", *map(str, drop)]
-    most = max(positions or 0, read_config(small)[_POSITIONS])
-    if most > read_config(small)[_POSITIONS]:
+    own = read_config(small)[_POSITIONS]
+    most = max(positions or 0, own)
+    if most > own:
         parts += ["positions", str(most)]
     build = partial(_build_standin, small, parse_shape(shape), DTYPES[dtype], list(drop), most)
     return build_once(folder / "-".join(parts), build)

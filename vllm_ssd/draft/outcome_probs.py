@@ -68,7 +68,7 @@ class OutcomeProbs:
         rows = len(chances)
         best = np.argpartition(chances.reshape(rows, -1), -branches, axis=1)[:, -branches:]
         # If nothing seems possible, any length may be best, also one beyond a row's drafts.
-        last = np.array([[len(row)] for row in token_probs])
+        last = whole.argmax(axis=1)[:, None]
         counts = np.zeros(lengths.shape, int)
         np.add.at(counts, (np.arange(rows)[:, None], np.minimum(best // branches, last)), 1)
         return [tuple(row) for row in counts.tolist()]

@@ -199,6 +199,7 @@ def test_gguf_becomes_the_same_model(tmp_path: Path) -> None:
     convert(tmp_path / "model.gguf", out)
     model = load(out)
     torch.testing.assert_close(logits(model), logits(small_model()))
+    assert np.float32(model.config.rms_norm_eps) == np.float32(0.05)  # GGUF holds float32
 
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.eos_token_id == model.config.eos_token_id == 2

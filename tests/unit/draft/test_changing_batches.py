@@ -88,9 +88,8 @@ class Batches:
         for request, drafts in zip(requests, drafted):
             request.drafts = drafts
             # Left-over drafts were drawn with the numbers of an earlier place in the text.
-            if (ready := states[request.name].drafts) != before.get(request.name, [])[
-                -len(ready) :
-            ]:
+            ready, earlier = states[request.name].drafts, before.get(request.name, [])
+            if ready != earlier[-len(ready) :]:
                 self._check(request, [request.text], [drafts])
 
     def check_predictions(self):
@@ -144,12 +143,8 @@ class Batches:
 
 @st.composite
 def policies(draw):
-    k = draw(st.integers(1, 4))
-    f, fallbacks, chunk = (
-        draw(st.integers(0, 2)),
-        draw(st.booleans()),
-        draw(st.sampled_from([16, 64])),
-    )
+    k, f, fallbacks = draw(st.integers(1, 4)), draw(st.integers(0, 2)), draw(st.booleans())
+    chunk = draw(st.sampled_from([16, 64]))
     return DraftPolicy(k, f, fallbacks, chunk, draw(st.sampled_from([1, 16, 256])), top_m=6)
 
 
