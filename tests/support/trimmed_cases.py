@@ -4,6 +4,7 @@ than there are."""
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 from tests.support.lookup_cases import SAMPLED, SHAPE, K, Target
@@ -20,15 +21,17 @@ DRAFTS = [11, 12, 13, 14]
 BONUS = 3
 
 
-def _with_a_hit(folder, device, shape=SHAPE, drafts=DRAFTS, shares=(0.5, 0.25, 0.25)):
+def _with_a_hit(
+    folder, device, shape=SHAPE, drafts=DRAFTS, shares=(0.5, 0.25, 0.25), top_probs=(np.nan,) * K
+):
     """A target whose request in slot 0 has got ``drafts`` for its first round."""
     target = Target(folder / "t", device, on_miss="skip", shape=shape)
     target.add("a", 0, [1, 2])
     predictions = PredictionWriter(target.table)
     predictions.publish(0, make_stamp(1, 0), [0], [BONUS])
-    for draft in drafts:
+    for draft, top_prob in zip(drafts, top_probs):
         probs = _probs(draft, shares) if shape.top_m else None
-        predictions.extend(0, make_stamp(1, 0), [draft], probs)
+        predictions.extend(0, make_stamp(1, 0), [draft], probs, top_prob)
     target.write(0, [BONUS])
     return target
 
@@ -161,10 +164,30 @@ def what_drafts_are_worth_does_not_follow_from_which_they_are(folder, device):
         ("unlikely", [21, 31, 41, 51], (0.01, 0.98, 0.01)),
     ):
         (folder / name).mkdir()
-        target = _with_a_hit(folder / name, device, SAMPLED, drafts, shares)
+        target = _with_a_hit(folder / name, device, SAMPLED, drafts, shares, (0.98,) * K)
         assert target.sampled_step([(0, 1)])[0] == [drafts]
         worth.append(target.client.confidence.both[:, 0].tolist())
     assert worth[0] == worth[1] and min(worth[0][0]) > 0
+
+
+def drafts_that_the_draft_was_sure_of_are_worth_more(folder, device):
+    """1 - c (1 - p), where c is the rejected share of the draft's doubts."""
+    target = _with_a_hit(folder, device, top_probs=(0.9, 0.4, 0.8, np.nan))
+    confidence = target.client.confidence
+    target.step([(0, 1)])
+    others = confidence.acceptance[kinds.FROM_BRANCH.value].tolist()
+    assert confidence.current[0].tolist() == pytest.approx([0.95, 0.7, 0.9, others[3]])
+    # The first is verified and accepted, and the bonus is the second. Two are left over.
+    target.write(0, [11, 12])
+    target.step([(0, 2, 0)])
+    doubted, rejected, share = confidence.doubts.tolist()
+    assert doubted == pytest.approx(0.99 * 0.1) and rejected == 0
+    assert share == pytest.approx(0.5 * 2 / (doubted + 2))
+    assert confidence.current[0, :2].tolist() == pytest.approx([0.9, others[1]])
+    # One of them is verified and rejected.
+    target.write(0, [99])
+    target.step([(0, 1, 1)])
+    assert confidence.doubts[1] == pytest.approx(0.99) and confidence.doubts[2] > share
 
 
 def few_rows_are_expected_to_have_drafts_next(folder, device):
@@ -208,6 +231,7 @@ TRIMMED_CASES = [
     the_scheduler_is_told_when_the_plan_is_to_do_without,
     confidence_is_what_drafts_of_the_kind_were_worth,
     what_drafts_are_worth_does_not_follow_from_which_they_are,
+    drafts_that_the_draft_was_sure_of_are_worth_more,
     few_rows_are_expected_to_have_drafts_next,
     what_is_left_over_says_nothing_of_the_next_supply,
     a_row_without_an_outcome_is_worth_nothing,

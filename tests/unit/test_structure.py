@@ -121,13 +121,13 @@ def test_every_part_has_its_place():
 CEILINGS = {
     "../benchmarks": 4420,
     "../tests": 20900,
-    "protocol": 2230,
+    "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,
-    "relay": 1640,
+    "relay": 1645,
     "config": 930,
     "metrics": 600,
-    "worker": 1870,
+    "worker": 1925,
     "hooks": 1270,
     "tools": 1955,
 }

@@ -30,12 +30,12 @@ class BranchBudget:
         return min(self._policy.branches, fitting)
 
     def fan_outs(
-        self, branches: int, requests: int, token_probs: Sequence[Sequence[float]]
+        self, branches: int, requests: int, top_probs: Sequence[Sequence[float]]
     ) -> list[tuple[int, ...]]:
         """For each row in a batch of ``requests``, how many of its branches are for each accepted
-        length 0..k. branches: from ``branches``. token_probs: for each row, the draft's probability
-        of each draft that is verified, nan if it is not known."""
-        return self._probs.fan_outs(branches, token_probs, requests)
+        length 0..k. branches: from ``branches``. top_probs: for each row, the draft's largest
+        probability at each draft that is verified, nan if it is not known."""
+        return self._probs.fan_outs(branches, top_probs, requests)
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """Take in the outcome of a request's verification, before the request does. accepted: the
@@ -48,7 +48,7 @@ class BranchBudget:
         left_over = accepted < len(drafts) and drafts[accepted] == bonus
         row, predicted = request.ahead, request.predicted
         requests = row.batch.size if row is not None else 1
-        self._probs.count_drafts(request.token_probs, accepted, left_over, requests)
+        self._probs.count_drafts(request.top_probs, accepted, left_over, requests)
         if branch is not None and predicted is not None and not left_over:
             rank = predicted.ranks[branch] if branch >= 0 else None
             known = predicted.accepted.count(accepted)

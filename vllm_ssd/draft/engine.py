@@ -166,7 +166,7 @@ class DraftEngine:
         branches, steps = self._budget.branches(size), self.policy.tree_steps
         tree_size = steps * branches
         glues = []
-        fan_outs = self._budget.fan_outs(branches, size, [r.token_probs for r in fitting])
+        fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in fitting])
         for request, count, fan_out in zip(fitting, unfed, fan_outs):
             has_room = request.table.reserve(len(request.fed) + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))

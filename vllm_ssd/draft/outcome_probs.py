@@ -56,12 +56,12 @@ class OutcomeProbs:
         return np.array(chances)
 
     def fan_outs(
-        self, branches: int, token_probs: Sequence[Sequence[float]], requests: int
+        self, branches: int, top_probs: Sequence[Sequence[float]], requests: int
     ) -> list[tuple[int, ...]]:
-        """For each row, the fan-out of ``branches`` branches that misses least. token_probs: the
-        draft's probability of each of a row's drafts, nan if it is not known. requests: those of a
-        batch."""
-        lengths, whole = self._lengths(token_probs, requests)
+        """For each row, the fan-out of ``branches`` branches that misses least. top_probs: the
+        draft's largest probability at each of a row's drafts, nan if it is not known. requests:
+        those of a batch."""
+        lengths, whole = self._lengths(top_probs, requests)
         # A rank that seems likelier than the one before it is taken for as likely.
         by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)
         chances = lengths[:, :, None] * by_rank[whole.astype(int)]
@@ -74,15 +74,15 @@ class OutcomeProbs:
         return [tuple(row) for row in counts.tolist()]
 
     def _lengths(
-        self, token_probs: Sequence[Sequence[float]], requests: int
+        self, top_probs: Sequence[Sequence[float]], requests: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """float64 [rows, k + 1], the probability of each accepted length, as far as its outcomes
-        need a branch; and bool [rows, k + 1], whether it is all of a row's drafts. token_probs and
+        need a branch; and bool [rows, k + 1], whether it is all of a row's drafts. top_probs and
         requests: as in ``fan_outs``."""
-        rows, k = len(token_probs), len(self._reached)
-        drafts = np.array([len(row) for row in token_probs])
+        rows, k = len(top_probs), len(self._reached)
+        drafts = np.array([len(row) for row in top_probs])
         probs = np.full((rows, k), np.nan)
-        for row, known in zip(probs, token_probs):
+        for row, known in zip(probs, top_probs):
             row[: len(known)] = known
         over_doubt = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
         over_doubt /= self._doubted + _DOUBT_WEIGHT
@@ -103,12 +103,12 @@ class OutcomeProbs:
         return by_rank / by_rank.sum(axis=1, keepdims=True)
 
     def count_drafts(
-        self, token_probs: Sequence[float], accepted: int, left_over: bool, requests: int
+        self, top_probs: Sequence[float], accepted: int, left_over: bool, requests: int
     ) -> None:
-        """Take in that the target accepted the first ``accepted`` of a round's drafts. token_probs:
+        """Take in that the target accepted the first ``accepted`` of a round's drafts. top_probs:
         as in ``fan_outs``. left_over: the next one came true, too, and was not verified."""
         trimmed = self._left_over[requests]
-        for position, prob in enumerate(token_probs[: accepted + 1]):
+        for position, prob in enumerate(top_probs[: accepted + 1]):
             verified = position < accepted
             right = verified or left_over
             self._reached[position] += 1 - _NEWEST * self._reached[position]

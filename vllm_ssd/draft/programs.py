@@ -268,18 +268,18 @@ class Grow:
         tokens = self.last_tokens.view(self.batch, self.branches)
         draft_probs = None
         if self._sampler is None:
-            chosen, probs = self._model.likeliest(hidden)
+            chosen, top_probs = self._model.likeliest(hidden)
             if self._top_m:
                 draft_probs = one_hot(chosen.view_as(tokens), self._top_m, self._model.vocab_size)
         else:
             logits = self._model.logits(hidden)
             temperatures = inputs["temperature"].expand(-1, self.branches).reshape(-1)
             uniforms = inputs["uniforms"].flatten(0, 1)
-            chosen, probs, of = self._sampler.sample(logits, temperatures, uniforms, step)
+            chosen, top_probs, of = self._sampler.sample(logits, temperatures, uniforms, step)
             draft_probs = of.view(self.batch, self.branches, -1)
         self.last_tokens.copy_(chosen)
         rows = inputs["where"], inputs["stamp"]
-        probs = probs.view_as(tokens)
-        new = BranchTokens(*rows, tokens, probs, step, draft_probs, self._fallbacks)
+        top_probs = top_probs.view_as(tokens)
+        new = BranchTokens(*rows, tokens, top_probs, step, draft_probs, self._fallbacks)
         self._publisher.extend(new)
         step += 1

@@ -20,12 +20,12 @@ from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 
 
 class Seen(NamedTuple):
-    """A bonus and drafts that may come next, and that the model has seen in their place. probs: the
-    draft's probability of each draft; entries: KV indices of their keys and values; states: rows of
+    """A bonus and drafts that may come next, and that the model has seen in their place. top_probs:
+    those of the drafts; entries: KV indices of their keys and values; states: rows of
     ``HiddenStates`` after each."""
 
     tokens: Sequence[int]
-    probs: Sequence[float]
+    top_probs: Sequence[float]
     entries: range
     states: Sequence[int]
 
@@ -39,14 +39,15 @@ class Seen(NamedTuple):
             count += 1
         return count
 
-    def probs_of(self, drafts: Sequence[int]) -> list[float]:
-        """The draft's probability of each of these drafts, nan for those that it did not draft."""
-        probs = [nan] * len(drafts)
-        for place, (draft, drafted, prob) in enumerate(zip(drafts, self.tokens[1:], self.probs)):
+    def top_probs_of(self, drafts: Sequence[int]) -> list[float]:
+        """The top probability of each of these drafts, nan for those that it did not draft."""
+        found = [nan] * len(drafts)
+        each = zip(drafts, self.tokens[1:], self.top_probs)
+        for place, (draft, drafted, top_prob) in enumerate(each):
             if draft != drafted:
                 break
-            probs[place] = prob
-        return probs
+            found[place] = top_prob
+        return found
 
 
 class Glue(NamedTuple):
@@ -76,9 +77,9 @@ class DraftRequest:
     is the newest bonus, or the prompt's end. table: its KV blocks.
 
     fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
-    that are being verified; token_probs: the draft's probability of each, nan if it is not known.
-    states: rows of ``HiddenStates`` after the text's end and after each
-    draft, as far as they are fed and kept.
+    that are being verified; top_probs: the draft's largest probability at each one's place, nan if
+    it is not known; states: rows of ``HiddenStates`` after the text's end and after each draft, as
+    far as they are fed and kept.
     round: of the last outcome taken in, -1 before any; accepted: its accepted length; branch: the
     one that predicted it, -1 if none did, None until its predictions are seen; came_true: it was
     predicted when it came. left_over: drafts that the target has but did not verify, if the bonus
@@ -105,7 +106,7 @@ class DraftRequest:
     phase: Phase = Phase.FEEDING
     fed: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
-    token_probs: list[float] = field(default_factory=list)
+    top_probs: list[float] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     left_over: Seen | None = None
     ahead: TreeRow | None = None
@@ -156,15 +157,15 @@ class DraftRequest:
         rest = self.drafts[accepted:]
         if len(new_tokens) == accepted + 1 and len(rest) > 1 and rest[0] == new_tokens[-1]:
             entries = range(len(self.tokens) - 1, len(self.tokens) - 1 + len(rest))
-            probs, states = self.token_probs[accepted + 1 :], self.states[accepted + 1 :]
-            self.left_over = Seen(rest, probs, entries, states)
+            top_probs, states = self.top_probs[accepted + 1 :], self.states[accepted + 1 :]
+            self.left_over = Seen(rest, top_probs, entries, states)
         keep = min(before, len(self.fed))
         for fed, new in zip(self.fed[before:], new_tokens):
             if fed != new:
                 break
             keep += 1
         del self.fed[min(keep, len(self.tokens) - 1) :]
-        self.drafts, self.token_probs, self.states = [], [], []
+        self.drafts, self.top_probs, self.states = [], [], []
         self.round, self.accepted = round_, accepted
 
     def seen(self, states: HiddenStates) -> Seen | None:
@@ -174,15 +175,15 @@ class DraftRequest:
         published = self.served.predictions
         if self.fallback is not None:
             row, branch = self.fallback, 0
-            drafts, probs = published.drafts(self.slot, self.stamp, None)
+            drafts, top_probs = published.drafts(self.slot, self.stamp, None)
         elif self.ahead is not None and self.came_true:
             row, branch = self.ahead, self.branch or 0
-            drafts, probs = published.drafts(self.slot, self.stamp, branch)
+            drafts, top_probs = published.drafts(self.slot, self.stamp, branch)
         else:
             return None
         entries = row.entries(branch)
         rows = states.branch(self.seat, branch, len(entries))
-        return Seen([self.tokens[-1], *drafts], probs, entries, rows)
+        return Seen([self.tokens[-1], *drafts], top_probs, entries, rows)
 
     def decide(self, drafts: Sequence[int], seen: Seen | None) -> Move | None:
         """Take in the drafts that the target verifies next. seen: what the model may have seen of
@@ -191,7 +192,7 @@ class DraftRequest:
         self.leave_ahead()
         self.leave_fallback()
         self.drafts = list(drafts)
-        self.token_probs = [nan] * len(drafts) if seen is None else seen.probs_of(drafts)
+        self.top_probs = [nan] * len(drafts) if seen is None else seen.top_probs_of(drafts)
         begin = len(self.tokens) - 1
         if seen is None or len(self.fed) != begin:
             return None

@@ -33,8 +33,8 @@ class Sampler:
         uniforms: torch.Tensor,
         step: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens int64 [rows]; float32 [rows], their probabilities among the likeliest tokens; and
-        draft_probs int64 [rows, top_m] that they were sampled from.
+        """Tokens int64 [rows]; top_probs float32 [rows], the largest probabilities at their places;
+        and draft_probs int64 [rows, top_m] that they were sampled from.
 
         logits: [rows, vocab]; temperatures: float64 [rows], 0 = the likeliest token with certainty;
         uniforms: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
@@ -52,7 +52,7 @@ class Sampler:
         target = uniforms.index_select(1, step) * sums[:, -1:]
         chosen = (sums <= target).sum(dim=-1, keepdim=True)
         tokens = top.indices.gather(1, chosen).squeeze(1)
-        return tokens, scaled.gather(1, chosen).squeeze(1), pack(top.indices, probabilities)
+        return tokens, scaled[:, 0], pack(top.indices, probabilities)
 
 
 def one_hot(tokens: torch.Tensor, top_m: int, vocab_size: int) -> torch.Tensor:

@@ -54,5 +54,5 @@ class DevicePublisher:
         batch, branches = new.tokens.shape
         # A kernel needs a tensor here even if it reads none.
         draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
-        tensors = (new.where, new.stamps, new.tokens, new.token_probs, draft_probs, new.step)
+        tensors = (new.where, new.stamps, new.tokens, new.top_probs, draft_probs, new.step)
         extend_kernel[(batch,)](*tensors, branches, new.fallback, self._layout, num_warps=1)

@@ -85,7 +85,7 @@ def extend_kernel(
     where,
     stamp_of,
     tokens,
-    token_probs,
+    top_probs,
     draft_probs,
     step_at,
     BRANCHES: tl.constexpr,
@@ -94,7 +94,7 @@ def extend_kernel(
 ):
     """Add one token to every branch of a prediction (``PredictionWriter.extend``) or, if FALLBACK,
     to a fallback, which has one branch (``PredictionWriter.publish_fallback``). where, stamp_of:
-    int64 [rows]; tokens: int64 [rows, BRANCHES]; token_probs: float32 [rows, BRANCHES];
+    int64 [rows]; tokens: int64 [rows, BRANCHES]; top_probs: float32 [rows, BRANCHES];
     draft_probs: int64 [rows, BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before
     these."""
     row = tl.program_id(0)
@@ -114,8 +114,8 @@ def extend_kernel(
         at = words + record + lane * AT.k + step
         new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
         tl.store(at + (AT.fallback_tokens if FALLBACK else AT.prediction_tokens), new, mask=real)
-        probs = tl.load(token_probs + row * BRANCHES + lane, mask=real, other=0)
-        at += AT.fallback_token_probs if FALLBACK else AT.prediction_token_probs
+        probs = tl.load(top_probs + row * BRANCHES + lane, mask=real, other=0)
+        at += AT.fallback_top_probs if FALLBACK else AT.prediction_top_probs
         tl.store(at, probs.to(tl.int32, bitcast=True), mask=real)
         if AT.top_m > 0:
             rank = tl.arange(0, AT.prob_lanes)
@@ -187,8 +187,8 @@ def find(
     AT: tl.constexpr,
 ):
     """Find the drafts for an outcome (``PredictionReader.find``). Returns published, predicted,
-    drafts int32 [token_lanes], and their number. Writes the drafts' distributions to the pointer
-    ``draft_probs``, int64 [k, top_m].
+    drafts int32 [token_lanes], their ``top_probs`` float32 [token_lanes], and their number. Writes
+    the drafts' distributions to the pointer ``draft_probs``, int64 [k, top_m].
 
     Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
     a stamp is masked by the drafts' validity, so that it cannot overtake them.
@@ -223,6 +223,11 @@ def find(
     branch_tokens = words + prediction + AT.prediction_tokens + chosen * AT.k
     tokens = read_where(branch_tokens + lane, lane < depth)
     other = read_where(words + fallback + AT.fallback_tokens + lane, lane < other_depth)
+    branch_top_probs = words + prediction + AT.prediction_top_probs + chosen * AT.k
+    top_probs = read_where(branch_top_probs + lane, lane < depth)
+    other_top_probs = read_where(
+        words + fallback + AT.fallback_top_probs + lane, lane < other_depth
+    )
     valid = tl.min(tl.where((tokens >= 0) & (tokens < VOCAB), 1, 0)) == 1
     other_valid = tl.min(tl.where((other >= 0) & (other < VOCAB), 1, 0)) == 1
     if AT.top_m > 0:
@@ -242,8 +247,9 @@ def find(
     depth = tl.where(published, depth, 0)
     further = has_fallback & (other_depth > depth)
     tokens = tl.where(further, other, tokens)
+    top_probs = tl.where(further, other_top_probs, top_probs).to(tl.float32, bitcast=True)
     depth = tl.where(further, other_depth, depth)
     depth = tl.where(tl.where(further, other_valid, valid), depth, 0)
     if AT.top_m > 0:
         store_probs(draft_probs, tl.where(further, other_probs, branch_probs), depth, AT)
-    return published, predicted, tokens, depth
+    return published, predicted, tokens, top_probs, depth

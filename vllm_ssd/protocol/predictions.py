@@ -26,7 +26,7 @@ class PredictionWriter:
         self._stamps, self._fallback_stamps = prediction["stamp"], fallback["stamp"]
         self._counts, self._accepted = prediction["count"], prediction["accepted"]
         self._bonus = prediction["bonus"]
-        drafts = ("stamp", "depth", "tokens", "token_probs")
+        drafts = ("stamp", "depth", "tokens", "top_probs")
         self._in_branches, self._in_fallbacks = (
             [records[field] for field in drafts] for records in (prediction, fallback)
         )
@@ -53,11 +53,11 @@ class PredictionWriter:
         stamp: np.uint64,
         tokens: Sequence[int],
         draft_probs: NDArray[np.int64] | None = None,
-        token_probs: NDArray[np.float32] | float = np.nan,
+        top_probs: NDArray[np.float32] | float = np.nan,
     ) -> None:
         """Add one token to every branch of the prediction, in the order of its outcomes. Does
         nothing if they have all k. draft_probs: int64 [branches, top_m], their distributions.
-        token_probs: float32 [branches], the draft's probabilities of them; nan: not known."""
+        top_probs: float32 [branches], as the table has them."""
         at = slot, int(stamp) & 1
         if self._stamps.item(at) != stamp:
             return
@@ -66,7 +66,7 @@ class PredictionWriter:
         if depth == record["tokens"].shape[1]:
             return  # this step only showed the model the last tokens
         record["tokens"][: len(tokens), depth] = tokens
-        record["token_probs"][: len(tokens), depth] = token_probs
+        record["top_probs"][: len(tokens), depth] = top_probs
         if draft_probs is not None:
             record["draft_probs"][: len(tokens), depth] = draft_probs
         record["depth"] = depth + 1
@@ -82,11 +82,11 @@ class PredictionWriter:
         tokens: Sequence[int],
         known: int = 0,
         draft_probs: NDArray[np.int64] | None = None,
-        token_probs: NDArray[np.float32] | float = np.nan,
+        top_probs: NDArray[np.float32] | float = np.nan,
     ) -> None:
         """Add drafts for the outcome ``stamp``, which was not predicted. known: drafts that are
         published already. draft_probs: int64 [len(tokens), top_m], the tokens' distributions.
-        token_probs: float32 [len(tokens)], the draft's probabilities of them; nan: not known."""
+        top_probs: float32 [len(tokens)], as the table has them."""
         at = slot, int(stamp) & 1
         there = self._fallback_stamps.item(at)
         if there != stamp and (known or there > stamp):
@@ -96,7 +96,7 @@ class PredictionWriter:
             record["stamp"] = 0
         depth = known + len(tokens)
         record["tokens"][known:depth] = tokens
-        record["token_probs"][known:depth] = token_probs
+        record["top_probs"][known:depth] = top_probs
         if draft_probs is not None:
             record["draft_probs"][known:depth] = draft_probs
         record["depth"] = depth
@@ -116,14 +116,14 @@ class PredictionWriter:
         return -1
 
     def drafts(self, slot: int, stamp: int, branch: int | None) -> tuple[list[int], list[float]]:
-        """The tokens published for a branch of round ``stamp``, or for its fallback (None), and the
-        draft's probabilities of them; empty for another round."""
+        """The tokens published for a branch of round ``stamp``, or for its fallback (None), and
+        their top_probs; empty for another round."""
         at = slot, stamp & 1
         fields = self._in_fallbacks if branch is None else self._in_branches
-        stamps, depths, tokens, probs = fields
+        stamps, depths, tokens, top_probs = fields
         depth = slice(depths.item(at) if stamps.item(at) == stamp else 0)
         place = (*at, depth) if branch is None else (*at, branch, depth)
-        return tokens[place].tolist(), probs[place].tolist()
+        return tokens[place].tolist(), top_probs[place].tolist()
 
     def clear(self, slot: int, generation: int) -> None:
         """Withdraw what was published in a slot for this generation and for earlier ones."""

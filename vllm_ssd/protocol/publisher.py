@@ -31,8 +31,8 @@ class PredictedOutcomes:
 @dataclass(frozen=True)
 class BranchTokens:
     """One more token for every branch of a batch. where, stamps: int64 [batch], the values in the
-    batch's ``PredictedOutcomes``; tokens: int64 [batch, branches]; token_probs: float32 [batch,
-    branches], the draft's probabilities of them; step: int64 [1], tokens of each branch before
+    batch's ``PredictedOutcomes``; tokens: int64 [batch, branches]; top_probs: float32 [batch,
+    branches], as the table has them; step: int64 [1], tokens of each branch before
     these; draft_probs: int64 [batch, branches, top_m], the distributions that the tokens were
     sampled from, None if they were not sampled. fallback: the one branch of each row is a fallback.
     """
@@ -40,7 +40,7 @@ class BranchTokens:
     where: torch.Tensor
     stamps: torch.Tensor
     tokens: torch.Tensor
-    token_probs: torch.Tensor
+    top_probs: torch.Tensor
     step: torch.Tensor
     draft_probs: torch.Tensor | None
     fallback: bool = False
@@ -91,14 +91,14 @@ class HostPublisher:
     def extend(self, new: BranchTokens) -> None:
         step = int(new.step)
         for row, writer, slot, stamp in self._real(new):
-            tokens, token_probs = new.tokens[row].tolist(), new.token_probs[row].numpy(force=True)
+            tokens, top_probs = new.tokens[row].tolist(), new.top_probs[row].numpy(force=True)
             draft_probs = (
                 None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
             )
             if new.fallback:
-                writer.publish_fallback(slot, stamp, tokens, step, draft_probs, token_probs)
+                writer.publish_fallback(slot, stamp, tokens, step, draft_probs, top_probs)
             else:
-                writer.extend(slot, stamp, tokens, draft_probs, token_probs)
+                writer.extend(slot, stamp, tokens, draft_probs, top_probs)
 
     def _real(
         self, new: PredictedOutcomes | BranchTokens

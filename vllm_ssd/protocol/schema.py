@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 18
+VERSION = 19
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
 # draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
@@ -212,8 +212,9 @@ class TableShape:
                 ("accepted", "i4", (self.branches,)),
                 ("bonus", "i4", (self.branches,)),
                 ("tokens", "i4", (self.branches, self.k)),
-                # The draft's probability of each token, for the draft itself; nan: not known.
-                ("token_probs", "f4", (self.branches, self.k)),
+                # The largest probability that the draft gave to any token at each token's place,
+                # whichever token was sampled; nan: not known.
+                ("top_probs", "f4", (self.branches, self.k)),
                 *self._draft_probs(self.branches, self.k),
             ],
             align=True,
@@ -223,7 +224,7 @@ class TableShape:
                 ("stamp", "u8"),
                 ("depth", "i4"),
                 ("tokens", "i4", (self.k,)),
-                ("token_probs", "f4", (self.k,)),
+                ("top_probs", "f4", (self.k,)),
                 *self._draft_probs(self.k),
             ],
             align=True,

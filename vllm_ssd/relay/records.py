@@ -133,9 +133,10 @@ class State(Record):
 
 class Fallback(Record):
     """Draft tokens for an outcome that was not predicted, a record for each parity. They arrive a
-    few steps at a time. tokens: those after the known ones, ordered by step, then branch; a
-    fallback has one branch. probs: ``pack_probs`` of each token's distribution. head: the numbers
-    of the record between stamp and tokens, sent only while no tokens are known."""
+    few steps at a time. tokens: those after the known ones, ordered by step, then branch, and after
+    them their ``top_probs`` as float32; a fallback has one branch. probs: ``pack_probs`` of each
+    token's distribution. head: the numbers of the record between stamp and tokens, sent only while
+    no tokens are known."""
 
     writer = Side.DRAFT
     name = "fallback"
@@ -148,6 +149,7 @@ class Fallback(Record):
         self._heads = _heads(records)
         sizes = shape.slots, 2, -1, shape.k
         self._tokens = records["tokens"].reshape(sizes)
+        self._top_probs = records["top_probs"].reshape(sizes)
         self._probs: NDArray[np.int64] | None = None
         if shape.top_m:
             self._probs = records["draft_probs"].reshape(*sizes, shape.top_m)
@@ -166,6 +168,7 @@ class Fallback(Record):
             head = self._heads[at].copy()
             new_tokens = *at, slice(self._branches_in(head)), slice(known, depth)
             tokens, probs = self._tokens[new_tokens].T.tobytes(), b""
+            tokens += self._top_probs[new_tokens].T.tobytes()
             if self._probs is not None:
                 by_step = self._probs[new_tokens].swapaxes(0, 1)
                 probs = pack_probs(by_step.reshape(-1, self._top_m))
@@ -186,16 +189,17 @@ class Fallback(Record):
         if len(head) != numbers or not self._fits(head):
             raise Malformed("a head that does not fit")
         branches = self._branches_in(head)
-        tokens = int32s(changed.tokens, self._k * branches)
-        steps = len(tokens) // max(branches, 1)
-        if len(tokens) != steps * branches or known + steps > self._k:
-            raise Malformed(f"{len(tokens)} tokens for {branches} branches of {known}")
-        probs = unpack_probs(changed.probs, len(tokens), self._top_m) if self._top_m else None
+        words = int32s(changed.tokens, 2 * self._k * branches)
+        steps = len(words) // max(2 * branches, 1)
+        if len(words) != 2 * steps * branches or known + steps > self._k:
+            raise Malformed(f"{len(words)} words for {branches} branches of {known}")
+        tokens, top_probs = words.reshape(2, steps, branches)
+        probs = unpack_probs(changed.probs, tokens.size, self._top_m) if self._top_m else None
         if not known:
             self._stamps[at] = 0
             self._heads[at] = head
         new = *at, slice(branches), slice(known, known + steps)
-        self._tokens[new] = tokens.reshape(steps, branches).T
+        self._tokens[new], self._top_probs[new] = tokens.T, top_probs.view("<f4").T
         if self._probs is not None and probs is not None:
             self._probs[new] = probs.reshape(steps, branches, self._top_m).swapaxes(0, 1)
         self._depths[at] = known + steps

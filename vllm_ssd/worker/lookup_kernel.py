@@ -73,7 +73,9 @@ def look_up_kernel(
     waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
     last_probs,  # int64 [slots, k, top_m], what they were sampled from
+    last_top_probs,  # float32 [slots, k], as the table has them
     grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
+    doubts,  # float32 [3]: the first two as ``grade`` counts them, then their ratio
     acceptance,  # float32 [KINDS, k]: chance of a draft whose predecessors are accepted
     supply,  # float32 [k + 1], as ``count_supply`` counts it
     typical,  # float32 [k]: chance of a row to have that draft token and of its acceptance
@@ -136,13 +138,15 @@ def look_up_kernel(
         verified = tl.minimum(accepted + tl.load(num_rejected + row), graded)
         drafted = (last_kind != GUESSED).to(tl.int64)
         is_graded = (round_ > 0) & (accepted >= 0)
+        last_top_row = last_top_probs + slot * AT.k
         if is_graded:
-            grade(grades, counters, last_kind, verified, accepted, drafted, AT)
+            known_probs = tl.load(last_top_row + lane, mask=lane < last_count, other=0.0)
+            grade(grades, doubts, counters, last_kind, verified, accepted, drafted, known_probs, AT)
 
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
-        published, predicted, tokens, depth = find(
+        published, predicted, tokens, top_probs, depth = find(
             words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
         found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
@@ -170,7 +174,7 @@ def look_up_kernel(
             now = read_heads(stamps, prediction, fallback)
             hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
-                published, predicted, tokens, depth = find(
+                published, predicted, tokens, top_probs, depth = find(
                     words,
                     stamps,
                     prediction,
@@ -196,6 +200,9 @@ def look_up_kernel(
             count = tl.where(further, left, 0)
             move_probs(draft_probs, probs_row + (accepted + 1) * AT.top_m, count, AT)
         tokens = tl.where(further, rest, tokens)
+        rest_at = last_top_row + accepted + 1 + lane
+        rest_probs = tl.load(rest_at, mask=lane < tl.where(further, left, 0), other=0.0)
+        top_probs = tl.where(further, rest_probs, top_probs)
         kind = tl.where(further, LEFT_OVER, kind)
         depth = tl.where(further, left, depth)
         kind = tl.where(depth == 0, GUESSED, kind)
@@ -206,6 +213,8 @@ def look_up_kernel(
             tl.debug_barrier()
             move_probs(probs_row, draft_probs, depth, AT)
         tl.store(last_row + lane, tokens.to(tl.int64), mask=lane < depth)
+        tl.debug_barrier()
+        tl.store(last_top_row + lane, top_probs, mask=lane < depth)
         tl.store(state + 4, kind)
         tl.store(state + 5, depth.to(tl.int64))
 
@@ -213,7 +222,16 @@ def look_up_kernel(
         confirm(words, stamps, outcome, stamp, tokens, count, AT)
         tl.store(out, tl.where(lane < depth, tokens, fill).to(tl.int64), mask=lane < AT.k)
         current, next_ = weigh(
-            acceptance, typical, supply, kind, depth, most_drafts, expects_drafts, AT
+            acceptance,
+            doubts,
+            typical,
+            supply,
+            kind,
+            depth,
+            top_probs,
+            most_drafts,
+            expects_drafts,
+            AT,
         )
         tl.store(confidences + confidence_at, current, mask=lane < AT.k)
         tl.store(expected + confidence_at, next_, mask=lane < AT.k)

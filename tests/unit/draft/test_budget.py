@@ -18,7 +18,7 @@ def budget(**changes):
 
 
 def verified(learner, accepted, branch, drafts=K, bonus=BONUS):
-    known = {"drafts": [0] * drafts, "token_probs": [0.5] * drafts}
+    known = {"drafts": [0] * drafts, "top_probs": [0.5] * drafts}
     learner.outcome(SimpleNamespace(predicted=EVEN, ahead=None, **known), accepted, bonus, branch)
 
 

@@ -33,12 +33,12 @@ def test_the_report_is_the_drafts_own_distribution_cut_and_lowered():
     logits = torch.randn(4, VOCAB)
     temperature, saguaro = 0.7, 0.3
     for step in range(K):
-        tokens, probs, entries = sample(make(saguaro), logits, temperature, step)
-        for row, of_row, token, prob in zip(logits, entries, tokens, probs):
+        _, top_probs, entries = sample(make(saguaro), logits, temperature, step)
+        for row, of_row, top_prob in zip(logits, entries, top_probs):
             scaled = (row / temperature).softmax(-1).sort(descending=True)
             kept = scaled.values[:TOP_M].clone()
-            of_token = kept[scaled.indices[:TOP_M] == token] / kept.sum()
-            torch.testing.assert_close(prob, of_token[0])
+            # Whichever token was drawn: what is verified may depend on this.
+            torch.testing.assert_close(top_prob, kept[0] / kept.sum())
             kept[:F] *= saguaro
             tokens, probabilities = unpack(of_row)
             assert tokens.tolist() == scaled.indices[:TOP_M].tolist()

@@ -190,10 +190,12 @@ def test_branches_grow_token_by_token(nodes):
     found = nodes.lookup.find(0, stamp(1), 0, 8)
     assert (found.published, found.predicted, found.tokens) == (True, True, [])
     nodes.predictions.extend(0, stamp(1), [1, 2, 3])
-    assert [len(frame.tokens) for frame in nodes.to_target()] == [12], "of this token only"
-    nodes.predictions.extend(0, stamp(1), [4, 5, 6])
+    assert [len(frame.tokens) for frame in nodes.to_target()] == [24], "of this token only"
+    top_probs = np.array([0.1, 0.2, 0.3], "f4")
+    nodes.predictions.extend(0, stamp(1), [4, 5, 6], top_probs=top_probs)
     nodes.predictions.extend(0, stamp(1), [11, 12, 13])
     assert [frame.known for frame in nodes.to_target()] == [1]
+    assert nodes.table.slots["prediction"]["top_probs"][0, 1, :3, 1].tolist() == top_probs.tolist()
     for bonus, accepted, tokens in ((7, 0, [1, 4, 11]), (8, 0, [2, 5, 12]), (9, 3, [3, 6, 13])):
         assert nodes.lookup.find(0, stamp(1), accepted, bonus).tokens == tokens
     assert not nodes.lookup.find(0, stamp(1), 1, 7).predicted
@@ -213,10 +215,11 @@ def test_a_prediction_that_is_begun_anew(nodes):
 def test_fallbacks(nodes):
     nodes.predictions.publish_fallback(0, stamp(2), [5])
     assert kinds(nodes.to_target()) == [Fallback]
-    nodes.predictions.publish_fallback(0, stamp(2), [6, 7], known=1)
+    nodes.predictions.publish_fallback(0, stamp(2), [6, 7], known=1, top_probs=0.5)
     (frame,) = nodes.to_target()
-    assert (frame.known, len(frame.tokens)) == (1, 8), "of new ones only"
+    assert (frame.known, len(frame.tokens)) == (1, 16), "of new ones only"
     assert nodes.lookup.find(0, stamp(2), 0, 1).tokens == [5, 6, 7]
+    assert nodes.table.slots["fallback"]["top_probs"][0, 0, 1:].tolist() == [0.5, 0.5]
     nodes.predictions.publish_fallback(0, stamp(4), [9])
     nodes.to_target()
     assert nodes.lookup.find(0, stamp(4), 0, 1).tokens == [9]
