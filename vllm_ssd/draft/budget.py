@@ -50,6 +50,6 @@ class BranchBudget:
         requests = row.batch.size if row is not None else 1
         self._probs.count_drafts(request.top_probs, accepted, left_over, requests)
         if branch is not None and predicted is not None and not left_over:
-            rank = predicted.ranks[branch] if branch >= 0 else None
-            known = predicted.accepted.count(accepted)
+            rank = predicted.branches.ranks[branch] if branch >= 0 else None
+            known = predicted.branches.accepted.count(accepted)
             self._probs.count_bonus(accepted < len(drafts), rank, known)

@@ -10,15 +10,29 @@ probabilities over the proposed ones.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 
+class Branches(NamedTuple):
+    """The branches of a fan-out. lengths: the accepted lengths that have branches. For each branch,
+    accepted: its accepted length; row: the index of this length in ``lengths``; ranks: the rank of
+    its bonus among the tokens there, 0 = the likeliest token."""
+
+    lengths: tuple[int, ...]
+    accepted: tuple[int, ...]
+    row: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
 @lru_cache(maxsize=8192)
-def each_branch(fan_out: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each branch its accepted length, and the rank of its bonus among the tokens there."""
-    accepted = tuple(length for length, count in enumerate(fan_out) for _ in range(count))
-    return accepted, tuple(rank for count in fan_out for rank in range(count))
+def each_branch(fan_out: tuple[int, ...]) -> Branches:
+    """The branches of a fan-out, ordered by accepted length, then rank."""
+    lengths = tuple(length for length, count in enumerate(fan_out) if count)
+    row = tuple(row for row, length in enumerate(lengths) for _ in range(fan_out[length]))
+    ranks = tuple(rank for count in fan_out for rank in range(count))
+    return Branches(lengths, tuple(lengths[index] for index in row), row, ranks)
 
 
 def choose(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
-from vllm_ssd.draft.fan_out import choose
+from vllm_ssd.draft.fan_out import Branches, choose, each_branch
 from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.inputs import Inputs
@@ -50,17 +50,21 @@ def is_sampled(slots: Iterable[PublishSlot]) -> bool:
 class Prediction(NamedTuple):
     """The prediction for a request. where: a place from a served table's ``places``, 0 =
     nowhere; stamp: of the predicted outcome. states: rows of ``HiddenStates``, after the text and
-    after each draft; verified: rows that these states are copied to. accepted: the accepted length
-    of each branch; ranks: the rank of its bonus there, 0 = the likeliest token. drafts: those being
-    verified."""
+    after each draft; verified: rows that these states are copied to. branches: those to plant.
+    drafts: those being verified."""
 
     where: int
     stamp: int
     states: Sequence[int]
     verified: Sequence[int]
-    accepted: Sequence[int]
-    ranks: Sequence[int]
+    branches: Branches
     drafts: Sequence[int]
+
+    @property
+    def ruled_out(self) -> list[int]:
+        """For each accepted length that has branches, the draft that is rejected there, or -1."""
+        drafts = self.drafts
+        return [drafts[at] if at < len(drafts) else -1 for at in self.branches.lengths]
 
 
 def _rectangle(rows: Sequence[Sequence[int]], width: int, filling: int) -> list[list[int]]:
@@ -130,23 +134,25 @@ class Predict:
         self._states = states
         self._publisher = publisher
         self.batch, self.branches = batch, branches
-        places, each = (batch, states.places), (batch, branches)
+        # Only places that have branches need logits.
+        self._width = min(states.places, branches)
+        places, some, each = (batch, states.places), (batch, self._width), (batch, branches)
         self._inputs = Inputs(
             model.device,
             {
                 "states": places,
                 "verified": places,
-                "ruled_out": places,
+                "lengths": some,
+                "ruled_out": some,
                 "accepted": each,
+                "row": each,
                 "rank": each,
                 "where": (batch,),
                 "stamp": (batch,),
             },
         )
-        first = torch.arange(batch, device=model.device).unsqueeze(1) * states.places
-        self._first = first  # the first of each request's places
-        none = (0,) * branches
-        self._nothing = Prediction(0, 0, (), (), none, none, ())
+        self._request = torch.arange(batch, device=model.device).unsqueeze(1)
+        self._nothing = Prediction(0, 0, (), (), each_branch((branches,)), ())
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = GraphedCall(self._compute)
 
@@ -157,13 +163,16 @@ class Predict:
         host["ruled_out"][:], host["where"][:] = -1, 0
         if predictions:
             rows = len(predictions)
-            columns = zip(*(new or self._nothing for new in predictions))
-            where, stamps, states, verified, accepted, ranks, drafts = columns
-            width, padding = self._states.places, self._states.padding
-            host["states"][:rows] = _rectangle(states, width, padding)
-            host["verified"][:rows] = _rectangle(verified, width, padding)
-            host["ruled_out"][:rows] = _rectangle(drafts, width, -1)
-            host["accepted"][:rows], host["rank"][:rows] = accepted, ranks
+            real = [new or self._nothing for new in predictions]
+            where, stamps, states, verified, branches, _ = zip(*real)
+            lengths, host["accepted"][:rows], host["row"][:rows], host["rank"][:rows] = zip(
+                *branches
+            )
+            places, padding = self._states.places, self._states.padding
+            host["states"][:rows] = _rectangle(states, places, padding)
+            host["verified"][:rows] = _rectangle(verified, places, padding)
+            host["lengths"][:rows] = _rectangle(lengths, self._width, 0)
+            host["ruled_out"][:rows] = _rectangle([new.ruled_out for new in real], self._width, -1)
             host["where"][:rows], host["stamp"][:rows] = where, stamps
         self._inputs.send()
 
@@ -175,8 +184,9 @@ class Predict:
         inputs = self._inputs.device
         hidden = self._states.memory[inputs["states"].view(-1)]
         self._states.keep(inputs["verified"].view(-1), hidden)
-        logits = self._model.logits(hidden)
-        source = (self._first + inputs["accepted"]).view(-1)
+        shown = (self._request * self._states.places + inputs["lengths"]).view(-1)
+        logits = self._model.logits(hidden[shown])
+        source = (self._request * self._width + inputs["row"]).view(-1)
         chosen = choose(
             logits, inputs["ruled_out"].view(-1), source, inputs["rank"].view(-1), self.branches
         )

@@ -243,16 +243,15 @@ class DraftRequest:
         self.states = list(verified) if has_room else []  # the prediction leaves them there
         if not has_room:
             return Glue(self, chunk, tokens, kept, None, None)
-        accepted, ranks = each_branch(fan_out)
+        branches = each_branch(fan_out)
         text = len(self.tokens)
-        tree = self.plant([text + length for length in accepted], tree_steps)
+        tree = self.plant([text + length for length in branches.accepted], tree_steps)
         prediction = Prediction(
             self.where,
             self.next_stamp,
             states=states,
             verified=verified,
-            accepted=accepted,
-            ranks=ranks,
+            branches=branches,
             drafts=self.drafts,
         )
         return Glue(self, chunk, tokens, kept, tree, prediction)

@@ -4,11 +4,12 @@ from math import nan
 from types import SimpleNamespace
 
 from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.fan_out import each_branch
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.spec import DraftPolicy
 
 K = 3
-EVEN = Prediction(0, 0, [], [], (0, 0, 1, 1, 2, 2, 3, 3), (0, 1) * 4, [])
+EVEN = Prediction(0, 0, [], [], each_branch((2, 2, 2, 2)), [])
 BONUS = 9  # no draft
 
 
