@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+# In the text of a chat: where an answer of the server's belongs.
+ANSWER = "\0answer\0"
 PASSAGES = Path(__file__).with_name("prompts.txt").read_text(encoding="utf-8").split("\n\n")
 # Tasks with long answers: no request is to end before its number of tokens is reached.
 TASKS = (
@@ -24,11 +26,15 @@ def make_prompts(tokenizer: Any, count: int, tokens: int) -> list[list[int]]:
 
 
 def make_texts(
-    tokenizer: Any, numbers: Iterable[int], tokens: int, passages: Sequence[str] = PASSAGES
+    tokenizer: Any,
+    numbers: Iterable[int],
+    tokens: int,
+    passages: Sequence[str] = PASSAGES,
+    turns: int = 1,
 ) -> list[str]:
-    """The chat prompts of these numbers, made of ``passages``; of 8 passages, 40 prompts differ.
-    Each has about ``tokens`` tokens, or more where these are too few for the chat template and the
-    task."""
+    """The chats of these numbers, made of ``passages``; of 8 passages, 40 questions differ. Each of
+    the ``turns`` questions has about ``tokens`` tokens, or more where these are too few for the
+    chat template and the task."""
     encoded: dict[int, list[int]] = {}
 
     def passage(place: int) -> list[int]:
@@ -37,8 +43,7 @@ def make_texts(
             encoded[at] = tokenizer.encode(passages[at], add_special_tokens=False)
         return encoded[at]
 
-    texts = []
-    for number in numbers:
+    def question(number: int) -> str:
         task = TASKS[number % len(TASKS)]
         bare = tokenizer.encode(chat_text(tokenizer, task), add_special_tokens=False)
         room = max(1, tokens - len(bare))
@@ -48,15 +53,18 @@ def make_texts(
         while len(text) < room:
             text += passage(place)
             place += 1
-        texts.append(chat_text(tokenizer, f"{tokenizer.decode(text[:room])}\n\n{task}"))
-    return texts
+        return f"{tokenizer.decode(text[:room])}\n\n{task}"
+
+    every = [range(turns * number, turns * (number + 1)) for number in numbers]
+    return [chat_text(tokenizer, *map(question, of_chat)) for of_chat in every]
 
 
-def chat_text(tokenizer: Any, content: str) -> str:
-    """One question in the model's chat template, if it has one."""
+def chat_text(tokenizer: Any, *questions: str) -> str:
+    """A chat of these questions in the model's chat template, if it has one. `ANSWER` stands for
+    each answer but the last, which the server is to give to all of this."""
     if getattr(tokenizer, "chat_template", None) is None:
-        return content
-    text: str = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-    )
+        return f"{ANSWER}\n\n".join(questions)
+    answer = {"role": "assistant", "content": ANSWER}
+    chat = [said for text in questions for said in (answer, {"role": "user", "content": text})]
+    text: str = tokenizer.apply_chat_template(chat[1:], tokenize=False, add_generation_prompt=True)
     return text

@@ -19,7 +19,7 @@ from benchmarks.common.about import about_run
 from benchmarks.common.arguments import combinations, engine_arguments, log_folder
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
-from benchmarks.serving.arguments import loads, parse
+from benchmarks.serving.arguments import SLACK_TOKENS, loads, parse
 from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.datasets import Dataset, find_dataset
 from benchmarks.serving.measure import Measure
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for client in args.client:
             CLIENTS[client].check()
-        found = [find_dataset(name) for name in args.dataset]
+        found = [find_dataset(name, args.turns) for name in args.dataset]
         datasets = {dataset.name: dataset for dataset in found}
         target = find_model(args.target, args.models, args.dtype, positions=args.max_model_len)
         drafts = [
@@ -116,7 +116,7 @@ def _prompts(target: str, datasets: dict[str, Dataset], args: argparse.Namespace
     from transformers import AutoTokenizer
 
     limits = [CLIENTS[client].longest_prompt for client in args.client]
-    room = args.max_model_len - args.tokens
+    room = args.max_model_len - args.turns * (args.tokens + SLACK_TOKENS) + SLACK_TOKENS
     longest = min([room, *(limit for limit in limits if limit is not None)])
     return Prompts(AutoTokenizer.from_pretrained(target), datasets, longest)
 

@@ -18,7 +18,7 @@ from benchmarks.serving.datasets import BUILT_IN, FOLDER
 from benchmarks.serving.records import KINDS, Load
 
 PASSAGE_TOKENS = 128  # of a prompt made of passages, unless said otherwise
-SLACK_TOKENS = 64  # by which prompts may be longer than asked for
+SLACK_TOKENS = 64  # by which prompts, or answers in a history, may be longer than asked for
 # What is special about a sweep.
 SWEEPS: dict[str, dict[str, Any]] = {
     "concurrency": {"concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256]},
@@ -66,6 +66,7 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--requests-per-client", type=int, default=4, help="for each place, at least")
     add("--tokens", type=int, default=256, help="of every answer")
     add("--prompt-tokens", type=numbers, help="default: 128 of passages; the data set's own")
+    add("--turns", type=int, default=1, help="of the chat that each request is, with client own")
     add("--repeats", type=int, default=1, help="times that every load is measured")
     add("--temperatures", type=reals, default=[0.0], help="of sampling, as in 0,0.7")
     place: dict[str, Any] = {"type": _place, "nargs": "+", "metavar": "KIND=GPU,.."}
@@ -81,14 +82,17 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     asked = parser.parse_known_args(arguments)[0]
     parser.set_defaults(**SWEEPS[asked.sweep])
     if asked.quick:
-        parser.set_defaults(**_QUICK, max_model_len=2048 if asked.sweep == "data" else 256)
+        length = 2048 if asked.sweep == "data" else 256 * asked.turns
+        parser.set_defaults(**_QUICK, max_model_len=length)
     args = parser.parse_args(arguments)
     args.tps = args.tps or [args.tp]
     args.drafts = args.drafts or [args.draft]
     if args.together and (missing := set(args.sides) - {kind for kind, _ in args.together}):
         parser.error(f"--together says nothing of {', '.join(sorted(missing))}")
-    needed = max(args.prompt_tokens or [PASSAGE_TOKENS]) + args.tokens + SLACK_TOKENS
-    if needed > args.max_model_len:
+    if args.turns > 1 and args.client != ["own"]:
+        parser.error("--turns needs --client own, as no other client can chat")
+    turn = max(args.prompt_tokens or [PASSAGE_TOKENS]) + args.tokens + SLACK_TOKENS
+    if (needed := args.turns * turn) > args.max_model_len:
         parser.error(f"these prompts and answers need --max-model-len {needed} or more")
     return args
 
@@ -102,8 +106,8 @@ def loads(args: argparse.Namespace) -> list[Load]:
             range(args.repeats), lengths, args.temperatures, args.concurrency
         ):
             requests = max(args.requests, args.requests_per_client * most)
-            load = Load(dataset, requests, args.tokens, most or None, tokens, temperature, repeat)
-            found.append(load)
+            of_answer = (args.tokens, most or None, tokens, temperature, repeat, args.turns)
+            found.append(Load(dataset, requests, *of_answer))
     return found
 
 

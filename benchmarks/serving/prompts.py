@@ -10,8 +10,8 @@ from benchmarks.standin.folders import say
 
 
 class Prompts:
-    """Questions of data sets in the target's chat template. longest: tokens of a prompt that
-    server and client take where data sets have lengths of their own."""
+    """Chats of data sets in the target's chat template. longest: tokens of all questions of a chat
+    that server and client take where data sets have lengths of their own."""
 
     def __init__(self, tokenizer: Any, datasets: Mapping[str, Dataset], longest: int):
         self._tokenizer = tokenizer
@@ -26,14 +26,16 @@ class Prompts:
         numbers = range(first, first + load.requests)
         dataset = self._datasets[load.dataset]
         if load.prompt_tokens is not None:
-            return make_texts(self._tokenizer, numbers, load.prompt_tokens, dataset.questions)
+            passages = [question for chat in dataset.chats for question in chat]
+            length = load.prompt_tokens
+            return make_texts(self._tokenizer, numbers, length, passages, load.turns)
         chats = self._of(dataset)
         return [chats[number % len(chats)] for number in numbers]
 
     def _of(self, dataset: Dataset) -> list[str]:
-        """All questions that clients take, each as a chat."""
+        """All chats that clients take."""
         if dataset.name not in self._chats:
-            chats = [chat_text(self._tokenizer, question) for question in dataset.questions]
+            chats = [chat_text(self._tokenizer, *questions) for questions in dataset.chats]
             kept = [chat for chat in chats if self._tokens(chat) <= self._longest]
             if not kept:
                 raise ValueError(

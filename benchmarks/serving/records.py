@@ -12,7 +12,8 @@ OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draf
 class Load(msgspec.Struct, frozen=True):
     """What clients ask of a server. concurrency: requests under way at most; None: any number.
     prompt_tokens: approximate length of each prompt; None: the data set's own. tokens: length of
-    each answer. repeat: number of this repetition, from 0."""
+    each answer. repeat: number of this repetition, from 0. turns: of the chat that each
+    request is."""
 
     dataset: str
     requests: int
@@ -21,6 +22,7 @@ class Load(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     temperature: float = 0.0
     repeat: int = 0
+    turns: int = 1
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ class Seen(msgspec.Struct, frozen=True):
     time to the first token; itl: time between two messages with tokens (speculation puts several
     tokens into one message); tpot: an answer's time after its first token, divided by the tokens
     after it; e2e: of a whole answer; gap: an answer's longest itl. texts: the answers, in the order
-    of the prompts. None, or empty: the client does not tell.
+    of the prompts; of a chat, all its answers in one. None, or empty: the client does not tell.
     """
 
     completed: int

@@ -13,6 +13,7 @@ _OF_LOAD: dict[str, Callable[[Run], str]] = {
     "client": lambda run: run.client,
     "data": lambda run: run.load.dataset,
     "prompt": lambda run: _told(run.load.prompt_tokens, "own"),
+    "turns": lambda run: str(run.load.turns),
     "T": lambda run: f"{run.load.temperature:g}",
     "clients": lambda run: _told(run.load.concurrency, "any"),
     "repeat": lambda run: str(run.load.repeat),
@@ -86,7 +87,7 @@ def _row(
 
 
 def _same_texts(run: Run, plain: Run | None) -> str:
-    """How many greedy answers are plain vLLM's, of all. In 16 bits some part at near ties."""
+    """How many greedy answers, or chats, are plain vLLM's. In 16 bits some part at near ties."""
     if plain is None or run.load.temperature or not (run.seen.texts and plain.seen.texts):
         return _NONE
     same = sum(own == other for own, other in zip(run.seen.texts, plain.seen.texts))

@@ -10,6 +10,7 @@ from itertools import pairwise
 import aiohttp
 import numpy as np
 
+from benchmarks.common.prompts import ANSWER
 from benchmarks.common.server import NAME
 from benchmarks.common.streaming import RequestFailed, session, stream
 from benchmarks.serving.clients.task import ClientFailed, Task
@@ -19,7 +20,7 @@ _STALL_S = 3600.0
 
 
 class OwnClient:
-    """Streams completions, and counts tokens as the server does."""
+    """Streams completions, a chat's one after the other; counts tokens as the server does."""
 
     longest_prompt: int | None = None
 
@@ -30,12 +31,12 @@ class OwnClient:
         """Run a load. `ClientFailed` if a request fails."""
         started = time.monotonic()
         try:
-            streams = asyncio.run(_ask_all(task.url, task.prompts, task.load))
+            chats = asyncio.run(_ask_all(task.url, task.prompts, task.load))
         except (aiohttp.ClientError, RequestFailed) as error:
             raise ClientFailed(str(error)) from None
         seconds = time.monotonic() - started
         # Decoded now, so that decoding delays no other answer.
-        return sum_up([_decode(begun, messages) for begun, messages in streams], seconds)
+        return sum_up([[_decode(*turn) for turn in chat] for chat in chats], seconds)
 
 
 @dataclass
@@ -59,8 +60,9 @@ class Answer:
         return seconds / (self.tokens - 1) if self.tokens > 1 else None
 
 
-def sum_up(answers: Sequence[Answer], seconds: float) -> Seen:
-    """The figures of ``answers``, one at least, which took ``seconds`` together."""
+def sum_up(chats: Sequence[Sequence[Answer]], seconds: float) -> Seen:
+    """The figures of all answers, one at least, which took ``seconds`` together."""
+    answers = [answer for chat in chats for answer in chat]
     tpots = [answer.tpot_s for answer in answers]
     return Seen(
         completed=len(answers),
@@ -71,7 +73,7 @@ def sum_up(answers: Sequence[Answer], seconds: float) -> Seen:
         itl=spread([itl for answer in answers for itl in answer.itls_s]),
         tpot=spread([tpot for tpot in tpots if tpot is not None]),
         gap=spread([max(answer.itls_s, default=0.0) for answer in answers]),
-        texts=[answer.text for answer in answers],
+        texts=[ANSWER.join(answer.text for answer in chat) for chat in chats],
     )
 
 
@@ -85,17 +87,21 @@ def spread(seconds: Sequence[float]) -> Spread:
 _Stream = tuple[float, list[tuple[float, bytes]]]  # when asked, and when each message came
 
 
-async def _ask_all(url: str, prompts: Sequence[str], load: Load) -> list[_Stream]:
+async def _ask_all(url: str, prompts: Sequence[str], load: Load) -> list[list[_Stream]]:
     places = asyncio.Semaphore(load.concurrency or len(prompts))
     async with session(url, _STALL_S) as opened:
 
-        async def ask(prompt: str) -> _Stream:
+        async def chat(prompt: str) -> list[_Stream]:
+            history, turns = "", list[_Stream]()
             async with places:
-                begun = time.monotonic()
-                body = _body(load, prompt)
-                return begun, [(time.monotonic(), line) async for line in stream(opened, body)]
+                for text in prompt.split(ANSWER):
+                    history += _decode(*turns[-1]).text + text if turns else text
+                    begun, body = time.monotonic(), _body(load, history)
+                    lines = [(time.monotonic(), line) async for line in stream(opened, body)]
+                    turns.append((begun, lines))
+            return turns
 
-        return await asyncio.gather(*map(ask, prompts))
+        return await asyncio.gather(*map(chat, prompts))
 
 
 def _body(load: Load, prompt: str) -> dict[str, object]:

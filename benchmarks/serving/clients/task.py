@@ -15,7 +15,8 @@ _LAST_WORDS = 3000
 @dataclass(frozen=True)
 class Task:
     """A load on the server at a URL. tokenizer: folder or hub name of the target. prompts: a text
-    for each request, the chat template included. scratch: an empty folder for files."""
+    for each request, the chat template included; of several turns, with `ANSWER` where an answer of
+    the server's belongs. scratch: an empty folder for files."""
 
     url: str
     tokenizer: str

@@ -10,6 +10,7 @@ from threading import Thread
 import pytest
 from aiohttp import web
 
+from benchmarks.common.prompts import ANSWER
 from benchmarks.serving.clients import sglang, vllm
 from benchmarks.serving.clients.own import Answer, OwnClient, sum_up
 from benchmarks.serving.clients.task import ClientFailed, Task
@@ -82,6 +83,23 @@ def test_what_clients_see(tmp_path):
     assert seen.tpot.mean == pytest.approx(3 * seen.itl.mean / 8)
 
 
+def test_a_chat_has_the_answers_of_the_server(tmp_path):
+    asked = []
+
+    async def answer(body, write):
+        asked.append(body["prompt"])
+        for letter in "xyz"[: len(asked)]:
+            await write({"choices": [{"text": letter}]})
+        await write({"choices": [], "usage": {"completion_tokens": len(asked)}})
+
+    with streaming_server(answer) as url:
+        chats = (f"a{ANSWER}b{ANSWER}c", "d")
+        seen = OwnClient().measure(task(url, tmp_path, chats, concurrency=1, turns=3))
+    assert asked == ["a", "axb", "axbxyc", "d"], "one turn after the other"
+    assert (seen.completed, seen.tokens) == (4, 1 + 2 + 3 + 4), "a turn is a request"
+    assert seen.texts == [ANSWER.join(["x", "xy", "xyz"]), "xyz"], "whole chats"
+
+
 def test_an_answer_without_its_number_of_tokens_is_an_error(tmp_path):
     async def answer(body, write):
         await write({"choices": [{"text": "a"}]})
@@ -92,7 +110,7 @@ def test_an_answer_without_its_number_of_tokens_is_an_error(tmp_path):
 
 def test_percentiles():
     answers = [Answer([0.1, 0.1 + itl], "ab", 3) for itl in (0.1, 0.2, 0.9)]
-    seen = sum_up([*answers, Answer([0.2], "a", 1)], 2.0)
+    seen = sum_up([answers, [Answer([0.2], "a", 1)]], 2.0)
     assert (seen.completed, seen.tokens) == (4, 10)
     assert seen.ttft.mean == pytest.approx(125) and seen.ttft.p50 == pytest.approx(100)
     assert seen.itl.p50 == pytest.approx(200) and seen.itl.p99 == pytest.approx(886)

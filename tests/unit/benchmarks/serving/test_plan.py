@@ -69,6 +69,8 @@ def test_requests_for_every_place():
     assert [load.requests for load in loads(args)] == [8, 48]
     assert [load.prompt_tokens for load in loads(args)] == [128, 128], "passages have no length"
     assert loads(parse(["--dataset", "gsm8k"], None))[0].prompt_tokens is None
+    args = parse(["--quick", "--client", "own", "--turns", "5"], None)
+    assert loads(args)[0].turns == 5 and args.max_model_len == 1280
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,8 @@ def test_requests_for_every_place():
         (["--sides", "plain,magic"], "no such sides: magic; choose from plain, draft_model"),
         (["--client", "curl"], "no such clients: curl; choose from vllm, sglang, own"),
         (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
+        (["--client", "own", "--turns", "5"], "need --max-model-len 2240 or more"),
+        (["--client", "vllm,own", "--turns", "5"], "--turns needs --client own"),
         ([*PLAIN_AND_SSD, "plain=1"], "--together says nothing of ssd"),
         ([*PLAIN_AND_SSD, "plain=1", "ssd"], "'ssd' is not a kind of side and its GPUs"),
         ([*PLAIN_AND_SSD, "plain=1", "sssd=0"], "'sssd=0' is not a kind of side and its GPUs"),
