@@ -119,7 +119,7 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4420,
+    "../benchmarks": 4500,
     "../tests": 20900,
     "protocol": 2230,
     "draft": 4840,
