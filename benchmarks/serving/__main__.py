@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from benchmarks.common.about import about_run
 from benchmarks.common.arguments import combinations, engine_arguments, log_folder
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.models import find_model
-from benchmarks.serving.arguments import SLACK_TOKENS, loads, parse
+from benchmarks.serving.arguments import SLACK_TOKENS, STANDIN, loads, parse
 from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.datasets import Dataset, find_dataset
 from benchmarks.serving.measure import Measure
@@ -28,6 +29,7 @@ from benchmarks.serving.records import Result, Saved, Side
 from benchmarks.serving.sides import Plan
 from benchmarks.serving.table import markdown
 from benchmarks.standin.folders import say
+from benchmarks.standin.head import write_head
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             find_model(draft, args.models, args.dtype, args.drop, args.max_model_len)
             for draft in args.drafts
         ]
+        if args.eagle3 == STANDIN:
+            args.eagle3 = str(write_head(Path(target.path), args.models))
     except ValueError as error:
         say(f"python -m benchmarks.serving: {error}")
         return 2
@@ -62,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tps=args.tps,
         options=combinations(args.option),
         eagle3=args.eagle3,
+        accepted=args.accepted,
         quantisation=args.quantisation,
     )
     sides = plan.sides()

@@ -19,6 +19,7 @@ from benchmarks.serving.records import KINDS, Load
 
 PASSAGE_TOKENS = 128  # of a prompt made of passages, unless said otherwise
 SLACK_TOKENS = 64  # by which prompts, or answers in a history, may be longer than asked for
+STANDIN = "standin"  # in place of a head's name
 # What is special about a sweep.
 SWEEPS: dict[str, dict[str, Any]] = {
     "concurrency": {"concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256]},
@@ -53,7 +54,10 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--k", type=numbers, default=[7], help="of ssd, each with every f")
     add("--f", type=numbers, default=[3], help="of ssd, each with every k")
     add("--other-k", type=numbers, default=[3], help="of draft_model, ngram and eagle3")
-    add("--eagle3", metavar="HEAD", help="folder or hub name of a head; without it no such side")
+    head = f'folder or hub name of a head, or "{STANDIN}"; without it no such side'
+    add("--eagle3", metavar="HEAD", help=head)
+    given = f"tokens a round that --eagle3 {STANDIN} is given, each a side; default: 2.5,3,3.5"
+    add("--accepted", type=reals, default=[2.5, 3.0, 3.5], help=given)
     add("--quantisation", default="fp8", help="of ssd-quantised's draft, as vLLM names it")
     add(
         "--dataset",
@@ -87,6 +91,10 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     args = parser.parse_args(arguments)
     args.tps = args.tps or [args.tp]
     args.drafts = args.drafts or [args.draft]
+    args.accepted = args.accepted if args.eagle3 == STANDIN else []  # else it is measured
+    for tokens, k in product(args.accepted, args.other_k):
+        if not 1 <= tokens <= k + 1:
+            parser.error(f"--accepted {tokens:g}: with k={k} a round has 1 to {k + 1} tokens")
     if args.together and (missing := set(args.sides) - {kind for kind, _ in args.together}):
         parser.error(f"--together says nothing of {', '.join(sorted(missing))}")
     if args.turns > 1 and args.client != ["own"]:

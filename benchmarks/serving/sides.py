@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.common.models import Model
 from benchmarks.common.sides import engine_environment
 from benchmarks.serving.records import OURS, Kind, Side
+from benchmarks.standin.head import head_options
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Plan:
 
     engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
     as is each k and f of ssd. ssd-f0 has the same k; draft_model, ngram and eagle3, whose head
-    is ``eagle3``, have ``other_k``. options: further ones of ssd, each combination a side.
+    is ``eagle3``, have ``other_k``. accepted: tokens a round that a head without weights is given,
+    each a side. options: further ones of ssd, each combination a side.
     quantisation: of the draft of ssd-quantised, as vLLM names it. gpus: visible ones, 0 on CPUs.
     """
 
@@ -30,6 +32,7 @@ class Plan:
     tps: Sequence[int] = (1,)
     options: Sequence[dict[str, Any]] = ({},)
     eagle3: str | None = None
+    accepted: Sequence[float] = ()
     quantisation: str = "fp8"
 
     def sides(self) -> list[Side]:
@@ -53,6 +56,8 @@ class Plan:
             return f"{side.name} needs {side.gpus} GPUs of {self.gpus}"
         if side.kind == "ssd-quantised" and self.quantisation == "fp8" and not self.gpus:
             return f"{side.name} needs a GPU, or another --quantisation"
+        if side.kind == "eagle3" and self.accepted and not self.gpus:
+            return f"{side.name} needs a GPU: vLLM gives no acceptance on CPUs"
         return None
 
     def _of_kind(self, kind: Kind) -> list[tuple[str, dict[str, Any] | None]]:
@@ -65,7 +70,9 @@ class Plan:
             models = [(draft.path, self._of(draft)) for draft in self.drafts]
             return self._vllms(kind, [({"model": path}, told) for path, told in models])
         if kind == "eagle3":
-            return self._vllms(kind, [({"model": self.eagle3}, "")] if self.eagle3 else [])
+            head = {"model": self.eagle3}
+            given = [({**head, **head_options(n)}, f" given {n:g}") for n in self.accepted]
+            return self._vllms(kind, given or ([(head, "")] if self.eagle3 else []))
         return self._vllms(kind, [({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, "")])
 
     def _vllms(

@@ -7,6 +7,7 @@ from benchmarks.common.markdown import table_head, table_row
 from benchmarks.serving.records import KINDS, OURS, Kind, Load, Result, Run, Side, Spread
 
 _NONE = "–"
+_GIVEN = "tokens a round are given, not measured. The head has no weights: its drafts are nonsense."
 # Those that others are compared with; ssd-f0 is ordinary speculation.
 _BASELINES = [kind for kind in KINDS if kind not in OURS or kind == "ssd-f0"]
 _OF_LOAD: dict[str, Callable[[Run], str]] = {
@@ -34,6 +35,8 @@ def markdown(results: Sequence[Result]) -> str:
         shown = [name for name in rows[0] if any(row[name] != _NONE for row in rows)]
         lines.append(table_head(shown))
         lines += [table_row([cells[name] for name in shown]) for cells in rows]
+        if given := dict.fromkeys(side.name for side, _ in runs if _is_given(side)):
+            lines += ["", f"{', '.join(given)}: {_GIVEN}"]
     for result in results:
         if result.error is not None:
             lines += ["", f"{result.side.name} failed:", "", "```", result.error, "```"]
@@ -82,7 +85,8 @@ def _row(
     yield "longest gap", _spread(seen.gap, 0)
     yield "tokens a round", f"{counted.tokens_per_round:.2f}" if counted else _NONE
     yield "hit / miss / late", _shares(counted)
-    plain = None if side.kind == "plain" else beside(side, run, runs, "plain")
+    comparable = side.kind != "plain" and not _is_given(side)
+    plain = beside(side, run, runs, "plain") if comparable else None
     yield "texts as plain", _same_texts(run, plain)
 
 
@@ -92,6 +96,11 @@ def _same_texts(run: Run, plain: Run | None) -> str:
         return _NONE
     same = sum(own == other for own, other in zip(run.seen.texts, plain.seen.texts))
     return f"{same} of {len(run.seen.texts)}"
+
+
+def _is_given(side: Side) -> bool:
+    """Whether its tokens a round were set beforehand."""
+    return "synthetic_acceptance_length" in side.engine.get("speculative_config", {})
 
 
 def _by_load(runs: Sequence[tuple[Side, Run]]) -> list[tuple[Side, Run]]:

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from vllm.config import LoadConfig, ModelConfig
 from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.platforms import current_platform
 
 from benchmarks.standin.build import STANDIN_KEY
+from benchmarks.standin.head import HEAD_FORMAT
 from benchmarks.standin.shapes import Shape
 from benchmarks.standin.widen import standin_tensors
 
@@ -25,8 +27,9 @@ LOAD_FORMAT = STANDIN_KEY
 
 
 def register() -> None:
-    """Entry point of the plugin: teach vLLM the load format."""
+    """Entry point of the plugin: teach vLLM this load format, and that of heads."""
     register_model_loader(LOAD_FORMAT)(StandinLoader)
+    register_model_loader(HEAD_FORMAT)(HeadLoader)
 
 
 class StandinLoader(DefaultModelLoader):
@@ -61,6 +64,17 @@ class StandinLoader(DefaultModelLoader):
             torch.device(current_platform.device_type),
             recipe["drop"],
         )
+
+
+class HeadLoader(DummyModelLoader):
+    """Gives a head of EAGLE-3 random weights. Its token ids stay zeros: draft token i is the
+    target's token i."""
+
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        """As load format "dummy" does; but there the head would use the target's output layer,
+        which is larger than its own."""
+        super().load_weights(model, model_config)
+        model.has_own_lm_head = True
 
 
 def _recipe(model_config: ModelConfig) -> dict[str, Any] | None:

@@ -119,8 +119,8 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4500,
-    "../tests": 20900,
+    "../benchmarks": 4540,
+    "../tests": 21000,
     "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,

@@ -8,8 +8,9 @@ from benchmarks.common.models import Model
 from benchmarks.serving import __main__ as serving
 from benchmarks.serving.arguments import loads, parse
 from benchmarks.serving.clients import sglang
-from benchmarks.serving.records import KINDS
+from benchmarks.serving.records import KINDS, Load, Result, Run, Seen, Spread
 from benchmarks.serving.sides import Plan
+from benchmarks.serving.table import markdown
 
 PLAIN_AND_SSD = ("--sides", "plain,ssd", "--together")
 ONE, TWO = Model("one", "one", "auto", "one"), Model("two", "two", "auto", "two")
@@ -55,6 +56,27 @@ def test_without_a_head_there_is_no_eagle3():
     assert plan(kinds=["eagle3"]).sides() == []
 
 
+def test_each_acceptance_that_a_head_is_given_is_a_side():
+    heads = plan(kinds=["eagle3"], eagle3="head", other_k=[3, 5], accepted=[2.5, 3.0]).sides()
+    assert [side.name for side in heads][1:3] == ["eagle3 k=5 given 2.5", "eagle3 k=3 given 3"]
+    told = heads[0].engine["speculative_config"]
+    assert told["model"] == "head" and told["synthetic_acceptance_length"] == 2.5
+    assert told["draft_load_config"] == {"load_format": "standin-head"}, "not the target's"
+    assert parse(["--eagle3", "standin"], None).accepted == [2.5, 3.0, 3.5]
+    assert not parse(["--eagle3", "head"], None).accepted, "a trained one is measured"
+
+
+def test_the_table_says_what_was_given():
+    side, other = plan(kinds=["plain", "eagle3"], eagle3="head", accepted=[2.5]).sides()
+    times = Spread(1.0, 1.0, 1.0)
+    seen = Seen(1, 1.0, 9, times, times, times, times, texts=["text"])
+    run = Run("own", Load("passages", 1, 9), seen)
+    text = markdown([Result(side, [run]), Result(other, [run])])
+    assert "eagle3 k=3 given 2.5: tokens a round are given, not measured. The head has no" in text
+    assert "texts as plain" not in text, "one that drafts nonsense has another text"
+    assert "given" not in markdown([Result(side, [run])])
+
+
 def test_sides_that_need_more_gpus_are_left_out_and_named():
     small = plan(kinds=["plain", "ssd"], tps=[1, 2], gpus=2)
     assert [side.name for side in small.sides()] == ["plain TP 1", "ssd k=7 f=3 TP 1", "plain TP 2"]
@@ -62,6 +84,7 @@ def test_sides_that_need_more_gpus_are_left_out_and_named():
     assert len(plan(tps=[1, 2], gpus=0, kinds=["ssd"]).sides()) == 2, "CPUs have no such number"
     (why,) = plan(kinds=["ssd-quantised"], gpus=0).left_out()
     assert "needs a GPU, or another --quantisation" in why
+    assert "GPU" in plan(kinds=["eagle3"], eagle3="head", accepted=[3], gpus=0).left_out()[0]
 
 
 def test_requests_for_every_place():
@@ -81,6 +104,7 @@ def test_requests_for_every_place():
         (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
         (["--client", "own", "--turns", "5"], "need --max-model-len 2240 or more"),
         (["--client", "vllm,own", "--turns", "5"], "--turns needs --client own"),
+        (["--eagle3", "standin", "--accepted", "4.5"], "4.5: with k=3 a round has 1 to 4 tokens"),
         ([*PLAIN_AND_SSD, "plain=1"], "--together says nothing of ssd"),
         ([*PLAIN_AND_SSD, "plain=1", "ssd"], "'ssd' is not a kind of side and its GPUs"),
         ([*PLAIN_AND_SSD, "plain=1", "sssd=0"], "'sssd=0' is not a kind of side and its GPUs"),
@@ -98,6 +122,7 @@ def test_a_bad_command_line(arguments, sentence, capsys):
         (["--client", "sglang"], "run `make bench-clients`"),
         (["--client", "own", "--dataset", "nothing"], "no data set 'nothing': write passages"),
         (["--client", "own", "--dataset", "none.jsonl"], "there is no file none.jsonl"),
+        (["--client", "own", "--target", "hub/name", "--eagle3", "standin"], "hub/name is none"),
         (["--client", "own", "--max-model-len", "9000"], "smollm2 takes texts of 8192 tokens"),
     ],
 )
