@@ -13,7 +13,6 @@ from vllm_ssd.protocol import make_stamp
 from vllm_ssd.protocol.draft_probs import pack
 from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.predictions import PredictionWriter
-from vllm_ssd.worker import confidence_kernels as kinds
 from vllm_ssd.worker.confidence import MANY_ROWS
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
@@ -133,25 +132,25 @@ def the_scheduler_is_told_when_the_plan_is_to_do_without(folder, device):
     assert told == [1, 1, 0]
 
 
-def confidence_is_what_drafts_of_the_kind_were_worth(folder, device):
+def chances_are_what_doubts_were_worth(folder, device):
     target = _with_a_hit(folder, device)
     confidence = target.client.confidence
     target.step([(0, 1)])
     before = confidence.current[0].tolist()
-    assert all(chance > 0.5 for chance in before)
+    assert before == [pytest.approx(0.5)] * K, "of drafts of which nothing is known"
     # The first is accepted, the second is not, the third was verified for nothing.
     target.write(0, [11, 99])
     target.step([(0, 2, 2)])
-    branch = confidence.acceptance[kinds.FROM_BRANCH.value].tolist()
-    assert branch[0] > before[0] and branch[1] < before[1] and branch[2:] == before[2:]
-    assert confidence.current[0].tolist() == confidence.acceptance[kinds.GUESSED.value].tolist()
+    of_draft, of_guess, of_others = confidence.shares.tolist()
+    assert of_draft == pytest.approx((0.99 + 0.5 * 2) / (2 * 0.99 + 2))
+    expected = [1 - of_guess, *[1 - of_others] * (K - 1)]
+    assert confidence.current[0].tolist() == pytest.approx(expected)
     assert target.counted("verified") == [1, 1, 1, 0]
     assert target.counted("taken") == [1, 0, 0, 0]
-    # The guesses of this round are graded as guesses.
+    # The guesses of this round are graded as guesses: the first one, as no other was reached.
     target.write(0, [98])
     target.step([(0, 1, K)])
-    assert confidence.acceptance[kinds.GUESSED.value, 0] < confidence.current[0, 1]
-    assert confidence.acceptance[kinds.LEFT_OVER.value].tolist() == before
+    assert confidence.shares[1].item() > of_guess and confidence.shares[2].item() == of_others
     assert target.counted("verified") == [1, 1, 1, 0], "guesses are not the draft's"
 
 
@@ -171,24 +170,26 @@ def what_drafts_are_worth_does_not_follow_from_which_they_are(folder, device):
 
 
 def drafts_that_the_draft_was_sure_of_are_worth_more(folder, device):
-    """1 - c (1 - p), where c is the rejected share of the draft's doubts."""
-    target = _with_a_hit(folder, device, top_probs=(0.9, 0.4, 0.8, np.nan))
+    target = _with_a_hit(folder, device, top_probs=(0.9, 0.4, 0.8, 1))
     confidence = target.client.confidence
     target.step([(0, 1)])
-    others = confidence.acceptance[kinds.FROM_BRANCH.value].tolist()
-    assert confidence.current[0].tolist() == pytest.approx([0.95, 0.7, 0.9, others[3]])
+    assert confidence.current[0].tolist() == pytest.approx([0.95, 0.7, 0.9, 0.9999])
+    # The next rounds are expected to be like the text, whichever drafts were drawn.
+    mean = confidence.usual[0].item()
+    assert mean == pytest.approx((0.99 * 0.95 + 0.7 * 2) / (0.99 + 2))
     # The first is verified and accepted, and the bonus is the second. Two are left over.
     target.write(0, [11, 12])
     target.step([(0, 2, 0)])
-    doubted, rejected, share = confidence.doubts.tolist()
+    (doubted, rejected), share = confidence.doubts[0].tolist(), confidence.shares[0].item()
     assert doubted == pytest.approx(0.99 * 0.1) and rejected == 0
     assert share == pytest.approx(0.5 * 2 / (doubted + 2))
-    assert confidence.current[0, :2].tolist() == pytest.approx([0.9, others[1]])
+    assert confidence.current[0].tolist() == pytest.approx([0.9, 0.9999, 0, 0])
+    assert confidence.expected[0].tolist() == pytest.approx([mean] * K)
     # One of them is verified and rejected.
     target.write(0, [99])
     target.step([(0, 1, 1)])
-    _, rejected, later = confidence.doubts.tolist()
-    assert rejected == pytest.approx(0.99) and later > share
+    assert confidence.doubts[0, 1].item() == pytest.approx(0.99)
+    assert confidence.shares[0].item() > share
 
 
 def few_rows_are_expected_to_have_drafts_next(folder, device):
@@ -205,7 +206,8 @@ def what_is_left_over_says_nothing_of_the_next_supply(folder, device):
     target = _with_a_hit(folder, device)
     confidence = target.client.confidence
     target.step([(0, 1)])
-    assert confidence.typical.tolist() == confidence.acceptance[kinds.FROM_BRANCH.value].tolist()
+    mean, *typical = confidence.usual.tolist()
+    assert typical == pytest.approx([mean] * K)
     target.write(0, [11, 12])
     with mock.patch("vllm_ssd.worker.device_client.MANY_ROWS", 1):
         target.step([(0, 2, 0)])
@@ -213,7 +215,8 @@ def what_is_left_over_says_nothing_of_the_next_supply(folder, device):
     assert confidence.expected[0].count_nonzero() == K
     target.write(0, [99])  # without drafts
     target.step([(0, 1, 2)])
-    assert 0.4 < confidence.typical[0] / confidence.acceptance[kinds.FROM_BRANCH.value, 0] < 0.6
+    mean, typical, *_ = confidence.usual.tolist()
+    assert 0.4 < typical / mean < 0.6
 
 
 def a_row_without_an_outcome_is_worth_nothing(folder, device):
@@ -230,7 +233,7 @@ TRIMMED_CASES = [
     nothing_is_published_where_no_drafts_are_wanted,
     steps_scheduled_without_drafts_are_not_looked_up,
     the_scheduler_is_told_when_the_plan_is_to_do_without,
-    confidence_is_what_drafts_of_the_kind_were_worth,
+    chances_are_what_doubts_were_worth,
     what_drafts_are_worth_does_not_follow_from_which_they_are,
     drafts_that_the_draft_was_sure_of_are_worth_more,
     few_rows_are_expected_to_have_drafts_next,

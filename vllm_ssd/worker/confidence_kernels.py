@@ -8,43 +8,42 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Kinds of a round's draft tokens, by their source. The target accepts another share of each kind.
-# FROM_BRANCH: the outcome was predicted. FROM_FALLBACK: drafted once the outcome was known.
-# LEFT_OVER: drafted for an earlier round, which had more draft tokens than were verified. GUESSED:
-# copied from the text (``guess_kernels.py``).
-KINDS = 4
-FROM_BRANCH, FROM_FALLBACK, LEFT_OVER, GUESSED = (tl.constexpr(kind) for kind in range(KINDS))
+# Kinds of a round's draft tokens. DRAFTED: the draft made them for this round. LEFT_OVER: it made
+# them for an earlier round, which had more draft tokens than were verified. GUESSED: copied from
+# the text (``guess_kernels.py``).
+DRAFTED, LEFT_OVER, GUESSED = (tl.constexpr(kind) for kind in range(3))
+# Sources whose doubts are counted apart: the draft, the first token of a guess, its other tokens.
+SOURCES = 3
 _MOST = tl.constexpr(0.9999)  # greatest chance of a draft token
 
 
 @triton.jit
-def grade(grades, doubts, counters, kind, verified, accepted, drafted, top_probs, AT: tl.constexpr):
-    """Count the verified draft tokens of a row. grades: float32 [KINDS, k, 2]: tokens whose
-    predecessors were accepted, and those of them that were accepted too. doubts: float32 [3]: of
-    such tokens with a known top probability p the sum of 1 - p, and the rejected ones. counters:
+def doubts_of(kind, top_probs, AT: tl.constexpr):
+    """Return the source of each draft token of a row, int32 [token_lanes], and the doubt about it,
+    float32 [token_lanes]: 1 less the draft's largest probability at its place, 1 if that is not
+    known."""
+    lane = tl.arange(0, AT.token_lanes)
+    source = tl.where(kind == GUESSED, tl.minimum(lane, 1) + 1, 0)
+    known = (top_probs > 0) & (top_probs <= 1)
+    return source, tl.where(known & (source == 0), 1 - top_probs, 1.0)
+
+
+@triton.jit
+def grade(doubts, counters, kind, verified, accepted, drafted, top_probs, AT: tl.constexpr):
+    """Count the verified draft tokens of a row whose predecessors were accepted. doubts: float32
+    [SOURCES, 2], the sum of the doubts about them, and the number of rejected ones. counters:
     int64. drafted: int64, 1 if the draft made the tokens; the counters count only these. top_probs:
     float32 [token_lanes]."""
     lane = tl.arange(0, AT.token_lanes)
     reached = (lane < verified) & (lane <= accepted)
-    taken = reached & (lane < accepted)
-    at = grades + (kind * AT.k + lane) * 2
-    tl.atomic_add(at, 1.0, mask=reached, sem="relaxed")
-    tl.atomic_add(at + 1, 1.0, mask=taken, sem="relaxed")
-    tl.atomic_add(
-        counters + AT.counter_verified + lane, 1, mask=lane < verified * drafted, sem="relaxed"
-    )
-    known = reached & (lane < verified * drafted) & is_known(top_probs)
-    tl.atomic_add(doubts, tl.sum(tl.where(known, 1 - top_probs, 0.0)), sem="relaxed")
-    rejected = tl.sum((known & (taken == 0)).to(tl.float32))
-    tl.atomic_add(doubts + 1, rejected, sem="relaxed")
-    taken = taken & (lane < verified * drafted)
-    tl.atomic_add(counters + AT.counter_taken + lane, 1, mask=taken, sem="relaxed")
-
-
-@triton.jit
-def is_known(top_probs):
-    """True for each top probability that is known: neither nan nor damaged."""
-    return (top_probs > 0) & (top_probs <= 1)
+    taken = lane < tl.minimum(accepted, verified)
+    source, doubt = doubts_of(kind, top_probs, AT)
+    at = doubts + source * 2
+    tl.atomic_add(at, doubt, mask=reached, sem="relaxed")
+    tl.atomic_add(at + 1, 1.0, mask=reached & (lane >= accepted), sem="relaxed")
+    own = lane < verified * drafted
+    tl.atomic_add(counters + AT.counter_verified + lane, 1, mask=own, sem="relaxed")
+    tl.atomic_add(counters + AT.counter_taken + lane, 1, mask=own & taken, sem="relaxed")
 
 
 @triton.jit
@@ -58,9 +57,9 @@ def count_supply(supply, depth, AT: tl.constexpr):
 
 @triton.jit
 def weigh(
-    acceptance,
-    doubts,
-    typical,
+    shares,
+    first,
+    usual,
     supply,
     kind,
     depth,
@@ -73,59 +72,63 @@ def weigh(
     [token_lanes]: the chance of each to be there and accepted if those before it are.
 
     No chance is 1. So each token of a row is worth less than the one before it, and whether vLLM
-    verifies a token never depends on this token or on later ones.
+    verifies a token never depends on this token or on later ones. Nor do the chances of the next
+    rounds depend on drawn tokens: a first token's place follows from the text.
 
     A row that uses up left-over tokens has few because few were verified. To expect as few next
     time would keep it so, so it is expected to have what rows usually have.
     """
     lane = tl.arange(0, AT.token_lanes)
     there = lane < tl.minimum(tl.where(kind == GUESSED, AT.k, depth), most_drafts)
-    of_kind = tl.load(acceptance + kind * AT.k + lane, mask=there, other=0.0)
-    chance = tl.minimum(tl.maximum(1 - tl.load(doubts + 2) * (1 - top_probs), 0.0), _MOST)
-    known = there & (kind != GUESSED) & is_known(top_probs)
+    source, doubt = doubts_of(kind, top_probs, AT)
+    chance = tl.minimum(tl.maximum(1 - tl.load(shares + source) * doubt, 0.0), _MOST)
+    current = tl.where(there, chance, 0.0)
     if kind != LEFT_OVER:
         count_supply(supply, depth, AT)
+    begins = (lane == 0) & (lane < tl.where(kind == DRAFTED, depth, 0))
+    tl.atomic_add(first + lane, chance, mask=begins, sem="relaxed")
+    tl.atomic_add(first + 1 + lane, 1.0, mask=begins, sem="relaxed")
+    mean = tl.load(usual)
+    drafted = tl.where(there & (kind == DRAFTED), mean, current)
     # A branch of k draft tokens if every row is expected to have one, else what rows usually have.
     most = lane < tl.minimum(AT.k, most_drafts)
-    all_drafts = tl.load(acceptance + FROM_BRANCH * AT.k + lane, mask=most, other=0.0)
-    usual = tl.load(typical + lane, mask=most, other=0.0)
-    usual = tl.where(expects_drafts != 0, all_drafts, usual)
+    typical = tl.where(expects_drafts != 0, mean, tl.load(usual + 1 + lane, mask=most, other=0.0))
     lacking = (kind == LEFT_OVER) | ((kind == GUESSED) & (expects_drafts != 0))
-    return tl.where(known, chance, of_kind), tl.where(lacking, usual, of_kind)
+    return current, tl.where(lacking, tl.where(most, typical, 0.0), drafted)
 
 
 @triton.jit
 def calibrate_kernel(
-    grades,  # float32 [cells, 2], as ``grade`` counts them; written: faded
-    prior,  # float32 [cells]: acceptance while nothing is known
-    acceptance,  # float32 [cells], written; first those of branches
-    doubts,  # float32 [3], as ``grade`` counts them; written: faded, and last the rejected share
+    doubts,  # float32 [SOURCES, 2], as ``grade`` counts them; written: faded
+    prior,  # float32 [SOURCES]: rejected share of the doubts while nothing is known
+    shares,  # float32 [SOURCES], written: rejected share of the doubts
+    first,  # float32 [2]: chances of rows' first draft tokens, and their number; written: faded
     supply,  # float32 [k + 1], as ``count_supply`` counts it; written: faded
-    typical,  # float32 [k], written: as ``look_up_kernel`` reads it
-    fade,  # factor of a grade's weight per step
-    weight,  # weight of the prior, in draft tokens
-    over_doubt,  # rejected share of the doubts while nothing is known
+    usual,  # float32 [k + 1], written: as ``look_up_kernel`` reads it
+    fade,  # factor of a count's weight per step
+    weight,  # weight of what is assumed at first, in draft tokens
+    accepted,  # chance of a first draft token while nothing is known
+    SOURCES: tl.constexpr,
     K: tl.constexpr,
-    CELLS: tl.constexpr,
-    LANES: tl.constexpr,  # CELLS rounded up to a power of two
+    LANES: tl.constexpr,  # at least k + 1 and SOURCES, a power of two
 ):
     """Fade the counts after a step, and derive the chances for the next one."""
-    cell = tl.arange(0, LANES)
-    there = cell < CELLS
-    tried = tl.load(grades + cell * 2, mask=there, other=0.0) * fade
-    taken = tl.load(grades + cell * 2 + 1, mask=there, other=0.0) * fade
-    tl.store(grades + cell * 2, tried, mask=there)
-    tl.store(grades + cell * 2 + 1, taken, mask=there)
-    before = tl.load(prior + cell, mask=there, other=0.0)
-    chance = (taken + before * weight) / (tried + weight)
-    tl.store(acceptance + cell, chance, mask=there)
-    fewer = tl.load(supply + cell, mask=cell < K, other=0.0)
-    rows = tl.load(supply + 1 + cell, mask=cell < K, other=0.0)
-    tl.store(typical + cell, chance * rows / tl.maximum(fewer, 1e-6), mask=cell < K)
-    doubted, rejected = tl.load(doubts) * fade, tl.load(doubts + 1) * fade
-    tl.store(doubts, doubted)
-    tl.store(doubts + 1, rejected)
-    tl.store(doubts + 2, (rejected + over_doubt * weight) / (doubted + weight))
+    lane = tl.arange(0, LANES)
+    of_source = lane < SOURCES
+    doubted = tl.load(doubts + lane * 2, mask=of_source, other=0.0) * fade
+    rejected = tl.load(doubts + lane * 2 + 1, mask=of_source, other=0.0) * fade
+    tl.store(doubts + lane * 2, doubted, mask=of_source)
+    tl.store(doubts + lane * 2 + 1, rejected, mask=of_source)
+    assumed = tl.load(prior + lane, mask=of_source, other=0.0) * weight
+    tl.store(shares + lane, (rejected + assumed) / (doubted + weight), mask=of_source)
+    chances, rows = tl.load(first) * fade, tl.load(first + 1) * fade
+    tl.store(first, chances)
+    tl.store(first + 1, rows)
+    mean = (chances + accepted * weight) / (rows + weight)
+    fewer = tl.load(supply + lane, mask=lane < K, other=0.0)
+    with_token = tl.load(supply + 1 + lane, mask=lane < K, other=0.0)
+    tl.store(usual, mean)
+    tl.store(usual + 1 + lane, mean * with_token / tl.maximum(fewer, 1e-6), mask=lane < K)
     tl.debug_barrier()
-    counted = tl.load(supply + cell, mask=cell <= K, other=0.0)
-    tl.store(supply + cell, counted * fade, mask=cell <= K)
+    counted = tl.load(supply + lane, mask=lane <= K, other=0.0)
+    tl.store(supply + lane, counted * fade, mask=lane <= K)

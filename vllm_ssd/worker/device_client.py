@@ -92,8 +92,8 @@ class DeviceClient:
             self._zeros(count, layout.tally_lanes),
             *(self._counted, self._zeros(2)),
             *(self._zeros(count, k), self._zeros(count, k, top_m)),
-            *(self._zeros(count, k, dtype=torch.float32), chances.grades, chances.doubts),
-            *(chances.acceptance, chances.supply, chances.typical),
+            *(self._zeros(count, k, dtype=torch.float32), chances.doubts, chances.shares),
+            *(chances.first, chances.usual, chances.supply),
             *(chances.current, chances.expected),
         )
         self._constants = (look_ns, connection.max_len, connection.vocab_size, layout)

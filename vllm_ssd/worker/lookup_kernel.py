@@ -18,14 +18,7 @@ import triton.language as tl
 from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.protocol.outcome_kernels import confirm, publish
 from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_heads, read_newest
-from vllm_ssd.worker.confidence_kernels import (
-    FROM_BRANCH,
-    FROM_FALLBACK,
-    GUESSED,
-    LEFT_OVER,
-    grade,
-    weigh,
-)
+from vllm_ssd.worker.confidence_kernels import DRAFTED, GUESSED, LEFT_OVER, grade, weigh
 from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 
@@ -74,11 +67,11 @@ def look_up_kernel(
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
     last_probs,  # int64 [slots, k, top_m], what they were sampled from
     last_top_probs,  # float32 [slots, k], as the table has them
-    grades,  # float32 [KINDS, k, 2], as ``grade`` counts them
-    doubts,  # float32 [3]: the first two as ``grade`` counts them, then their ratio
-    acceptance,  # float32 [KINDS, k]: chance of a draft whose predecessors are accepted
+    doubts,  # float32 [SOURCES, 2], as ``grade`` counts them
+    shares,  # float32 [SOURCES]: the rejected share of the doubts
+    first,  # float32 [2]: chances of rows' first draft tokens, and their number
+    usual,  # float32 [k + 1]: mean chance of a first token; that of a row to have each of k tokens
     supply,  # float32 [k + 1], as ``count_supply`` counts it
-    typical,  # float32 [k]: chance of a row to have that draft token and of its acceptance
     confidences,  # float32 [rows, k], written: chances of these draft tokens
     expected,  # float32 [rows, k], written: chances for the next step's number of draft tokens
     look_limit,  # looks at the table before a wait ends; 0: do not wait
@@ -141,7 +134,7 @@ def look_up_kernel(
         last_top_row = last_top_probs + slot * AT.k
         if is_graded:
             known_probs = tl.load(last_top_row + lane, mask=lane < last_count, other=0.0)
-            grade(grades, doubts, counters, last_kind, verified, accepted, drafted, known_probs, AT)
+            grade(doubts, counters, last_kind, verified, accepted, drafted, known_probs, AT)
 
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
@@ -193,7 +186,6 @@ def look_up_kernel(
         overdue = tl.where(waiting, stamp, overdue)
 
         depth = tl.minimum(depth, room)
-        kind = tl.where(published & predicted, FROM_BRANCH, FROM_FALLBACK)
         further = left > depth
         probs_row = last_probs + slot * AT.k * AT.top_m
         if AT.top_m > 0:
@@ -203,9 +195,8 @@ def look_up_kernel(
         rest_at = last_top_row + accepted + 1 + lane
         rest_probs = tl.load(rest_at, mask=lane < tl.where(further, left, 0), other=0.0)
         top_probs = tl.where(further, rest_probs, top_probs)
-        kind = tl.where(further, LEFT_OVER, kind)
         depth = tl.where(further, left, depth)
-        kind = tl.where(depth == 0, GUESSED, kind)
+        kind = tl.where(further, LEFT_OVER, tl.where(depth > 0, DRAFTED, GUESSED))
         if depth == 0:
             fill = continuation(text, length, VOCAB, AT)
         store_certain(draft_probs, fill, depth, AT)  # an earlier look may have stored more
@@ -222,9 +213,9 @@ def look_up_kernel(
         confirm(words, stamps, outcome, stamp, tokens, count, AT)
         tl.store(out, tl.where(lane < depth, tokens, fill).to(tl.int64), mask=lane < AT.k)
         current, next_ = weigh(
-            acceptance,
-            doubts,
-            typical,
+            shares,
+            first,
+            usual,
             supply,
             kind,
             depth,
