@@ -1,5 +1,6 @@
 """What verify steps cost, and what of vLLM's adaptive verification is prepared at start-up."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -149,6 +150,26 @@ def test_trimming_is_compiled_once(monkeypatch):
                 slots = torch.arange(rows)
                 compiled(manager._confidence_probs, slots, capacities, drafts, K)
                 assert capacities.sum() == drafts
+
+
+@pytest.mark.parametrize("by_drawn_token, changes", [(False, False), (True, True)])
+def test_what_is_verified_does_not_follow_from_what_was_drawn(by_drawn_token, changes):
+    """Whether vLLM verifies a token may follow from the tokens before it and from other rows. Were
+    a token's chance that of the drawn token, and not the largest one at its place, it would also
+    follow from the token itself, and texts would get another distribution."""
+    first, second = (0.6, 0.4), ((0.95, 0.05), (0.45, 0.55))
+    verified: dict[tuple[int, ...], set[bool]] = {}
+    for drawn in product((0, 1), repeat=4):  # two rows of two tokens each
+        rows = torch.tensor(drawn).view(2, 2)
+        of_tokens = [[first[a], second[a][b]] for a, b in rows.tolist()]
+        of_places = [[max(first), max(second[a])] for a, _ in rows.tolist()]
+        chances = torch.tensor(of_tokens if by_drawn_token else of_places)
+        counts = torch.full((2,), 2, dtype=torch.int32)
+        adaptive_verification._assign_draft_token_budget(chances, torch.arange(2), counts, 2, 2)
+        for row, place in product(range(2), range(2)):
+            before = row, place, *drawn[2 * row : 2 * row + place], *rows[1 - row].tolist()
+            verified.setdefault(before, set()).add(bool(counts[row] > place))
+    assert any(len(found) > 1 for found in verified.values()) == changes
 
 
 def test_confidences_are_recorded_where_there_are_drafts(monkeypatch):
