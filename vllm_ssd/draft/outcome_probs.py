@@ -22,17 +22,17 @@ class OutcomeProbs:
     """The probability of each outcome, by accepted length and rank of the bonus. The latest count
     most. branches: the most there can be; ranks beyond them do not matter.
 
-    The accepted length follows from the acceptance at each position. For a round that is verified
-    now, a draft of probability p is accepted with probability ``1 - c (1 - p)``, with one learned
-    number c. The rank depends only on whether a draft was rejected. So what rounds with few drafts
-    teach holds for longer ones. A target with many requests trims: it verifies a part of the
+    The accepted length follows from the acceptance at each position. In a round that is verified
+    now, a draft of top probability p is accepted with probability ``1 - c (1 - p)``, with one
+    learned number c. The rank depends only on whether a draft was rejected. So what rounds with few
+    drafts teach holds for longer ones. A target with many requests trims: it verifies a part of the
     drafts. Outcomes after which a row goes on with drafts that it has need no branch.
     """
 
     def __init__(self, k: int, branches: int):
         # By position: drafts whose predecessors were accepted, and of these the accepted ones.
         self._reached, self._accepted = [0.0] * k, [0.0] * k
-        # Of drafts whose probability is known: the sum of 1 - p, and the rejected ones.
+        # Of drafts whose top_probs are known: the sum of 1 - p, and the rejected ones.
         self._doubted, self._rejected_of = 0.0, 0.0
         # By requests of a batch and position: the share of these drafts that came true and were not
         # verified.
