@@ -136,8 +136,7 @@ def chances_are_what_doubts_were_worth(folder, device):
     target = _with_a_hit(folder, device)
     confidence = target.client.confidence
     target.step([(0, 1)])
-    before = confidence.current[0].tolist()
-    assert before == [pytest.approx(0.5)] * K, "of drafts of which nothing is known"
+    assert confidence.current[0].tolist() == [pytest.approx(0.5)] * K, "nothing is known of them"
     # The first is accepted, the second is not, the third was verified for nothing.
     target.write(0, [11, 99])
     target.step([(0, 2, 2)])

@@ -191,7 +191,8 @@ def find(
     the drafts' distributions to the pointer ``draft_probs``, int64 [k, top_m].
 
     Four trips over the bus: stamps; numbers and outcomes; drafts; stamps again. The second look at
-    a stamp is masked by the drafts' validity, so that it cannot overtake them.
+    a stamp is masked by the drafts' validity, so that it cannot overtake them. It may overtake
+    ``top_probs``, so these may be a later record's: they only say what is worth verifying.
     """
     lane = tl.arange(0, AT.token_lanes)
     branch = tl.arange(0, AT.branch_lanes)

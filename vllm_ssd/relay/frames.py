@@ -40,7 +40,7 @@ class Frame(msgspec.Struct, tag=True, array_like=True):
 class Changed(Frame):
     """A change of one record of the table, from the end whose side writes it. record: index of its
     kind in ``KINDS``. known: number of tokens sent before. head, tokens, probs: bytes of arrays
-    that ``relay/records.py`` describes; numbers are int32, little-endian."""
+    that ``relay/records.py`` describes; numbers are int32 or float32, little-endian."""
 
     record: Unsigned
     slot: Slot

@@ -18,7 +18,7 @@ from vllm_ssd.worker.confidence_kernels import SOURCES, calibrate_kernel
 # draft's tokens are worth trying, guesses rather not.
 _PRIOR = (0.5, 0.8, 0.8)
 _ACCEPTED = 0.7  # chance of a first draft token while nothing is measured
-_PRIOR_WEIGHT = 2.0  # draft tokens
+_PRIOR_WEIGHT = 2.0  # doubts, or first draft tokens
 # A count's weight halves in 70 steps. A source that is no longer tried returns to the prior, so it
 # is tried again.
 _FADE = 0.99

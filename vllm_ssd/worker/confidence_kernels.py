@@ -71,9 +71,10 @@ def weigh(
     """Return the chances of a row's draft tokens, and of those of its next rounds, both float32
     [token_lanes]: the chance of each to be there and accepted if those before it are.
 
-    No chance is 1. So each token of a row is worth less than the one before it, and whether vLLM
-    verifies a token never depends on this token or on later ones. Nor do the chances of the next
-    rounds depend on drawn tokens: a first token's place follows from the text.
+    No chance is 1. So each token of a row is worth less than the one before it, or both are worth
+    nothing. So whether vLLM verifies a token never depends on this token or on later ones. Nor do
+    the chances of the next rounds depend on drawn tokens: a first token's place follows from the
+    text.
 
     A row that uses up left-over tokens has few because few were verified. To expect as few next
     time would keep it so, so it is expected to have what rows usually have.
@@ -106,7 +107,7 @@ def calibrate_kernel(
     supply,  # float32 [k + 1], as ``count_supply`` counts it; written: faded
     usual,  # float32 [k + 1], written: as ``look_up_kernel`` reads it
     fade,  # factor of a count's weight per step
-    weight,  # weight of what is assumed at first, in draft tokens
+    weight,  # weight of what is assumed at first, in doubts and in first draft tokens
     accepted,  # chance of a first draft token while nothing is known
     SOURCES: tl.constexpr,
     K: tl.constexpr,
