@@ -119,7 +119,7 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4540,
+    "../benchmarks": 4460,
     "../tests": 21000,
     "protocol": 2235,
     "draft": 4840,
