@@ -10,6 +10,8 @@ distribution of sampled texts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vllm_ssd.worker.confidence_kernels import SOURCES, calibrate_kernel
@@ -38,14 +40,16 @@ class Confidence:
     """
 
     def __init__(self, rows: int, k: int, device: torch.device):
-        self.both = torch.zeros(2, rows, k, device=device)
+        # Explicitly: vLLM may have another default type.
+        of: Any = {"dtype": torch.float32, "device": device}
+        self.both = torch.zeros(2, rows, k, **of)
         self.current, self.expected = self.both
-        self._prior = torch.tensor(_PRIOR, device=device)
-        self.doubts = torch.zeros(SOURCES, 2, device=device)
+        self._prior = torch.tensor(_PRIOR, **of)
+        self.doubts = torch.zeros(SOURCES, 2, **of)
         self.shares = self._prior.clone()
-        self.first = torch.zeros(2, device=device)
-        self.supply = torch.zeros(k + 1, device=device)
-        self.usual = torch.full((k + 1,), _ACCEPTED, device=device)
+        self.first = torch.zeros(2, **of)
+        self.supply = torch.zeros(k + 1, **of)
+        self.usual = torch.full((k + 1,), _ACCEPTED, **of)
         self._lanes = 1 << max(k, SOURCES - 1).bit_length()
 
     def calibrate(self) -> None:
