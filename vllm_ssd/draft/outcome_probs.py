@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,9 +67,10 @@ class OutcomeProbs:
         requests: as in ``fan_outs``."""
         rows, k = len(top_probs), self._k
         drafts = np.array([len(row) for row in top_probs])
-        doubts = np.ones((rows, k))
-        for row, known in zip(doubts, top_probs):
-            row[: len(known)] = [_doubt(prob) for prob in known]
+        probs = np.full((rows, k), np.nan)
+        for row, known in zip(probs, top_probs):
+            row[: len(known)] = known
+        doubts = np.where(_is_known(probs), 1 - probs, 1.0)
         share = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
         share /= self._doubted + _DOUBT_WEIGHT
         acceptance = (1 - share * doubts).clip(0, 1)
@@ -94,7 +96,8 @@ class OutcomeProbs:
         for position, prob in enumerate(top_probs[: accepted + 1]):
             verified = position < accepted
             right = verified or left_over
-            self._doubted += _doubt(prob) - _NEWEST_DOUBT * self._doubted
+            doubt = 1 - prob if _is_known(prob) else 1.0
+            self._doubted += doubt - _NEWEST_DOUBT * self._doubted
             self._rejected_of += (not right) - _NEWEST_DOUBT * self._rejected_of
             if right:
                 trimmed[position] += _NEWEST * ((not verified) - trimmed[position])
@@ -116,6 +119,7 @@ class OutcomeProbs:
             row[predicted:] = [w + each * chance for w, chance in zip(row[predicted:], tail)]
 
 
-def _doubt(top_prob: float) -> float:
-    """The doubt about a draft; 1 if the probability is not known, or damaged."""
-    return 1 - top_prob if 0 <= top_prob <= 1 else 1.0
+def _is_known(top_prob: Any) -> Any:
+    """Whether a top probability, or each of an array, is known and not damaged. If not, the doubt
+    is 1."""
+    return (top_prob >= 0) & (top_prob <= 1)

@@ -165,9 +165,9 @@ class Predict:
             rows = len(predictions)
             real = [new or self._nothing for new in predictions]
             where, stamps, states, verified, branches, _ = zip(*real)
-            lengths, host["accepted"][:rows], host["row"][:rows], host["rank"][:rows] = zip(
-                *branches
-            )
+            lengths, accepted, of_length, ranks = zip(*branches)
+            host["accepted"][:rows], host["row"][:rows] = accepted, of_length
+            host["rank"][:rows] = ranks
             places, padding = self._states.places, self._states.padding
             host["states"][:rows] = _rectangle(states, places, padding)
             host["verified"][:rows] = _rectangle(verified, places, padding)

@@ -35,7 +35,7 @@ class OwnClient:
         except (aiohttp.ClientError, RequestFailed) as error:
             raise ClientFailed(str(error)) from None
         seconds = time.monotonic() - started
-        # Decoded now, so that decoding delays no other answer.
+        # Decoded now, so that decoding delays no other answer. A chat's history cannot wait.
         return sum_up([[_decode(*turn) for turn in chat] for chat in chats], seconds)
 
 
