@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 
 from benchmarks.common.running import run_dir_of
 from benchmarks.common.times import Times
+from vllm_ssd.tools.port import held_port
 
 VLLM = Path(sys.executable).with_name("vllm")
 VLLM_MODULE = "vllm.entrypoints.cli.main"
@@ -39,7 +39,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
     ):
         """arguments: of the engine, as vLLM's ``LLM`` has them. environment: added to ours."""
-        self.port = _free_port()
+        self.port, self._port_holder = held_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._times = Times("server")
@@ -88,6 +88,7 @@ class Server:
             raise
         finally:
             self._times.ended()
+            self._port_holder.close()
 
     def _healthy(self) -> bool:
         try:
@@ -114,13 +115,6 @@ def healthy_server(
     finally:
         if server.process.poll() is None:
             server.end()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

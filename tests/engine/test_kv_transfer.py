@@ -4,7 +4,6 @@ needs nothing of that."""
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from benchmarks.common.running import counters
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import PATIENT, SSD, engine, greedy, own_run_dir, texts
+from vllm_ssd.tools.port import held_port
 
 BLOCK = 32  # tokens, the fewest on CPUs
 K, ROUNDS = 3, 10
@@ -109,9 +109,12 @@ def test_over_nixl(tiny, monkeypatch):
     """From one engine's memory to the other's, while that one may do something else."""
     pytest.importorskip("nixl", reason="nixl is not among the tools that make setup installs")
     drafts = with_drafts(tiny)
+    holders = []
 
     def start(role: str, **options: Any) -> Any:
-        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
+        port, holder = held_port()
+        holders.append(holder)
+        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(port))
         kv = connector("NixlConnector", role)
         return engine(str(tiny), kv_transfer_config=kv, **options)
 
@@ -121,10 +124,3 @@ def test_over_nixl(tiny, monkeypatch):
         assert texts(outputs) == texts(answers(prefill, PROMPTS))
         check_loaded(llm, sum(LENGTHS))
         check_drafts()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ssd.tools.check.findings import say
+from vllm_ssd.tools.port import held_port
 from vllm_ssd.tools.tune.candidates import Candidate, Outcome
 
 END_S = 60.0  # seconds in which vLLM's sweep ends its server
@@ -35,7 +35,8 @@ def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folde
     else:
         with Path(f"{results}.log").open("wb") as log:
             # In a session of its own it gets SIGINT once, and then ends its server.
-            words = _sweep(candidate, args, further, results)
+            port, port_holder = held_port()
+            words = _sweep(candidate, args, further, results, port)
             sweep = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             with suppress(subprocess.TimeoutExpired):
@@ -47,6 +48,7 @@ def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folde
             with suppress(ProcessLookupError):
                 os.killpg(sweep.pid, signal.SIGKILL)
             sweep.wait()
+            port_holder.close()
     outcome = _read(results, args)
     for clients, figures in outcome.items():
         say(f"  {clients} at once: {figures['output_throughput']:.1f} tokens/s")
@@ -57,12 +59,10 @@ def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folde
 
 
 def _sweep(
-    candidate: Candidate, args: Namespace, further: Sequence[str], results: Path
+    candidate: Candidate, args: Namespace, further: Sequence[str], results: Path, port: int
 ) -> list[str]:
-    """The command that measures a candidate and saves the results in a folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """The command that measures a candidate and saves the results in a folder. port: of its
+    server."""
     options = candidate.speculative_config(args.speculative_config)
     serve = _vllm("serve", args.target, *further, host="127.0.0.1", port=port)
     serve += [] if options is None else ["--speculative-config", options]
