@@ -99,6 +99,8 @@ PATCHES = (
         "scheduler.OwnScheduler",
         ("_update_after_schedule", "make_stats", "add_request"),
     ),
+    # No two requests draw with the same random numbers.
+    *_overridden(_SSD, _SCHEDULER, "seeds.OwnSeeds", ("add_request",)),
     # Frontends learn where the engine's counters are.
     Patch(_SSD, f"{_CORE}._make_ready_response", "metrics.with_run_dir_told"),
     Patch(_SSD, f"{_CLIENT}._apply_ready_response", "metrics.with_run_dir_heard"),

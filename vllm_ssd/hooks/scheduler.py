@@ -22,6 +22,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
+from vllm_ssd.hooks.seeds import give_own_seeds
 from vllm_ssd.log import get_logger
 
 if TYPE_CHECKING:
@@ -34,10 +35,14 @@ logger = get_logger(__name__)
 
 
 def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: Any) -> None:
-    """Make the scheduler an ``OwnScheduler``, if its engine has ssd under V2 and a table."""
+    """Give the scheduler the methods below, if its engine has ssd: ``OwnSeeds``, and under V2 also
+    ``OwnScheduler``."""
     original(self, *args, **kwargs)
     config: Any = self.vllm_config
-    if not uses_ssd(config) or not config.use_v2_model_runner:
+    if not uses_ssd(config):
+        return
+    give_own_seeds(self)
+    if not config.use_v2_model_runner:
         return
     from vllm_ssd.protocol import SpeculationTable, rundir
 

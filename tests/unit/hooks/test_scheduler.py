@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from vllm import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
@@ -30,12 +31,19 @@ class Bare(Scheduler):
         """Drafts of a row that the next step will have."""
         self.scheduled = output.num_spec_tokens_to_schedule
 
+    def add_request(self, request):
+        self.sampling = request.sampling_params
+
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    of_ssd = SSDConfig(k=K, run_dir=str(tmp_path))
-    return SimpleNamespace(speculative_config=of_ssd, use_v2_model_runner=True)
+    return SimpleNamespace(
+        speculative_config=SSDConfig(k=K, run_dir=str(tmp_path)),
+        use_v2_model_runner=True,
+        model_config=SimpleNamespace(seed=0),
+        parallel_config=SimpleNamespace(data_parallel_index=0),
+    )
 
 
 @pytest.fixture
@@ -74,6 +82,41 @@ def test_model_runner_v1_counts_by_itself(counters, config):
 def test_other_methods_are_left_alone(counters, config):
     config.speculative_config = None
     assert Bare(config).make_stats("its own") == "its own"
+
+
+ALIKE = {"on_miss": "wait"}  # all rounds are, on V1
+
+
+@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize(
+    "options, keeps",
+    [
+        ({}, False),
+        ({**ALIKE, "enable_adaptive_verification": True}, False),
+        ({**ALIKE, "num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 64, 1)]}, False),
+        (ALIKE, True),
+        (None, True),
+    ],
+)
+def test_only_where_all_rounds_are_alike_do_requests_share_random_numbers(
+    config, options, keeps, v2
+):
+    """The number of verified draft tokens of one would else follow from the other's numbers."""
+    config.speculative_config = None if options is None else SSDConfig(k=K, **options)
+    config.use_v2_model_runner = v2
+    asked = [SamplingParams(seed=seed) for seed in (5, 5, 5, 6, None)]
+
+    def seeds():
+        scheduler, found = Bare(config), []
+        for params in asked:
+            scheduler.add_request(SimpleNamespace(sampling_params=params))
+            found.append(scheduler.sampling.seed)
+        return found
+
+    found = seeds()
+    assert [params.seed for params in asked] == [5, 5, 5, 6, None]
+    assert (found == [5, 5, 5, 6, None]) if keeps else (len({5, 6, *found}) == 7)
+    assert seeds() == found and found[-1] is None, "an engine started anew"
 
 
 TOKENS = 40

@@ -1,0 +1,56 @@
+"""Requests with the same ``seed`` get different random numbers, unless all rounds are alike.
+
+By default, measured times and acceptance decide how many draft tokens of a request are verified.
+So what the target drew for one request changes what is verified of the next. The rejection sampler
+is exact only if that is independent of the numbers it draws with. If two requests had the same
+numbers, the second one's texts would not have the target's distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from hashlib import blake2b
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_ssd.hooks.patches import put_before
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+def give_own_seeds(scheduler: Any) -> None:
+    """Have a scheduler of an engine with ssd change its requests' seeds where it must."""
+    config = scheduler.vllm_config
+    speculation = config.speculative_config
+    if (
+        speculation.on_miss == "wait"
+        and not speculation.enable_adaptive_verification
+        and speculation.schedule is None
+    ):
+        return
+    from vllm_ssd.worker.connection import engine_of
+
+    put_before(OwnSeeds, scheduler)
+    scheduler._ssd_engine, scheduler._ssd_numbers = engine_of(config), count()
+
+
+class OwnSeeds(Scheduler):
+    """A scheduler whose requests have different seeds."""
+
+    _ssd_engine: str
+    _ssd_numbers: Iterator[int]
+
+    def add_request(self, request: Request) -> None:
+        """Replace the request's seed, if it has one. The new one follows from it, from the engine
+        and from the requests with a seed so far, so all ranks and the draft have the same one."""
+        params = request.sampling_params
+        if params is not None and params.seed is not None:
+            text = f"{self._ssd_engine} {next(self._ssd_numbers)} {params.seed}"
+            digest = blake2b(text.encode(), digest_size=8).digest()
+            request.sampling_params = params = copy(params)  # the caller may use it again
+            params.seed = int.from_bytes(digest, "little") >> 1
+        super().add_request(request)
