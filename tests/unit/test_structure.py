@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21000,
+    "../tests": 21060,
     "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,
@@ -128,8 +128,8 @@ CEILINGS = {
     "config": 930,
     "metrics": 600,
     "worker": 1925,
-    "hooks": 1270,
-    "tools": 1955,
+    "hooks": 1335,
+    "tools": 1965,
 }
 
 

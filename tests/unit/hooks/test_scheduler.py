@@ -85,38 +85,24 @@ def test_other_methods_are_left_alone(counters, config):
 
 
 ALIKE = {"on_miss": "wait"}  # all rounds are, on V1
+FEWER = {"num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 64, 1)]}
 
 
-@pytest.mark.parametrize("v2", [False, True])
 @pytest.mark.parametrize(
-    "options, keeps",
-    [
-        ({}, False),
-        ({**ALIKE, "enable_adaptive_verification": True}, False),
-        ({**ALIKE, "num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 64, 1)]}, False),
-        (ALIKE, True),
-        (None, True),
-    ],
+    "options", [{}, {**ALIKE, "enable_adaptive_verification": True}, {**ALIKE, **FEWER}, ALIKE]
 )
-def test_only_where_all_rounds_are_alike_do_requests_share_random_numbers(
-    config, options, keeps, v2
-):
-    """The number of verified draft tokens of one would else follow from the other's numbers."""
-    config.speculative_config = None if options is None else SSDConfig(k=K, **options)
-    config.use_v2_model_runner = v2
-    asked = [SamplingParams(seed=seed) for seed in (5, 5, 5, 6, None)]
-
-    def seeds():
-        scheduler, found = Bare(config), []
-        for params in asked:
-            scheduler.add_request(SimpleNamespace(sampling_params=params))
-            found.append(scheduler.sampling.seed)
-        return found
-
-    found = seeds()
-    assert [params.seed for params in asked] == [5, 5, 5, 6, None]
-    assert (found == [5, 5, 5, 6, None]) if keeps else (len({5, 6, *found}) == 7)
-    assert seeds() == found and found[-1] is None, "an engine started anew"
+def test_requests_share_random_numbers_only_where_all_rounds_are_alike(config, options):
+    """Else the numbers of one decide how many of another's draft tokens are verified."""
+    config.speculative_config = SSDConfig(k=K, **options)
+    config.use_v2_model_runner = False
+    scheduler, found = Bare(config), []
+    for seed in (asked := [5, 5, 6, None]):
+        request = SimpleNamespace(sampling_params=SamplingParams(seed=seed))
+        given = request.sampling_params
+        scheduler.add_request(request)
+        found.append(scheduler.sampling.seed)
+        assert given.seed == seed, "the caller's own"
+    assert found == asked if options == ALIKE else len({*asked, *found}) == 6
 
 
 TOKENS = 40

@@ -117,7 +117,10 @@ class FakeService:
         if message.engines not in (None, len(self._joined)):
             return OTHERS_CAME
         if not self.refusal:
-            table = SpeculationTable.open(rundir.table_path(Path(message.run_dir)))
+            try:
+                table = SpeculationTable.open(rundir.table_path(Path(message.run_dir)))
+            except OSError as error:  # the engine has given up meanwhile
+                return str(error)
             table.draft["pid"] = self._draft["pid"]
             table.draft["heartbeat"] = time.monotonic_ns()
             self._joined[message.run_dir] = table

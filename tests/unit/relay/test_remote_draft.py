@@ -152,16 +152,17 @@ def test_of_several_drafts_it_takes_the_one_with_the_fewest_engines(make):
 
 def test_when_its_draft_is_lost_it_goes_to_another(make, caplog):
     far = make(2)
-    first, second = far.services
     begin(far.draft)
-    until(lambda: first.engines == 1)
+    until(lambda: any(one.engines for one in far.services))
+    taken = int(far.services[1].engines)  # the one that it heard of first
+    first, second = far.services[taken], far.services[1 - taken]
     first.die()
     until(lambda: second.engines == 1 and lives(far.draft))
     until(lambda: len(said(caplog)) == 2)
     lost, back = said(caplog)
     assert "is lost" in lost and "is back" in back
     first.loaded = True
-    first_relay = SpeculationTable.open(rundir.table_path(Path(far.relay.word)))
+    first_relay = SpeculationTable.open(rundir.table_path(Path(far.draft._relays[taken].word)))
     until(lambda: draft_lives(first_relay))
     time.sleep(0.5)  # in which its relay would have told the engine that it lives
     assert lives(far.draft) and len(said(caplog)) == 2, "it stays with the second"
