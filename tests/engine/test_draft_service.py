@@ -101,7 +101,7 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
         assert second.has_hits()
     assert second.said(LOST) == 1, "that was before"
     first.server.process.wait(END_S)
-    wait_gone(first.run_dir, own, END_S)
+    wait_gone(first.run_dir, own)
 
 
 def test_another_service_under_the_same_name(engines, service, tiny, folder):
@@ -113,7 +113,7 @@ def test_another_service_under_the_same_name(engines, service, tiny, folder):
         service.end()
         second.load.until("loss", lambda: second.said(LOST) == 2)
         assert not second.serves()
-        wait_gone(service.run_dir, own, END_S)
+        wait_gone(service.run_dir, own)
     # Without a load, beside which the start of two drafts would take long.
     another = Service(tiny, folder / "another.log", flags="--device 0|1")
     with another.running():
@@ -136,7 +136,7 @@ def test_another_service_under_the_same_name(engines, service, tiny, folder):
             assert counters(second.run_dir)["pid"] == used.server().pid
             assert sum(second.rounds()["accepted"][1:]) > 0
     for draft in another.drafts:
-        wait_gone(draft.run_dir, own, END_S)
+        wait_gone(draft.run_dir, own)
     processes = second.server.processes()
     second.server.end()
     wait_for("end of its processes", lambda: not alive(processes), END_S)

@@ -51,7 +51,7 @@ def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> 
 
 
 def wait_gone(
-    run_dir: Path, processes: Sequence[psutil.Process] = (), timeout_s: float = 20
+    run_dir: Path, processes: Sequence[psutil.Process] = (), timeout_s: float = END_S
 ) -> None:
     """Until nothing is left of an engine or a draft that ends: its files, and its ``processes``."""
     deadline = time.monotonic() + timeout_s

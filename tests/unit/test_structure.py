@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21060,
+    "../tests": 21160,
     "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,
     "relay": 1645,
     "config": 930,
     "metrics": 600,
-    "worker": 1925,
-    "hooks": 1335,
-    "tools": 1965,
+    "worker": 1940,
+    "hooks": 1350,
+    "tools": 1970,
 }
 
 

@@ -50,7 +50,9 @@ class DraftModel:
             shape = _attention_shape(layers, self._config)
             memory = spec.kv_cache_bytes
             if memory is None:
-                memory = kv_memory(torch.cuda.mem_get_info()[0])
+                # Each request has as many hidden states as KV entries beyond its text.
+                states = spec.max_requests * spec.scratch * self.hidden_size * shape.dtype.itemsize
+                memory = kv_memory(torch.cuda.mem_get_info()[0] - states)
             per_block = shape.bytes_per_token() * BLOCK_SIZE
             self.num_blocks = min(memory // per_block, most_blocks(spec, self.max_len))
             if self.num_blocks < 1:
@@ -122,8 +124,8 @@ class DraftModel:
 
 
 def kv_memory(free: int) -> int:
-    """Bytes that the KV cache may take of a GPU that has ``free`` bytes left after loading the
-    weights."""
+    """Bytes that the KV cache may take of a GPU that has ``free`` bytes left beside the weights and
+    the hidden states."""
     return int(_KV_SHARE * free)
 
 

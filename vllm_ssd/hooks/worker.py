@@ -8,6 +8,7 @@ names a checkpoint. vLLM's own ``start_draft_weight_update``, ``update_weights``
 from __future__ import annotations
 
 import shutil
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,22 @@ class OwnWorker(WorkerBase):
     """What a worker does besides."""
 
     _ssd_received: ReceivedWeights | None = None  # of an update that has begun
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Also seed the random numbers of requests without a seed, which vLLM has just seeded by
+        ``--seed`` and the engine's index. Engines that share a draft server may have both alike,
+        and what one of them accepts changes what the draft makes for the others."""
+        worker: Any = super()
+        result = worker.compile_or_warm_up_model()
+        config: Any = self.vllm_config.speculative_config
+        if config.draft_server is not None:
+            from vllm.utils.torch_utils import set_random_seed
+
+            from vllm_ssd.worker.connection import engine_of
+
+            digest = blake2b(engine_of(self.vllm_config).encode(), digest_size=4).digest()
+            set_random_seed(int.from_bytes(digest, "little"))
+        return result
 
     def reload_draft(self, path: str) -> None:
         """Make the draft use the weights of a checkpoint of its own model; return when it has read

@@ -124,8 +124,11 @@ class Keeper:
     def _rest(self, seconds: float | None) -> None:
         """Sleep for ``seconds``, None = for ever; ``OwnerGone`` once no process needs the draft."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
-        # The engine core writes nothing: a readable channel is closed.
-        while select.select([self._channel], [], [], seconds)[0]:
+        # The engine core writes nothing: a readable channel is closed. ``select`` would refuse a
+        # channel with a number above 1023, which a parent with many open files gives.
+        closed = select.poll()
+        closed.register(self._channel, select.POLLIN)
+        while closed.poll(None if seconds is None else seconds * 1000):
             if not (self._name and engines_of(self._name)):
                 raise OwnerGone
             # The engine that started the draft is gone, but other engines still share the draft.

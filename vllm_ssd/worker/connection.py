@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Connection:
     """A connection, as both kinds of client use it. vocab_size: of the target. max_len: tokens of
-    the target's longest text. engine: the result of ``engine_of``."""
+    the target's longest text. engine: the result of ``engine_of``. always_certain: whether draft
+    tokens of all requests are proposed with certainty."""
 
     table: SpeculationTable
     control: ControlClient
@@ -27,6 +28,7 @@ class Connection:
     vocab_size: int
     max_len: int
     engine: str = ""
+    always_certain: bool = False
 
 
 def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
@@ -42,7 +44,19 @@ def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,
         engine_of(vllm_config),
+        drafts_unknown_tokens(vllm_config),
     )
+
+
+def drafts_unknown_tokens(vllm_config: VllmConfig) -> bool:
+    """Whether the draft may propose tokens that the target does not have. The lookup drops a branch
+    with such a token. That may happen only to draft tokens that are certain: otherwise texts would
+    get another distribution. A draft of the engine's own proposes only tokens of the target."""
+    config: Any = vllm_config.speculative_config
+    if config.draft_server is None:
+        return False
+    draft, target = config.draft_model_config, vllm_config.model_config
+    return bool(draft.get_vocab_size() > target.get_vocab_size())
 
 
 def engine_of(vllm_config: VllmConfig) -> str:

@@ -55,6 +55,7 @@ class SlotMap:
         self._control = connection.control
         self._table = connection.table
         self._engine = connection.engine
+        self._always_certain = connection.always_certain
         self._generation = 0
         self._draft = 0  # process id of the draft that gets the messages, 0 = not known yet
         # Slot -> message that the queue had no room for. Without it, the draft would keep the
@@ -68,6 +69,7 @@ class SlotMap:
         """Give a free slot to a request that has none. tokens: its text so far. A draft that has
         gone is sent no texts, because they would pile up; its successor asks for them."""
         self._generation += 1
+        sampling = CERTAIN if self._always_certain else sampling
         key = request_key(request_id)
         state = SlotState(slot, self._generation, key, len(tokens), sampling=sampling)
         self.states[request_id] = state

@@ -1,5 +1,7 @@
 """A tiny random model, loaded by vLLM as a draft is, and by transformers to compare with."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.standin.tiny import tiny_llama
@@ -16,7 +18,7 @@ def checkpoint(tmp_path_factory):
     return folder, model
 
 
-def load_draft(folder, scratch):
+def load_draft(folder, run_dir, **changes):
     """The checkpoint in ``folder`` as a draft that reads texts of MAX_LEN tokens."""
     engine_args = {
         "model": str(folder),
@@ -26,7 +28,7 @@ def load_draft(folder, scratch):
         "enforce_eager": True,
     }
     spec = DraftModelSpec(engine_args, ("sdpa",), VOCAB, 2**24, SLOTS, scratch=128)
-    return DraftModel(spec, scratch)
+    return DraftModel(replace(spec, **changes), run_dir)
 
 
 @pytest.fixture(scope="session")

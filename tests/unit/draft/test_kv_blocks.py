@@ -2,10 +2,15 @@
 
 from collections import Counter
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.draft.conftest import load_draft
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.kv_blocks import BlockPool
+from vllm_ssd.draft.model import BLOCK_SIZE
+from vllm_ssd.draft.spec import DraftPolicy
 
 SIZE = 4
 texts = st.lists(st.integers(0, 1), max_size=24)
@@ -64,3 +69,14 @@ def test_a_text_stays_as_long_as_there_is_room():
     assert first.adopt([*text[:SIZE], 99, *text[SIZE + 1 :]]) == SIZE
     first.clear()
     assert first.adopt(text) == 2 * SIZE
+
+
+def test_the_kv_cache_leaves_room_for_hidden_states(checkpoint, tmp_path, monkeypatch):
+    """A GPU allocates them later."""
+    free, seats, policy = 2**20, 6, DraftPolicy(7, 3, True, 32)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, free))
+    sizes = {"max_requests": seats, "scratch": policy.scratch, "kv_cache_bytes": None}
+    model = load_draft(checkpoint[0], tmp_path, **sizes)
+    states = HiddenStates(model, policy, seats).memory.nbytes
+    kv_cache = model.num_blocks * BLOCK_SIZE * model.attention.shape.bytes_per_token()
+    assert 0 < kv_cache < 0.9 * (free - states)

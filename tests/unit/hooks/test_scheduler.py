@@ -5,14 +5,17 @@ after."""
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from vllm import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.worker.worker_base import WorkerBase
 
 from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.hooks.patches import wrapped
+from vllm_ssd.hooks.patches import put_before, wrapped
 from vllm_ssd.hooks.scheduler import with_own_class
+from vllm_ssd.hooks.worker import OwnWorker
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
@@ -103,6 +106,29 @@ def test_requests_share_random_numbers_only_where_all_rounds_are_alike(config, o
         found.append(scheduler.sampling.seed)
         assert given.seed == seed, "the caller's own"
     assert found == asked if options == ALIKE else len({*asked, *found}) == 6
+
+
+class Worker(WorkerBase):
+    """A worker as far as it is used."""
+
+    def __init__(self, config):
+        self.vllm_config = config
+
+    def compile_or_warm_up_model(self):
+        np.random.seed(0)
+
+
+@pytest.mark.parametrize("draft_server, numbers", [(None, 1), ("drafts", 2)])
+def test_engines_that_share_a_draft_share_no_random_numbers(config, draft_server, numbers):
+    """Those of requests without a seed; vLLM seeds two such engines alike."""
+    found = set()
+    for run_dir in ("a", "b"):
+        config.speculative_config = SimpleNamespace(draft_server=draft_server, run_dir=run_dir)
+        worker = Worker(config)
+        put_before(OwnWorker, worker)
+        worker.compile_or_warm_up_model()
+        found.add(np.random.randint(2**31))
+    assert len(found) == numbers
 
 
 TOKENS = 40

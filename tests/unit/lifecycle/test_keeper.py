@@ -1,7 +1,9 @@
 """What the keeper does with what becomes of a draft server, without Ray."""
 
+import fcntl
 import json
 import os
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,6 +119,23 @@ def test_a_process_that_does_not_end(keep, monkeypatch):
     said, _ = keep("one", DraftLost("no sign of life"), "two")
     kinds = [kind for line in said for kind in line]
     assert kinds == ["ready", "lost", "stays", "stays", "back"]
+
+
+def test_a_parent_with_many_open_files(keep, monkeypatch):
+    pair, files = socket.socketpair, resource.RLIMIT_NOFILE
+    former = resource.getrlimit(files)
+    resource.setrlimit(files, (former[1], former[1]))
+
+    def high_pair():
+        ours, theirs = pair()
+        with theirs:
+            return ours, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, 1024))
+
+    monkeypatch.setattr(socket, "socketpair", high_pair)
+    try:
+        assert keep("one")[0] == [{"ready": "one"}]
+    finally:
+        resource.setrlimit(files, former)
 
 
 def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):

@@ -21,6 +21,7 @@ from vllm_ssd.protocol.sockets import Sockets, by_type
 from vllm_ssd.worker import client as client_module
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
+from vllm_ssd.worker.draft_sampling import DraftSampling
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 100, 1000
@@ -280,6 +281,14 @@ def test_the_end_of_a_request_is_sent_once_there_is_room(table, clock):
     client.add("c", [2] * 5)
     client.remove("c")
     assert sent == [Add(0, 1, [0] * 5), Remove(0, 1), Add(0, 3, [2] * 5), Remove(0, 3)]
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_the_draft_is_told_where_all_draft_tokens_are_to_be_certain(table, certain):
+    sent, policy = Sent(), WaitPolicy("wait", 0.5)
+    connection = Connection(table, sent, policy, VOCAB, MAX_LEN, always_certain=certain)
+    SpeculationClient(connection).add("a", [1], DraftSampling(0.7, 5))
+    assert sent[0].temperature == (0 if certain else 0.7)
 
 
 def test_a_draft_that_takes_over_hears_of_the_next_request(table, tmp_path, clock):

@@ -6,7 +6,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_ssd.worker.connection import engine_of
+from vllm_ssd.worker.connection import drafts_unknown_tokens, engine_of
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, draft_sampling, seed_of
 
 
@@ -56,3 +56,16 @@ def test_without_a_seed_no_two_requests_of_a_draft_have_the_same():
 
 def test_an_engine_with_a_draft_of_its_own_draws_the_same_after_a_restart():
     assert engine() == engine(run_dir="/tmp/vllm-ssd-1-b")
+
+
+@pytest.mark.parametrize(
+    "draft_server, of_draft, certain",
+    [("d", 101, True), ("d", 100, False), ("d", 99, False), (None, 101, False)],
+)
+def test_no_sampled_draft_token_is_unknown_to_the_target(draft_server, of_draft, certain):
+    """A branch with one is dropped by its value. The draft of a draft server has its own tokens,
+    some of which a target may lack."""
+    models = [SimpleNamespace(get_vocab_size=lambda size=size: size) for size in (of_draft, 100)]
+    config = SimpleNamespace(draft_server=draft_server, draft_model_config=models[0])
+    engine = SimpleNamespace(speculative_config=config, model_config=models[1])
+    assert drafts_unknown_tokens(engine) == certain
