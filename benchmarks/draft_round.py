@@ -1,5 +1,4 @@
-"""Where the microseconds of a draft round go: the draft engine alone on one GPU, or on the cores of
-a machine without.
+"""Where the microseconds of a draft round go, on one GPU or on a CPU: the draft engine alone.
 
     python -m benchmarks.draft_round --k 7 --f 3 --contexts 1000 --batch-sizes 1,8 --profile
     OMP_NUM_THREADS=1 python -m benchmarks.draft_round --draft 576,29,9,3,64,1536 --k 5 --f 1 \
