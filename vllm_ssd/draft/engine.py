@@ -167,16 +167,17 @@ class DraftEngine:
         tree_size = steps * branches
         glues = []
         fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in fitting])
-        for request, count, fan_out in zip(fitting, unfed, fan_outs):
+        of_length, accepted = fan_outs.counts.tolist(), fan_outs.accepted.tolist()
+        for request, count, fan_out, each in zip(fitting, unfed, of_length, accepted):
             has_room = request.table.reserve(len(request.fed) + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
-            glues.append(request.glue(fan_out, verified, steps, has_room))
+            glues.append(request.glue(fan_out, each, verified, steps, has_room))
             self.requests.await_outcome(request)
-        ahead = Counter(glue.request.served for glue in glues if glue.prediction is not None)
+        ahead = Counter(glue.request.served for glue in glues if glue.tree is not None)
         for served, count in ahead.items():
             served.count("drafted_ahead", count)
             served.count("branches", count * branches)
-        self._ahead.append(self._executor.glue(glues, feeds, branches))
+        self._ahead.append(self._executor.glue(glues, feeds, fan_outs))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch

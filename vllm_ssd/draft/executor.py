@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from vllm_ssd.draft.attention.masks import Tree
+from vllm_ssd.draft.fan_out import FanOuts
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
-from vllm_ssd.draft.programs import NOWHERE, Feed, is_sampled
+from vllm_ssd.draft.programs import Destinations, Feed
+from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.request import DraftRequest, Glue
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
@@ -45,49 +48,69 @@ class Executor:
             program.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
             program.run()
 
-    def glue(self, glues: Sequence[Glue], feeds: Sequence[FeedPart], branches: int) -> TreeBatch:
-        """Show the model what it has not seen of the drafts being verified, predict ``branches``
-        outcomes of each request and plant a branch for each. feeds: programs that show it, and for
-        which glues."""
-        size = self._programs.batch(len(glues))
+    def glue(
+        self, glues: Sequence[Glue], feeds: Sequence[FeedPart], fan_outs: FanOuts
+    ) -> TreeBatch:
+        """Show the model what it has not seen of the drafts being verified, predict the outcomes of
+        these fan-outs and plant a branch for each. feeds: programs that show it, and for which
+        glues."""
+        size, branches = self._programs.batch(len(glues)), fan_outs.accepted.shape[1]
         program = self._programs.predict(size, branches)
         with self._in_flight.timed("glue"):
             for feed, rows in feeds:
                 part = [glues[row] for row in rows]
                 feed.fill([g.chunk for g in part], [g.tokens for g in part], [g.kept for g in part])
                 feed.run()
-            program.fill([glue.prediction for glue in glues])
+            program.fill([glue.prediction for glue in glues], fan_outs)
             program.run()
-        slots = [
-            glue.request.publish_slot(glue.request.next_stamp, glue.tree, self._policy.k)
-            if glue.tree
-            else NOWHERE
-            for glue in glues
-        ]
+        requests, trees = [glue.request for glue in glues], [glue.tree for glue in glues]
+        destinations = self._destinations(requests, trees, [r.next_stamp for r in requests])
         batch = TreeBatch(
-            self._programs.branches(size, branches, is_sampled(slots)),
-            [glue.tree for glue in glues],
-            slots,
+            self._programs.branches(size, branches, destinations.uniforms is not None),
+            trees,
+            destinations,
             program.bonus[: len(glues) * branches].clone(),
         )
-        for glue, row in zip(glues, batch.rows()):
-            glue.request.predicted, glue.request.ahead = glue.prediction, row
+        for request, row in zip(requests, batch.rows()):
+            request.ahead = row
         return batch
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
         """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
-        k = self._policy.k
-        trees = [request.plant([len(request.fed)], self._policy.tree_steps) for request in requests]
-        slots = [r.publish_slot(r.stamp, tree, k) for r, tree in zip(requests, trees)]
+        steps = self._policy.tree_steps
+        trees: list[Tree | None] = [r.plant([len(r.fed)], steps) for r in requests]
+        destinations = self._destinations(requests, trees, [r.stamp for r in requests])
         batch = TreeBatch(
-            self._programs.fallbacks(len(requests), is_sampled(slots)),
-            [*trees],
-            slots,
+            self._programs.fallbacks(len(requests), destinations.uniforms is not None),
+            trees,
+            destinations,
             torch.tensor([request.tokens[-1] for request in requests]),
         )
         for request, row in zip(requests, batch.rows()):
             request.fallback = row
         return batch
+
+    def _destinations(
+        self, requests: Sequence[DraftRequest], trees: Sequence[Tree | None], stamps: Sequence[int]
+    ) -> Destinations:
+        """The destinations of the requests' trees. stamps: of the outcomes that they are for."""
+        rows = [*zip(requests, trees)]
+        temperatures = [request.temperature if tree else 0.0 for request, tree in rows]
+        numbers = None
+        if any(temperatures):
+            branches = max(tree.query_len for tree in trees if tree)
+            # The bonus is one place before the first draft.
+            places = [
+                [at + 1 for at in tree.parent_lens] if tree else [0] * branches for tree in trees
+            ]
+            numbers = uniforms([request.seed for request in requests], places, self._policy.k)
+        return Destinations(
+            [request.where if tree else 0 for request, tree in rows],
+            [request.seat if tree else -1 for request, tree in rows],
+            stamps,
+            temperatures,
+            numbers,
+        )
 
     def grow(self, batch: TreeBatch, kind: str) -> None:
         """Start one more step of a batch. kind: what to count it as."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _NEWEST = 0.005  # weight of the newest outcome among all
 _LARGE = 1e100  # weights of outcomes stay below this
@@ -43,10 +45,10 @@ class OutcomeProbs:
 
     def fan_outs(
         self, branches: int, top_probs: Sequence[Sequence[float]], requests: int
-    ) -> list[tuple[int, ...]]:
-        """For each row, the fan-out of ``branches`` branches that misses least. top_probs: the
-        draft's largest probability at each of a row's drafts, nan if it is not known. requests:
-        those of a batch."""
+    ) -> NDArray[np.int64]:
+        """int64 [rows, k + 1]: for each row, the branches of each accepted length, ``branches``
+        together, with which it misses least. top_probs: the draft's largest probability at each of
+        a row's drafts, nan if it is not known. requests: those of a batch."""
         lengths, whole = self._lengths(top_probs, requests)
         # A rank that seems likelier than the one before it is taken for as likely.
         by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)
@@ -57,7 +59,7 @@ class OutcomeProbs:
         last = whole.argmax(axis=1)[:, None]
         counts = np.zeros(lengths.shape, int)
         np.add.at(counts, (np.arange(rows)[:, None], np.minimum(best // branches, last)), 1)
-        return [tuple(row) for row in counts.tolist()]
+        return counts
 
     def _lengths(
         self, top_probs: Sequence[Sequence[float]], requests: int
@@ -68,8 +70,7 @@ class OutcomeProbs:
         rows, k = len(top_probs), self._k
         drafts = np.array([len(row) for row in top_probs])
         probs = np.full((rows, k), np.nan)
-        for row, known in zip(probs, top_probs):
-            row[: len(known)] = known
+        probs[np.arange(k) < drafts[:, None]] = [*chain.from_iterable(top_probs)]
         doubts = np.where(_is_known(probs), 1 - probs, 1.0)
         share = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
         share /= self._doubted + _DOUBT_WEIGHT

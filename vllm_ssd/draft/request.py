@@ -9,12 +9,10 @@ from math import nan
 from typing import NamedTuple
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
-from vllm_ssd.draft.fan_out import each_branch
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
-from vllm_ssd.draft.programs import Prediction, PublishSlot
-from vllm_ssd.draft.random_numbers import uniforms
+from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 
@@ -53,14 +51,14 @@ class Seen(NamedTuple):
 class Glue(NamedTuple):
     """One request's part of a glue. ``tokens`` are shown as ``chunk``. The rows ``kept`` keep the
     hidden states after the last of them. ``tree`` is planted for the outcomes of ``prediction``. If
-    both are None, nothing is drafted ahead, and the next outcome gets a fallback when it comes."""
+    it is None, nothing is drafted ahead, and the next outcome gets a fallback when it comes."""
 
     request: DraftRequest
     chunk: Chunk
     tokens: list[int]
     kept: Sequence[int]
     tree: Tree | None
-    prediction: Prediction | None
+    prediction: Prediction
 
 
 class Phase(IntEnum):
@@ -87,9 +85,9 @@ class DraftRequest:
     phase: only ``DraftRequests.enter`` changes it. temperature: at which drafts are sampled, 0 =
     greedy; seed: of their random numbers.
     ahead: the tree grown for the awaited outcome, or for one that has come and is matched with its
-    branches; predicted: the outcomes of these branches. fallback: the tree grown for an outcome
-    that none of them matched. seat: the seat of its rows in ``HiddenStates``, while it has KV
-    memory; -1 without, and then the draft does no work for it.
+    branches; predicted: how many of these there are of each accepted length. fallback: the tree
+    grown for an outcome that none of them matched. seat: the seat of its rows in ``HiddenStates``,
+    while it has KV memory; -1 without, and then the draft does no work for it.
     """
 
     served: ServedTable
@@ -110,7 +108,7 @@ class DraftRequest:
     states: list[int] = field(default_factory=list)
     left_over: Seen | None = None
     ahead: TreeRow | None = None
-    predicted: Prediction | None = None
+    predicted: Sequence[int] | None = None
     fallback: TreeRow | None = None
     seat: int = -1
 
@@ -228,42 +226,27 @@ class DraftRequest:
 
     def glue(
         self,
-        fan_out: tuple[int, ...],
+        fan_out: Sequence[int],
+        accepted: Sequence[int],
         verified: Sequence[int],
         tree_steps: int,
         has_room: bool,
     ) -> Glue:
-        """Show all unfed tokens, for which KV is reserved, and predict the outcomes of ``fan_out``.
-        verified: rows for hidden states, of the text's end and of each
-        draft. tree_steps: steps that the tree has room for. has_room: KV is reserved for the tree,
-        too; without it there is no tree."""
+        """Show all unfed tokens, for which KV is reserved, and predict outcomes. fan_out: the
+        branches of each accepted length; accepted: the accepted length of each branch. verified:
+        rows for hidden states, of the text's end and of each draft. tree_steps: steps that the tree
+        has room for. has_room: KV is reserved for the tree, too; without it there is no tree."""
         chunk, tokens = self.feed(self.unfed)
         kept = verified[len(self.states) :]
         states = [*self.states, *kept]
         self.states = list(verified) if has_room else []  # the prediction leaves them there
+        self.predicted = fan_out if has_room else None
         if not has_room:
-            return Glue(self, chunk, tokens, kept, None, None)
-        branches = each_branch(fan_out)
+            return Glue(self, chunk, tokens, kept, None, Prediction())
         text = len(self.tokens)
-        tree = self.plant([text + length for length in branches.accepted], tree_steps)
-        prediction = Prediction(
-            self.where,
-            self.next_stamp,
-            states=states,
-            verified=verified,
-            branches=branches,
-            drafts=self.drafts,
-        )
+        tree = self.plant([text + length for length in accepted], tree_steps)
+        prediction = Prediction(self.where, self.next_stamp, states, verified, self.drafts)
         return Glue(self, chunk, tokens, kept, tree, prediction)
-
-    def publish_slot(self, stamp: int, tree: Tree, k: int) -> PublishSlot:
-        """The place for the branches of a tree for the outcome ``stamp``. If drafts are sampled, it
-        has the random numbers of up to ``k`` drafts of each branch."""
-        numbers = None
-        if self.temperature:
-            # The bonus is one place before the first draft.
-            numbers = uniforms(self.seed, [parent + 1 for parent in tree.parent_lens], k)
-        return PublishSlot(self.where, self.seat, stamp, self.temperature, numbers)
 
     def publish_state(self, state: int) -> None:
         """Tell the target the draft's state for this request, one of those in ``schema.py``."""
