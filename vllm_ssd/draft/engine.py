@@ -169,7 +169,7 @@ class DraftEngine:
         fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in fitting])
         of_length, accepted = fan_outs.counts.tolist(), fan_outs.accepted.tolist()
         for request, count, fan_out, each in zip(fitting, unfed, of_length, accepted):
-            has_room = request.table.reserve(len(request.fed) + count + tree_size)
+            has_room = request.table.reserve(request.fed + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
             glues.append(request.glue(fan_out, each, verified, steps, has_room))
             self.requests.await_outcome(request)

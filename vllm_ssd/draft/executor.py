@@ -78,7 +78,7 @@ class Executor:
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
         """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
         steps = self._policy.tree_steps
-        trees: list[Tree | None] = [r.plant([len(r.fed)], steps) for r in requests]
+        trees: list[Tree | None] = [r.plant([r.fed], steps) for r in requests]
         destinations = self._destinations(requests, trees, [r.stamp for r in requests])
         batch = TreeBatch(
             self._programs.fallbacks(len(requests), destinations.uniforms is not None),

@@ -18,34 +18,14 @@ from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 
 
 class Seen(NamedTuple):
-    """A bonus and drafts that may come next, and that the model has seen in their place. top_probs:
-    those of the drafts; entries: KV indices of their keys and values; states: rows of
-    ``HiddenStates`` after each."""
+    """Drafts that may come next, and that the model has seen in their place, after the bonus.
+    top_probs: those of the drafts; entries: KV indices of the keys and values of the bonus and the
+    drafts, as far as they are there; states: rows of ``HiddenStates`` after each of these."""
 
-    tokens: Sequence[int]
-    top_probs: Sequence[float]
+    drafts: list[int]
+    top_probs: list[float]
     entries: range
     states: Sequence[int]
-
-    def matching(self, tokens: Sequence[int]) -> int:
-        """The number of these tokens, from the first on, that the model has seen with their states
-        kept."""
-        count = 0
-        for token, seen, _ in zip(tokens, self.tokens, self.states):
-            if token != seen:
-                break
-            count += 1
-        return count
-
-    def top_probs_of(self, drafts: Sequence[int]) -> list[float]:
-        """The top probability of each of these drafts, nan for those that it did not draft."""
-        found = [nan] * len(drafts)
-        each = zip(drafts, self.tokens[1:], self.top_probs)
-        for place, (draft, drafted, top_prob) in enumerate(each):
-            if draft != drafted:
-                break
-            found[place] = top_prob
-        return found
 
 
 class Glue(NamedTuple):
@@ -74,9 +54,9 @@ class DraftRequest:
     """``served``, slot: the table that it is in, and its row there. tokens: the text; the last one
     is the newest bonus, or the prompt's end. table: its KV blocks.
 
-    fed: the tokens whose KV the linear part holds, a prefix of ``tokens + drafts``. drafts: those
-    that are being verified; top_probs: the draft's largest probability at each one's place, nan if
-    it is not known; states: rows of ``HiddenStates`` after the text's end and after each draft, as
+    fed: the linear part holds the KV of so many of ``tokens + drafts``, from the first on. drafts:
+    those that are being verified; top_probs: the draft's largest probability at each one's place,
+    nan if it is not known; states: rows of ``HiddenStates`` after the text's end and after each draft, as
     far as they are fed and kept.
     round: of the last outcome taken in, -1 before any; accepted: its accepted length; branch: the
     one that predicted it, -1 if none did, None until its predictions are seen; came_true: it was
@@ -102,10 +82,10 @@ class DraftRequest:
     branch: int | None = None
     came_true: bool = False
     phase: Phase = Phase.FEEDING
-    fed: list[int] = field(default_factory=list)
+    fed: int = 0
     drafts: list[int] = field(default_factory=list)
     top_probs: list[float] = field(default_factory=list)
-    states: list[int] = field(default_factory=list)
+    states: Sequence[int] = ()
     left_over: Seen | None = None
     ahead: TreeRow | None = None
     predicted: Sequence[int] | None = None
@@ -135,7 +115,7 @@ class DraftRequest:
     @property
     def unfed(self) -> int:
         """Tokens of text and drafts that the model has yet to see."""
-        return len(self.tokens) + len(self.drafts) - len(self.fed)
+        return len(self.tokens) + len(self.drafts) - self.fed
 
     def grows_in(self, batch: TreeBatch) -> bool:
         """True if a tree of this request is in the batch."""
@@ -156,73 +136,68 @@ class DraftRequest:
         if len(new_tokens) == accepted + 1 and len(rest) > 1 and rest[0] == new_tokens[-1]:
             entries = range(len(self.tokens) - 1, len(self.tokens) - 1 + len(rest))
             top_probs, states = self.top_probs[accepted + 1 :], self.states[accepted + 1 :]
-            self.left_over = Seen(rest, top_probs, entries, states)
-        keep = min(before, len(self.fed))
-        for fed, new in zip(self.fed[before:], new_tokens):
-            if fed != new:
-                break
-            keep += 1
-        del self.fed[min(keep, len(self.tokens) - 1) :]
-        self.drafts, self.top_probs, self.states = [], [], []
+            self.left_over = Seen(rest[1:], top_probs, entries, states)
+        known = before + _matching(self.drafts, new_tokens)
+        self.fed = min(self.fed, known, len(self.tokens) - 1)
+        self.drafts, self.top_probs, self.states = [], [], ()
         self.round, self.accepted = round_, accepted
 
     def seen(self, states: HiddenStates) -> Seen | None:
-        """The tokens after the text that the model has seen, None if there are none."""
+        """What the model has seen after the text, None if nothing."""
         if self.left_over is not None:
             return self.left_over
-        published = self.served.predictions
         if self.fallback is not None:
-            row, branch = self.fallback, 0
-            drafts, top_probs = published.drafts(self.slot, self.stamp, None)
+            row, branch, known = self.fallback, 0, None
         elif self.ahead is not None and self.came_true:
-            row, branch = self.ahead, self.branch or 0
-            drafts, top_probs = published.drafts(self.slot, self.stamp, branch)
+            row = self.ahead
+            branch = known = self.branch or 0
         else:
             return None
+        drafts, top_probs = self.served.predictions.drafts(self.slot, self.stamp, known)
         entries = row.entries(branch)
-        rows = states.branch(self.seat, branch, len(entries))
-        return Seen([self.tokens[-1], *drafts], top_probs, entries, rows)
+        return Seen(drafts, top_probs, entries, states.branch(self.seat, branch, len(entries)))
 
-    def decide(self, drafts: Sequence[int], seen: Seen | None) -> Move | None:
+    def decide(self, drafts: list[int], seen: Seen | None) -> Move | None:
         """Take in the drafts that the target verifies next. seen: what the model may have seen of
         them. Returns the keys and values to copy, None if there are none. After the copy, the model
         has yet to see the other drafts."""
         self.leave_ahead()
         self.leave_fallback()
-        self.drafts = list(drafts)
-        self.top_probs = [nan] * len(drafts) if seen is None else seen.top_probs_of(drafts)
-        begin = len(self.tokens) - 1
-        if seen is None or len(self.fed) != begin:
+        self.drafts, self.top_probs = drafts, [nan] * len(drafts)
+        if seen is None:
             return None
-        sequence = [self.tokens[-1], *drafts]
-        count = seen.matching(sequence)
-        if seen is self.left_over and count < len(sequence):
+        same = _matching(drafts, seen.drafts)
+        self.top_probs[:same] = seen.top_probs[:same]
+        begin, count = len(self.tokens) - 1, min(1 + same, len(seen.states))
+        if self.fed != begin:
+            return None
+        if seen is self.left_over and count <= len(drafts):
             return None  # states of further tokens would replace these
-        self._has_fed(sequence[:count])
-        self.states = list(seen.states[:count])
+        self._has_fed(count)
+        self.states = seen.states[:count]
         sources, targets = seen.entries[:count], range(begin, begin + count)
         return Move(self.table.blocks, sources, targets) if sources != targets else None
 
     def feed(self, count: int) -> tuple[Chunk, list[int]]:
         """The next ``count`` unfed tokens, with their chunk. KV is reserved for them."""
-        start = len(self.fed)
+        start = self.fed
         if not count:
             return Chunk(self.table.blocks, start, 0), []
         text = self.tokens[start : start + count]
         begin = max(start - len(self.tokens), 0)
         tokens = text + self.drafts[begin : begin + count - len(text)]
-        self._has_fed(tokens)
-        return Chunk(self.table.blocks, start, len(tokens)), tokens
+        self._has_fed(count)
+        return Chunk(self.table.blocks, start, count), tokens
 
-    def _has_fed(self, tokens: Sequence[int]) -> None:
-        """Record that the KV of these tokens continues the linear part, or is on its way there."""
-        self.fed += tokens
-        self.table.name(self.tokens, min(len(self.fed), len(self.tokens)))
+    def _has_fed(self, count: int) -> None:
+        """Record that the linear part has the KV of so many more tokens, or will have it soon."""
+        self.fed += count
+        self.table.name(self.tokens, min(self.fed, len(self.tokens)))
 
     def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
         """A tree of branches, for which KV is reserved. parents: tokens of the linear part that
         each branch continues."""
-        return Tree(self.table.blocks, len(self.fed), parents, num_steps)
+        return Tree(self.table.blocks, self.fed, parents, num_steps)
 
     def glue(
         self,
@@ -239,7 +214,7 @@ class DraftRequest:
         chunk, tokens = self.feed(self.unfed)
         kept = verified[len(self.states) :]
         states = [*self.states, *kept]
-        self.states = list(verified) if has_room else []  # the prediction leaves them there
+        self.states = verified if has_room else ()  # the prediction leaves them there
         self.predicted = fan_out if has_room else None
         if not has_room:
             return Glue(self, chunk, tokens, kept, None, Prediction())
@@ -267,11 +242,21 @@ class DraftRequest:
     def adopt_kv(self) -> None:
         """Begin with the known KV of the text, except for its last token: the model's output after
         that token has to be computed."""
-        self.fed = self.tokens[: self.table.adopt(self.tokens[:-1])]
+        self.fed = self.table.adopt(self.tokens[:-1])
 
     def forget_kv(self) -> None:
         """Give all KV memory back; the text has to be fed again."""
         self.leave_ahead()
         self.leave_fallback()
         self.table.clear()
-        self.fed, self.states, self.left_over = [], [], None
+        self.fed, self.states, self.left_over = 0, (), None
+
+
+def _matching(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """The number of tokens, from the first on, that both have."""
+    count = 0
+    for token, other in zip(tokens, others):
+        if token != other:
+            break
+        count += 1
+    return count

@@ -150,7 +150,7 @@ class DraftRequests:
         them. The others lose their KV, wait for memory and are fed their text again."""
         fitting = []
         for request in requests:
-            if request.table.reserve(len(request.fed) + entries(request)):
+            if request.table.reserve(request.fed + entries(request)):
                 fitting.append(request)
             else:
                 self._forget_kv(request)
