@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 class FanOuts:
     """The branches of several requests, equally many of each, ordered by accepted length, then
     rank. counts: int64 [requests, k + 1], the branches of each accepted length; lengths: the same
-    shape, the accepted lengths, first those that have branches. For each branch, int64 [requests,
+    shape, the accepted lengths that have branches, then 0. For each branch, int64 [requests,
     branches], accepted: its accepted length; row: where this is in ``lengths``; ranks: the rank of
     its bonus among the tokens there, 0 = the likeliest token."""
 
@@ -25,9 +25,11 @@ class FanOuts:
         requests, places = counts.shape
         each = np.repeat(np.arange(counts.size) % places, counts.ravel())
         self.counts, self.accepted = counts, each.reshape(requests, -1)
-        self.lengths = (counts == 0).argsort(axis=1, kind="stable")
-        own = np.arange(requests)[:, None], self.accepted
-        self.row = ((counts > 0).cumsum(axis=1) - 1)[own]
+        request = np.arange(requests)[:, None]
+        own = request, self.accepted
+        self.row = (counts > 0).cumsum(axis=1)[own] - 1
+        self.lengths = np.zeros_like(counts)
+        self.lengths[request, self.row] = self.accepted
         before = counts.cumsum(axis=1) - counts
         self.ranks = np.arange(self.accepted.shape[1]) - before[own]
 

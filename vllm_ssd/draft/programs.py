@@ -147,7 +147,7 @@ class Predict:
             rejected = np.empty((rows, self._states.places), np.int64)
             fill_rows(rejected, drafts, -1)
             host["lengths"][:rows] = lengths
-            host["ruled_out"][:rows] = np.take_along_axis(rejected, lengths, 1)
+            host["ruled_out"][:rows] = rejected[np.arange(rows)[:, None], lengths]
             host["accepted"][:rows], host["row"][:rows] = fan_outs.accepted, fan_outs.row
             host["rank"][:rows] = fan_outs.ranks
             host["where"][:rows], host["stamp"][:rows] = where, stamps

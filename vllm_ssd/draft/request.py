@@ -56,8 +56,8 @@ class DraftRequest:
 
     fed: the linear part holds the KV of so many of ``tokens + drafts``, from the first on. drafts:
     those that are being verified; top_probs: the draft's largest probability at each one's place,
-    nan if it is not known; states: rows of ``HiddenStates`` after the text's end and after each draft, as
-    far as they are fed and kept.
+    nan if it is not known; states: rows of ``HiddenStates`` after the text's end and after each
+    draft, as far as they are fed and kept.
     round: of the last outcome taken in, -1 before any; accepted: its accepted length; branch: the
     one that predicted it, -1 if none did, None until its predictions are seen; came_true: it was
     predicted when it came. left_over: drafts that the target has but did not verify, if the bonus
