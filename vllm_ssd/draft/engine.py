@@ -163,21 +163,23 @@ class DraftEngine:
         unfed = [request.unfed for request in fitting]
         feeds = self._programs.feeds(unfed)
         size = self._programs.batch(len(fitting))
-        branches, steps = self._budget.branches(size), self.policy.tree_steps
-        tree_size = steps * branches
+        branches = self._budget.branches(size)
+        tree_size = self.policy.tree_steps * branches
         glues = []
         fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in fitting])
-        of_length, accepted = fan_outs.counts.tolist(), fan_outs.accepted.tolist()
-        for request, count, fan_out, each in zip(fitting, unfed, of_length, accepted):
+        for request, count, fan_out in zip(fitting, unfed, fan_outs.counts.tolist()):
             has_room = request.table.reserve(request.fed + count + tree_size)
             verified = self._states.verified(request.seat, 1 + len(request.drafts))
-            glues.append(request.glue(fan_out, each, verified, steps, has_room))
+            glues.append(request.glue(fan_out, verified, has_room))
+        self._ahead.append(self._executor.glue(glues, feeds, fan_outs))
+        # What else there is to do comes now, while a GPU already works.
+        for request in fitting:
+            request.name_kv()
             self.requests.await_outcome(request)
-        ahead = Counter(glue.request.served for glue in glues if glue.tree is not None)
+        ahead = Counter(request.served for request in fitting if request.predicted)
         for served, count in ahead.items():
             served.count("drafted_ahead", count)
             served.count("branches", count * branches)
-        self._ahead.append(self._executor.glue(glues, feeds, fan_outs))
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vllm_ssd.draft.attention.masks import Tree
 from vllm_ssd.draft.fan_out import FanOuts
@@ -47,6 +49,8 @@ class Executor:
         with self._in_flight.timed("prefill", sum(counts)):
             program.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
             program.run()
+        for request in requests:
+            request.name_kv()
 
     def glue(
         self, glues: Sequence[Glue], feeds: Sequence[FeedPart], fan_outs: FanOuts
@@ -63,8 +67,14 @@ class Executor:
                 feed.run()
             program.fill([glue.prediction for glue in glues], fan_outs)
             program.run()
-        requests, trees = [glue.request for glue in glues], [glue.tree for glue in glues]
-        destinations = self._destinations(requests, trees, [r.next_stamp for r in requests])
+        requests = [glue.request for glue in glues]
+        parents = fan_outs.accepted + [[len(request.tokens)] for request in requests]
+        trees = [
+            request.plant(row, self._policy.tree_steps) if request.predicted else None
+            for request, row in zip(requests, parents.tolist())
+        ]
+        stamps = [request.next_stamp for request in requests]
+        destinations = self._destinations(requests, trees, parents, stamps)
         batch = TreeBatch(
             self._programs.branches(size, branches, destinations.uniforms is not None),
             trees,
@@ -77,12 +87,13 @@ class Executor:
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
         """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
-        steps = self._policy.tree_steps
-        trees: list[Tree | None] = [r.plant([r.fed], steps) for r in requests]
-        destinations = self._destinations(requests, trees, [r.stamp for r in requests])
+        parents = np.array([[request.fed] for request in requests])
+        trees = [request.plant([request.fed], self._policy.tree_steps) for request in requests]
+        stamps = [request.stamp for request in requests]
+        destinations = self._destinations(requests, trees, parents, stamps)
         batch = TreeBatch(
             self._programs.fallbacks(len(requests), destinations.uniforms is not None),
-            trees,
+            [*trees],
             destinations,
             torch.tensor([request.tokens[-1] for request in requests]),
         )
@@ -91,19 +102,21 @@ class Executor:
         return batch
 
     def _destinations(
-        self, requests: Sequence[DraftRequest], trees: Sequence[Tree | None], stamps: Sequence[int]
+        self,
+        requests: Sequence[DraftRequest],
+        trees: Sequence[Tree | None],
+        parents: NDArray[np.int64],
+        stamps: Sequence[int],
     ) -> Destinations:
-        """The destinations of the requests' trees. stamps: of the outcomes that they are for."""
+        """The destinations of the requests' trees. parents: int64 [requests, branches], the tokens
+        that each branch continues. stamps: of the outcomes that the trees are for."""
         rows = [*zip(requests, trees)]
         temperatures = [request.temperature if tree else 0.0 for request, tree in rows]
         numbers = None
         if any(temperatures):
-            branches = max(tree.query_len for tree in trees if tree)
             # The bonus is one place before the first draft.
-            places = [
-                [at + 1 for at in tree.parent_lens] if tree else [0] * branches for tree in trees
-            ]
-            numbers = uniforms([request.seed for request in requests], places, self._policy.k)
+            seeds = [request.seed for request in requests]
+            numbers = uniforms(seeds, parents + 1, self._policy.k)
         return Destinations(
             [request.where if tree else 0 for request, tree in rows],
             [request.seat if tree else -1 for request, tree in rows],

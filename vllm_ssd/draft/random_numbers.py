@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 # Half of the generator's key. The target uses the same seed with other generators. Even with the
 # same generator, its numbers would differ from these.
@@ -21,10 +21,10 @@ _DRAFTS = 0x5BD1E995_76737364
 _WORDS = 4  # random words for each number that Philox counts
 
 
-def uniforms(seeds: Sequence[int], places: Sequence[Sequence[int]], k: int) -> NDArray[np.float64]:
+def uniforms(seeds: Sequence[int], places: ArrayLike, k: int) -> NDArray[np.float64]:
     """float64 [requests, branches, k], uniform in [0, 1): the numbers of up to ``k`` drafts of each
-    branch. seeds: of each request, 64 bits; places: [requests, branches], the index in the text of
-    each branch's first draft. Fast if those of a request lie close together."""
+    branch. seeds: of each request, 64 bits; places: int [requests, branches], the index in the text
+    of each branch's first draft. Fast if those of a request lie close together."""
     at = np.array(places)
     first = at.min(axis=1, keepdims=True)
     at -= first

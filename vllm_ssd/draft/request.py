@@ -30,14 +30,12 @@ class Seen(NamedTuple):
 
 class Glue(NamedTuple):
     """One request's part of a glue. ``tokens`` are shown as ``chunk``. The rows ``kept`` keep the
-    hidden states after the last of them. ``tree`` is planted for the outcomes of ``prediction``. If
-    it is None, nothing is drafted ahead, and the next outcome gets a fallback when it comes."""
+    hidden states after the last of them."""
 
     request: DraftRequest
     chunk: Chunk
     tokens: list[int]
     kept: Sequence[int]
-    tree: Tree | None
     prediction: Prediction
 
 
@@ -65,7 +63,8 @@ class DraftRequest:
     phase: only ``DraftRequests.enter`` changes it. temperature: at which drafts are sampled, 0 =
     greedy; seed: of their random numbers.
     ahead: the tree grown for the awaited outcome, or for one that has come and is matched with its
-    branches; predicted: how many of these there are of each accepted length. fallback: the tree
+    branches; predicted: how many of these there are of each accepted length, None without memory
+    for them: the next outcome then gets a fallback when it comes. fallback: the tree
     grown for an outcome that none of them matched. seat: the seat of its rows in ``HiddenStates``,
     while it has KV memory; -1 without, and then the draft does no work for it.
     """
@@ -173,7 +172,7 @@ class DraftRequest:
             return None
         if seen is self.left_over and count <= len(drafts):
             return None  # states of further tokens would replace these
-        self._has_fed(count)
+        self.fed += count
         self.states = seen.states[:count]
         sources, targets = seen.entries[:count], range(begin, begin + count)
         return Move(self.table.blocks, sources, targets) if sources != targets else None
@@ -186,12 +185,11 @@ class DraftRequest:
         text = self.tokens[start : start + count]
         begin = max(start - len(self.tokens), 0)
         tokens = text + self.drafts[begin : begin + count - len(text)]
-        self._has_fed(count)
+        self.fed += count
         return Chunk(self.table.blocks, start, count), tokens
 
-    def _has_fed(self, count: int) -> None:
-        """Record that the linear part has the KV of so many more tokens, or will have it soon."""
-        self.fed += count
+    def name_kv(self) -> None:
+        """Record what is in its KV blocks, for others that begin with the same text."""
         self.table.name(self.tokens, min(self.fed, len(self.tokens)))
 
     def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
@@ -199,29 +197,19 @@ class DraftRequest:
         each branch continues."""
         return Tree(self.table.blocks, self.fed, parents, num_steps)
 
-    def glue(
-        self,
-        fan_out: Sequence[int],
-        accepted: Sequence[int],
-        verified: Sequence[int],
-        tree_steps: int,
-        has_room: bool,
-    ) -> Glue:
-        """Show all unfed tokens, for which KV is reserved, and predict outcomes. fan_out: the
-        branches of each accepted length; accepted: the accepted length of each branch. verified:
-        rows for hidden states, of the text's end and of each draft. tree_steps: steps that the tree
-        has room for. has_room: KV is reserved for the tree, too; without it there is no tree."""
+    def glue(self, fan_out: Sequence[int], verified: Sequence[int], has_room: bool) -> Glue:
+        """Show all unfed tokens, for which KV is reserved, and predict outcomes. fan_out: how many
+        of each accepted length. verified: rows for hidden states, of the text's end and of each
+        draft. has_room: KV is reserved for the tree, too; without it nothing is predicted."""
         chunk, tokens = self.feed(self.unfed)
         kept = verified[len(self.states) :]
         states = [*self.states, *kept]
-        self.states = verified if has_room else ()  # the prediction leaves them there
         self.predicted = fan_out if has_room else None
+        self.states = verified if has_room else ()  # the prediction leaves them there
         if not has_room:
-            return Glue(self, chunk, tokens, kept, None, Prediction())
-        text = len(self.tokens)
-        tree = self.plant([text + length for length in accepted], tree_steps)
+            return Glue(self, chunk, tokens, kept, Prediction())
         prediction = Prediction(self.where, self.next_stamp, states, verified, self.drafts)
-        return Glue(self, chunk, tokens, kept, tree, prediction)
+        return Glue(self, chunk, tokens, kept, prediction)
 
     def publish_state(self, state: int) -> None:
         """Tell the target the draft's state for this request, one of those in ``schema.py``."""
