@@ -178,8 +178,7 @@ class DraftEngine:
             self.requests.await_outcome(request)
         ahead = Counter(request.served for request in fitting if request.predicted)
         for served, count in ahead.items():
-            served.count("drafted_ahead", count)
-            served.count("branches", count * branches)
+            served.count(drafted_ahead=count, branches=count * branches)
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch
@@ -234,8 +233,7 @@ class DraftEngine:
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         for served in self.tables:
-            served.count(work, amount)
-            served.count(f"{work}_us", microseconds)
+            served.count(**{work: amount, f"{work}_us": microseconds})
 
 
 def _words(shape: TableShape) -> str:
