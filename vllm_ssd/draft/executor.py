@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.draft.attention.masks import Tree
-from vllm_ssd.draft.fan_out import FanOuts
+from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
-from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
+from vllm_ssd.draft.program_cache import ProgramCache
 from vllm_ssd.draft.programs import Destinations, Feed
 from vllm_ssd.draft.random_numbers import uniforms
-from vllm_ssd.draft.request import DraftRequest, Glue
+from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
 
@@ -27,10 +28,14 @@ class Executor:
     def __init__(
         self,
         programs: ProgramCache,
+        budget: BranchBudget,
+        states: HiddenStates,
         in_flight: InFlight,
         policy: DraftPolicy,
     ):
         self._programs = programs
+        self._budget = budget
+        self._states = states
         self._in_flight = in_flight
         self._policy = policy
 
@@ -53,21 +58,25 @@ class Executor:
             request.name_kv()
 
     def glue(
-        self, glues: Sequence[Glue], feeds: Sequence[FeedPart], fan_outs: FanOuts
+        self, requests: Sequence[DraftRequest], branches: int, has_room: Sequence[bool]
     ) -> TreeBatch:
-        """Show the model what it has not seen of the drafts being verified, predict the outcomes of
-        these fan-outs and plant a branch for each. feeds: programs that show it, and for which
-        glues."""
-        size, branches = self._programs.batch(len(glues)), fan_outs.accepted.shape[1]
+        """Show the model what it has not seen of the drafts being verified, predict ``branches``
+        outcomes of each request and plant a branch for each. has_room: for each request, whether KV
+        is reserved for its branches, too; without it nothing is predicted."""
+        size, unfed = self._programs.batch(len(requests)), [request.unfed for request in requests]
+        verified = [self._states.verified(r.seat, 1 + len(r.drafts)) for r in requests]
         program = self._programs.predict(size, branches)
         with self._in_flight.timed("glue"):
-            for feed, rows in feeds:
-                part = [glues[row] for row in rows]
-                feed.fill([g.chunk for g in part], [g.tokens for g in part], [g.kept for g in part])
+            for feed, rows in self._programs.feeds(unfed):
+                parts = [requests[row].feed(unfed[row]) for row in rows]
+                kept = [verified[row][len(requests[row].states) :] for row in rows]
+                feed.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts], kept)
                 feed.run()
-            program.fill([glue.prediction for glue in glues], fan_outs)
+            # What is predicted is chosen while a GPU already works.
+            fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in requests])
+            each = zip(requests, fan_outs.counts.tolist(), verified, has_room)
+            program.fill([request.predict(*its) for request, *its in each], fan_outs)
             program.run()
-        requests = [glue.request for glue in glues]
         parents = fan_outs.accepted + [[len(request.tokens)] for request in requests]
         trees = [
             request.plant(row, self._policy.tree_steps) if request.predicted else None
@@ -79,7 +88,7 @@ class Executor:
             self._programs.branches(size, branches, destinations.uniforms is not None),
             trees,
             destinations,
-            program.bonus[: len(glues) * branches].clone(),
+            program.bonus[: len(requests) * branches].clone(),
         )
         for request, row in zip(requests, batch.rows()):
             request.ahead = row

@@ -28,17 +28,6 @@ class Seen(NamedTuple):
     states: Sequence[int]
 
 
-class Glue(NamedTuple):
-    """One request's part of a glue. ``tokens`` are shown as ``chunk``. The rows ``kept`` keep the
-    hidden states after the last of them."""
-
-    request: DraftRequest
-    chunk: Chunk
-    tokens: list[int]
-    kept: Sequence[int]
-    prediction: Prediction
-
-
 class Phase(IntEnum):
     """A request's phase, which says what it waits for."""
 
@@ -64,9 +53,9 @@ class DraftRequest:
     greedy; seed: of their random numbers.
     ahead: the tree grown for the awaited outcome, or for one that has come and is matched with its
     branches; predicted: how many of these there are of each accepted length, None without memory
-    for them: the next outcome then gets a fallback when it comes. fallback: the tree
-    grown for an outcome that none of them matched. seat: the seat of its rows in ``HiddenStates``,
-    while it has KV memory; -1 without, and then the draft does no work for it.
+    for them: the next outcome then gets a fallback when it comes. fallback: the tree grown for an
+    outcome that none of them matched. seat: the seat of its rows in ``HiddenStates``, while it has
+    KV memory; -1 without, and then the draft does no work for it.
     """
 
     served: ServedTable
@@ -180,8 +169,6 @@ class DraftRequest:
     def feed(self, count: int) -> tuple[Chunk, list[int]]:
         """The next ``count`` unfed tokens, with their chunk. KV is reserved for them."""
         start = self.fed
-        if not count:
-            return Chunk(self.table.blocks, start, 0), []
         text = self.tokens[start : start + count]
         begin = max(start - len(self.tokens), 0)
         tokens = text + self.drafts[begin : begin + count - len(text)]
@@ -197,19 +184,18 @@ class DraftRequest:
         each branch continues."""
         return Tree(self.table.blocks, self.fed, parents, num_steps)
 
-    def glue(self, fan_out: Sequence[int], verified: Sequence[int], has_room: bool) -> Glue:
-        """Show all unfed tokens, for which KV is reserved, and predict outcomes. fan_out: how many
-        of each accepted length. verified: rows for hidden states, of the text's end and of each
-        draft. has_room: KV is reserved for the tree, too; without it nothing is predicted."""
-        chunk, tokens = self.feed(self.unfed)
-        kept = verified[len(self.states) :]
-        states = [*self.states, *kept]
+    def predict(
+        self, fan_out: Sequence[int], verified: Sequence[int], has_room: bool
+    ) -> Prediction:
+        """Predict outcomes: so many of each accepted length as ``fan_out`` says. The model has been
+        shown all tokens. verified: rows for hidden states, of the text's end and of each draft.
+        has_room: KV is reserved for the tree, too; without it nothing is predicted."""
+        states = [*self.states, *verified[len(self.states) :]]
         self.predicted = fan_out if has_room else None
         self.states = verified if has_room else ()  # the prediction leaves them there
         if not has_room:
-            return Glue(self, chunk, tokens, kept, Prediction())
-        prediction = Prediction(self.where, self.next_stamp, states, verified, self.drafts)
-        return Glue(self, chunk, tokens, kept, prediction)
+            return Prediction()
+        return Prediction(self.where, self.next_stamp, states, verified, self.drafts)
 
     def publish_state(self, state: int) -> None:
         """Tell the target the draft's state for this request, one of those in ``schema.py``."""
