@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_ssd.draft.fan_out import FanOuts
 from vllm_ssd.draft.outcome_probs import OutcomeProbs
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
@@ -31,11 +32,11 @@ class BranchBudget:
 
     def fan_outs(
         self, branches: int, requests: int, top_probs: Sequence[Sequence[float]]
-    ) -> list[tuple[int, ...]]:
-        """For each row in a batch of ``requests``, how many of its branches are for each accepted
-        length 0..k. branches: from ``branches``. top_probs: for each row, the draft's largest
-        probability at each draft that is verified, nan if it is not known."""
-        return self._probs.fan_outs(branches, top_probs, requests)
+    ) -> FanOuts:
+        """The fan-outs of the rows in a batch of ``requests``. branches: from ``branches``.
+        top_probs: for each row, the draft's largest probability at each draft that is verified, nan
+        if it is not known."""
+        return FanOuts(self._probs.fan_outs(branches, top_probs, requests))
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """Take in the outcome of a request's verification, before the request does. accepted: the
@@ -50,6 +51,5 @@ class BranchBudget:
         requests = row.batch.size if row is not None else 1
         self._probs.count_drafts(request.top_probs, accepted, left_over, requests)
         if branch is not None and predicted is not None and not left_over:
-            rank = predicted.branches.ranks[branch] if branch >= 0 else None
-            known = predicted.branches.accepted.count(accepted)
-            self._probs.count_bonus(accepted < len(drafts), rank, known)
+            rank = branch - sum(predicted[:accepted]) if branch >= 0 else None
+            self._probs.count_bonus(accepted < len(drafts), rank, predicted[accepted])

@@ -58,7 +58,9 @@ class DraftEngine:
         self._states = HiddenStates(model, policy, seats)
         self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
-        self._executor = Executor(self._programs, self._in_flight, policy)
+        self._executor = Executor(
+            self._programs, self._budget, self._states, self._in_flight, policy
+        )
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
         self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
         self._fallbacks: list[TreeBatch] = []
@@ -160,23 +162,17 @@ class DraftEngine:
         fitting = self.requests.reserve(requests[:most], lambda request: request.unfed)
         if not fitting:
             return
-        unfed = [request.unfed for request in fitting]
-        feeds = self._programs.feeds(unfed)
-        size = self._programs.batch(len(fitting))
-        branches, steps = self._budget.branches(size), self.policy.tree_steps
-        tree_size = steps * branches
-        glues = []
-        fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in fitting])
-        for request, count, fan_out in zip(fitting, unfed, fan_outs):
-            has_room = request.table.reserve(len(request.fed) + count + tree_size)
-            verified = self._states.verified(request.seat, 1 + len(request.drafts))
-            glues.append(request.glue(fan_out, verified, steps, has_room))
+        branches = self._budget.branches(self._programs.batch(len(fitting)))
+        tree_size = self.policy.tree_steps * branches
+        has_room = [r.table.reserve(r.fed + r.unfed + tree_size) for r in fitting]
+        self._ahead.append(self._executor.glue(fitting, branches, has_room))
+        # What else there is to do comes now, while a GPU already works.
+        for request in fitting:
+            request.name_kv()
             self.requests.await_outcome(request)
-        ahead = Counter(glue.request.served for glue in glues if glue.prediction is not None)
+        ahead = Counter(request.served for request in fitting if request.predicted)
         for served, count in ahead.items():
-            served.count("drafted_ahead", count)
-            served.count("branches", count * branches)
-        self._ahead.append(self._executor.glue(glues, feeds, branches))
+            served.count(drafted_ahead=count, branches=count * branches)
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
         most = self._programs.max_batch
@@ -231,8 +227,7 @@ class DraftEngine:
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         for served in self.tables:
-            served.count(work, amount)
-            served.count(f"{work}_us", microseconds)
+            served.count(**{work: amount, f"{work}_us": microseconds})
 
 
 def _words(shape: TableShape) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from vllm_ssd.draft.attention.masks import Tree
+from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
-from vllm_ssd.draft.program_cache import FeedPart, ProgramCache
-from vllm_ssd.draft.programs import NOWHERE, Feed, is_sampled
-from vllm_ssd.draft.request import DraftRequest, Glue
+from vllm_ssd.draft.program_cache import ProgramCache
+from vllm_ssd.draft.programs import Destinations, Feed
+from vllm_ssd.draft.random_numbers import uniforms
+from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.tree_batch import TreeBatch
 
@@ -22,10 +28,14 @@ class Executor:
     def __init__(
         self,
         programs: ProgramCache,
+        budget: BranchBudget,
+        states: HiddenStates,
         in_flight: InFlight,
         policy: DraftPolicy,
     ):
         self._programs = programs
+        self._budget = budget
+        self._states = states
         self._in_flight = in_flight
         self._policy = policy
 
@@ -44,50 +54,85 @@ class Executor:
         with self._in_flight.timed("prefill", sum(counts)):
             program.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
             program.run()
+        for request in requests:
+            request.name_kv()
 
-    def glue(self, glues: Sequence[Glue], feeds: Sequence[FeedPart], branches: int) -> TreeBatch:
+    def glue(
+        self, requests: Sequence[DraftRequest], branches: int, has_room: Sequence[bool]
+    ) -> TreeBatch:
         """Show the model what it has not seen of the drafts being verified, predict ``branches``
-        outcomes of each request and plant a branch for each. feeds: programs that show it, and for
-        which glues."""
-        size = self._programs.batch(len(glues))
+        outcomes of each request and plant a branch for each. has_room: for each request, whether KV
+        is reserved for its branches, too; without it nothing is predicted."""
+        size, unfed = self._programs.batch(len(requests)), [request.unfed for request in requests]
+        verified = [self._states.verified(r.seat, 1 + len(r.drafts)) for r in requests]
         program = self._programs.predict(size, branches)
         with self._in_flight.timed("glue"):
-            for feed, rows in feeds:
-                part = [glues[row] for row in rows]
-                feed.fill([g.chunk for g in part], [g.tokens for g in part], [g.kept for g in part])
+            for feed, rows in self._programs.feeds(unfed):
+                parts = [requests[row].feed(unfed[row]) for row in rows]
+                kept = [verified[row][len(requests[row].states) :] for row in rows]
+                feed.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts], kept)
                 feed.run()
-            program.fill([glue.prediction for glue in glues])
+            # What is predicted is chosen while a GPU already works.
+            fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in requests])
+            each = zip(requests, fan_outs.counts.tolist(), verified, has_room)
+            program.fill([request.predict(*its) for request, *its in each], fan_outs)
             program.run()
-        slots = [
-            glue.request.publish_slot(glue.request.next_stamp, glue.tree, self._policy.k)
-            if glue.tree
-            else NOWHERE
-            for glue in glues
+        parents = fan_outs.accepted + [[len(request.tokens)] for request in requests]
+        trees = [
+            request.plant(row, self._policy.tree_steps) if request.predicted else None
+            for request, row in zip(requests, parents.tolist())
         ]
+        stamps = [request.next_stamp for request in requests]
+        destinations = self._destinations(requests, trees, parents, stamps)
         batch = TreeBatch(
-            self._programs.branches(size, branches, is_sampled(slots)),
-            [glue.tree for glue in glues],
-            slots,
-            program.bonus[: len(glues) * branches].clone(),
+            self._programs.branches(size, branches, destinations.uniforms is not None),
+            trees,
+            destinations,
+            program.bonus[: len(requests) * branches].clone(),
         )
-        for glue, row in zip(glues, batch.rows()):
-            glue.request.predicted, glue.request.ahead = glue.prediction, row
+        for request, row in zip(requests, batch.rows()):
+            request.ahead = row
         return batch
 
     def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
         """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
-        k = self._policy.k
-        trees = [request.plant([len(request.fed)], self._policy.tree_steps) for request in requests]
-        slots = [r.publish_slot(r.stamp, tree, k) for r, tree in zip(requests, trees)]
+        parents = np.array([[request.fed] for request in requests])
+        trees = [request.plant([request.fed], self._policy.tree_steps) for request in requests]
+        stamps = [request.stamp for request in requests]
+        destinations = self._destinations(requests, trees, parents, stamps)
         batch = TreeBatch(
-            self._programs.fallbacks(len(requests), is_sampled(slots)),
+            self._programs.fallbacks(len(requests), destinations.uniforms is not None),
             [*trees],
-            slots,
+            destinations,
             torch.tensor([request.tokens[-1] for request in requests]),
         )
         for request, row in zip(requests, batch.rows()):
             request.fallback = row
         return batch
+
+    def _destinations(
+        self,
+        requests: Sequence[DraftRequest],
+        trees: Sequence[Tree | None],
+        parents: NDArray[np.int64],
+        stamps: Sequence[int],
+    ) -> Destinations:
+        """The destinations of the requests' trees. parents: int64 [requests, branches], the tokens
+        that each branch continues. stamps: of the outcomes that the trees are for."""
+        rows = [*zip(requests, trees)]
+        temperatures = [request.temperature if tree else 0.0 for request, tree in rows]
+        numbers = None
+        if any(temperatures):
+            # The bonus is one place before the first draft.
+            seeds = [request.seed for request in requests]
+            numbers = uniforms(seeds, parents + 1, self._policy.k)
+        return Destinations(
+            [request.where if tree else 0 for request, tree in rows],
+            [request.seat if tree else -1 for request, tree in rows],
+            stamps,
+            temperatures,
+            numbers,
+        )
 
     def grow(self, batch: TreeBatch, kind: str) -> None:
         """Start one more step of a batch. kind: what to count it as."""

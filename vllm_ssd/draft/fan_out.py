@@ -9,30 +9,29 @@ probabilities over the proposed ones.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
-
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
-class Branches(NamedTuple):
-    """The branches of a fan-out. lengths: the accepted lengths that have branches. For each branch,
-    accepted: its accepted length; row: the index of this length in ``lengths``; ranks: the rank of
+class FanOuts:
+    """The branches of several requests, equally many of each, ordered by accepted length, then
+    rank. counts: int64 [requests, k + 1], the branches of each accepted length; lengths: the same
+    shape, the accepted lengths that have branches, then 0. For each branch, int64 [requests,
+    branches], accepted: its accepted length; row: where this is in ``lengths``; ranks: the rank of
     its bonus among the tokens there, 0 = the likeliest token."""
 
-    lengths: tuple[int, ...]
-    accepted: tuple[int, ...]
-    row: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-
-@lru_cache(maxsize=8192)
-def each_branch(fan_out: tuple[int, ...]) -> Branches:
-    """The branches of a fan-out, ordered by accepted length, then rank."""
-    lengths = tuple(length for length, count in enumerate(fan_out) if count)
-    row = tuple(row for row, length in enumerate(lengths) for _ in range(fan_out[length]))
-    ranks = tuple(rank for count in fan_out for rank in range(count))
-    return Branches(lengths, tuple(lengths[index] for index in row), row, ranks)
+    def __init__(self, counts: NDArray[np.int64]):
+        requests, places = counts.shape
+        each = np.repeat(np.arange(counts.size) % places, counts.ravel())
+        self.counts, self.accepted = counts, each.reshape(requests, -1)
+        request = np.arange(requests)[:, None]
+        own = request, self.accepted
+        self.row = (counts > 0).cumsum(axis=1)[own] - 1
+        self.lengths = np.zeros_like(counts)
+        self.lengths[request, self.row] = self.accepted
+        before = counts.cumsum(axis=1) - counts
+        self.ranks = np.arange(self.accepted.shape[1]) - before[own]
 
 
 def choose(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftPolicy
@@ -42,10 +44,9 @@ class HiddenStates:
         first = seat * self._seat_size + (1 + branch) * self.places
         return range(first, first + count)
 
-    def branches(self, seat: int, count: int) -> Sequence[int]:
-        """The first row of each of a seat's first ``count`` branches; padding if the seat is below
-        0."""
-        if seat < 0:
-            return [self.padding] * count
-        first = seat * self._seat_size + self.places
-        return range(first, first + count * self.places, self.places)
+    def branches(self, seats: Sequence[int], count: int) -> NDArray[np.int64]:
+        """int64 [len(seats), count]: the first row of each of a seat's first ``count`` branches;
+        padding if the seat is below 0."""
+        seat = np.array(seats)[:, None]
+        rows = seat * self._seat_size + np.arange(1, 1 + count) * self.places
+        return np.where(seat < 0, self.padding, rows)

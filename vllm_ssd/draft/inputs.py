@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 _COPIES = 3  # on their way to a GPU at the same time
+
+
+def fill_rows(array: NDArray, rows: Sequence[Sequence[int]], filling: int) -> None:
+    """Fill an array [n, width] with the first numbers of its first rows, then the filling."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    given = np.arange(array.shape[1]) < lengths[:, None]
+    array[:] = filling
+    array[: len(rows)][given] = np.fromiter(chain.from_iterable(rows), np.int64)
 
 
 class _Staging:

@@ -80,7 +80,7 @@ class Intake:
             move = request.decide(drafts, request.seen(self._states))
             if move is not None:
                 moves.append(move)
-            if request.unfed or self._policy.branches:
+            if self._policy.branches or request.unfed:
                 self._requests.enter(request, Phase.FEEDING)
             else:
                 self._requests.await_outcome(request)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _NEWEST = 0.005  # weight of the newest outcome among all
 _LARGE = 1e100  # weights of outcomes stay below this
@@ -43,21 +45,20 @@ class OutcomeProbs:
 
     def fan_outs(
         self, branches: int, top_probs: Sequence[Sequence[float]], requests: int
-    ) -> list[tuple[int, ...]]:
-        """For each row, the fan-out of ``branches`` branches that misses least. top_probs: the
-        draft's largest probability at each of a row's drafts, nan if it is not known. requests:
-        those of a batch."""
+    ) -> NDArray[np.int64]:
+        """int64 [rows, k + 1]: for each row, the branches of each accepted length, ``branches``
+        together, with which it misses least. top_probs: the draft's largest probability at each of
+        a row's drafts, nan if it is not known. requests: those of a batch."""
         lengths, whole = self._lengths(top_probs, requests)
         # A rank that seems likelier than the one before it is taken for as likely.
         by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)
-        chances = lengths[:, :, None] * by_rank[whole.astype(int)]
-        rows = len(chances)
-        best = np.argpartition(chances.reshape(rows, -1), -branches, axis=1)[:, -branches:]
+        chances = lengths[:, :, None] * by_rank[whole.view(np.int8)]
+        rows, places = lengths.shape
+        best = chances.reshape(rows, -1).argpartition(-branches, axis=1)[:, -branches:]
         # If nothing seems possible, any length may be best, also one beyond a row's drafts.
-        last = whole.argmax(axis=1)[:, None]
-        counts = np.zeros(lengths.shape, int)
-        np.add.at(counts, (np.arange(rows)[:, None], np.minimum(best // branches, last)), 1)
-        return [tuple(row) for row in counts.tolist()]
+        length = np.minimum(best // branches, whole.argmax(axis=1)[:, None])
+        length += np.arange(rows)[:, None] * places
+        return np.bincount(length.ravel(), minlength=whole.size).reshape(whole.shape)
 
     def _lengths(
         self, top_probs: Sequence[Sequence[float]], requests: int
@@ -65,21 +66,20 @@ class OutcomeProbs:
         """float64 [rows, k + 1], the probability of each accepted length, as far as its outcomes
         need a branch; and bool [rows, k + 1], whether it is all of a row's drafts. top_probs and
         requests: as in ``fan_outs``."""
-        rows, k = len(top_probs), self._k
-        drafts = np.array([len(row) for row in top_probs])
-        probs = np.full((rows, k), np.nan)
-        for row, known in zip(probs, top_probs):
-            row[: len(known)] = known
+        length, last = np.arange(self._k + 1), np.array([*map(len, top_probs)])[:, None]
+        verified = length[:-1] < last
+        probs = np.full(verified.shape, np.nan)
+        probs[verified] = [*chain.from_iterable(top_probs)]
         doubts = np.where(_is_known(probs), 1 - probs, 1.0)
         share = self._rejected_of + _OVER_DOUBT * _DOUBT_WEIGHT
         share /= self._doubted + _DOUBT_WEIGHT
-        acceptance = (1 - share * doubts).clip(0, 1)
-        reached = np.ones((rows, k + 1))
-        verified = 1 - np.array(self._left_over[requests])
-        (acceptance * verified).cumprod(axis=1, out=reached[:, 1:])
-        length, last = np.arange(k + 1), drafts[:, None]
-        ends = np.where(length < last, 1 - np.pad(acceptance, ((0, 0), (0, 1))), length == last)
-        return reached * ends, length == last
+        acceptance = np.maximum(1 - share * doubts, 0)
+        whole = length == last
+        chances = whole.astype(float)
+        np.subtract(1, acceptance, out=chances[:, :-1], where=verified)
+        goes_on = acceptance * (1 - np.array(self._left_over[requests]))
+        chances[:, 1:] *= goes_on.cumprod(axis=1)
+        return chances, whole
 
     def _ranks(self) -> np.ndarray:
         """float64 [2, ranks]: the probability of each rank of the bonus, after a rejected draft and

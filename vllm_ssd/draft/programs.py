@@ -8,7 +8,7 @@ in what changes from round to round; ``run`` then computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,60 +16,45 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.draft.attention.masks import Chunk, Tree
-from vllm_ssd.draft.fan_out import Branches, choose, each_branch
+from vllm_ssd.draft.fan_out import FanOuts, choose
 from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.hidden_states import HiddenStates
-from vllm_ssd.draft.inputs import Inputs
+from vllm_ssd.draft.inputs import Inputs, fill_rows
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol.publisher import BranchTokens, PredictedOutcomes, Publisher
 
 
-class PublishSlot(NamedTuple):
-    """The place of a row, and how its drafts are sampled. where: a place from a served table's
-    ``places``, 0 = nowhere, the row is padding. seat: the request's seat in ``HiddenStates``.
-    stamp: of the outcome that the branches are for. temperature: 0 = greedy. uniforms: float64
-    [branches, k], a random number in [0, 1) for every draft; None if drafts are not sampled."""
+class Destinations(NamedTuple):
+    """Where the rows of a batch publish, and how their drafts are sampled. For each row, where: a
+    place from a served table's ``places``, 0 = nowhere, the row is padding; seat: the request's
+    seat in ``HiddenStates``, -1 = none; stamp: of the outcome that the branches are for;
+    temperature: 0 = greedy. uniforms: float64 [rows, branches, k], a random number in [0, 1) for
+    every draft; None if all are greedy."""
 
-    where: int = 0
-    seat: int = -1
-    stamp: int = 0
-    temperature: float = 0.0
-    uniforms: NDArray[np.float64] | None = None
+    where: list[int]
+    seats: list[int]
+    stamps: Sequence[int]
+    temperatures: Sequence[float]
+    uniforms: NDArray[np.float64] | None
 
-
-NOWHERE = PublishSlot()
-
-
-def is_sampled(slots: Iterable[PublishSlot]) -> bool:
-    """True if the drafts of any of these rows are sampled."""
-    return any(slot.temperature for slot in slots)
+    def leave(self, row: int) -> None:
+        """A row becomes padding."""
+        self.where[row], self.seats[row] = 0, -1
 
 
 class Prediction(NamedTuple):
     """The prediction for a request. where: a place from a served table's ``places``, 0 =
     nowhere; stamp: of the predicted outcome. states: rows of ``HiddenStates``, after the text and
-    after each draft; verified: rows that these states are copied to. branches: those to plant.
-    drafts: those being verified."""
+    after each draft; verified: rows that these states are copied to. drafts: those being
+    verified."""
 
-    where: int
-    stamp: int
-    states: Sequence[int]
-    verified: Sequence[int]
-    branches: Branches
-    drafts: Sequence[int]
-
-    @property
-    def ruled_out(self) -> list[int]:
-        """For each accepted length that has branches, the draft that is rejected there, or -1."""
-        drafts = self.drafts
-        return [drafts[at] if at < len(drafts) else -1 for at in self.branches.lengths]
-
-
-def _rectangle(rows: Sequence[Sequence[int]], width: int, filling: int) -> list[list[int]]:
-    """Rows of ``width`` numbers: the given ones, then the filling."""
-    return [[*row, *[filling] * (width - len(row))] for row in rows]
+    where: int = 0
+    stamp: int = 0
+    states: Sequence[int] = ()
+    verified: Sequence[int] = ()
+    drafts: Sequence[int] = ()
 
 
 class Feed:
@@ -93,14 +78,9 @@ class Feed:
         """Take in what to show. states: for each chunk, the rows of ``HiddenStates`` that keep the
         states of its last tokens."""
         host, padding = self._inputs.host, self._states.padding
-        host["tokens"][:], host["states"][:] = 0, padding
-        if tokens:
-            host["tokens"][: len(tokens)] = _rectangle(tokens, self.queries, 0)
-        if states:
-            last = [
-                [*[padding] * (len(part) - len(kept)), *kept] for part, kept in zip(tokens, states)
-            ]
-            host["states"][: len(last)] = _rectangle(last, self.queries, padding)
+        fill_rows(host["tokens"], tokens, 0)
+        last = [[*[padding] * (len(part) - len(kept)), *kept] for part, kept in zip(tokens, states)]
+        fill_rows(host["states"], last, padding)
         self._inputs.send()
         self._plan.fill(chunks)
 
@@ -152,27 +132,24 @@ class Predict:
             },
         )
         self._request = torch.arange(batch, device=model.device).unsqueeze(1)
-        self._nothing = Prediction(0, 0, (), (), each_branch((branches,)), ())
         self.bonus = torch.zeros(batch * branches, dtype=torch.int64, device=model.device)
         self.run = GraphedCall(self._compute)
 
-    def fill(self, predictions: Sequence[Prediction | None]) -> None:
-        """Take in what to predict; None: a row that publishes nothing."""
+    def fill(self, predictions: Sequence[Prediction], fan_outs: FanOuts | None = None) -> None:
+        """Take in what to predict, for these fan-outs."""
         host = self._inputs.host
-        host["states"][:], host["verified"][:] = self._states.padding, self._states.padding
-        host["ruled_out"][:], host["where"][:] = -1, 0
-        if predictions:
-            rows = len(predictions)
-            real = [new or self._nothing for new in predictions]
-            where, stamps, states, verified, branches, _ = zip(*real)
-            lengths, accepted, of_length, ranks = zip(*branches)
-            host["accepted"][:rows], host["row"][:rows] = accepted, of_length
-            host["rank"][:rows] = ranks
-            places, padding = self._states.places, self._states.padding
-            host["states"][:rows] = _rectangle(states, places, padding)
-            host["verified"][:rows] = _rectangle(verified, places, padding)
-            host["lengths"][:rows] = _rectangle(lengths, self._width, 0)
-            host["ruled_out"][:rows] = _rectangle([new.ruled_out for new in real], self._width, -1)
+        where, stamps, states, verified, drafts = zip(*predictions) if predictions else [()] * 5
+        fill_rows(host["states"], states, self._states.padding)
+        fill_rows(host["verified"], verified, self._states.padding)
+        host["where"][:] = 0
+        if fan_outs is not None:
+            rows, lengths = len(predictions), fan_outs.lengths[:, : self._width]
+            rejected = np.empty((rows, self._states.places), np.int64)
+            fill_rows(rejected, drafts, -1)
+            host["lengths"][:rows] = lengths
+            host["ruled_out"][:rows] = rejected[np.arange(rows)[:, None], lengths]
+            host["accepted"][:rows], host["row"][:rows] = fan_outs.accepted, fan_outs.row
+            host["rank"][:rows] = fan_outs.ranks
             host["where"][:rows], host["stamp"][:rows] = where, stamps
         self._inputs.send()
 
@@ -237,7 +214,7 @@ class Grow:
     def fill(
         self,
         trees: Sequence[Tree | None],
-        slots: Sequence[PublishSlot],
+        destinations: Destinations | None,
         step: int,
         last_tokens: torch.Tensor,
     ) -> None:
@@ -245,17 +222,14 @@ class Grow:
         newest tokens: int64 [len(trees) * branches], on any device."""
         host = self._inputs.host
         host["where"][:], host["step"][:], host["states"][:] = 0, step, self._states.padding
-        if slots:
-            rows = len(slots)
-            where, seats, stamps, temperatures, uniforms = zip(*slots)
+        if destinations is not None:
+            where, seats, stamps, temperatures, uniforms = destinations
+            rows = len(where)
             host["where"][:rows], host["stamp"][:rows] = where, stamps
-            host["states"][:rows] = [
-                list(self._states.branches(seat, self.branches)) for seat in seats
-            ]
+            host["states"][:rows] = self._states.branches(seats, self.branches)
             host["temperature"][:rows, 0] = temperatures
-            for row, numbers in enumerate(uniforms):
-                if numbers is not None:
-                    host["uniforms"][row] = numbers
+            if uniforms is not None:
+                host["uniforms"][:rows] = uniforms
         self._inputs.send()
         self._plan.fill(trees)
         self.last_tokens[: len(last_tokens)].copy_(last_tokens)
@@ -266,7 +240,7 @@ class Grow:
         blocks = range(self._model.num_blocks)
         tree = Tree(blocks, context, [context] * self.branches, self._plan.steps)
         trees = [tree if tree.kv_len <= self._model.room else None]
-        self.fill(trees * self.batch, (), 0, self.last_tokens)
+        self.fill(trees * self.batch, None, 0, self.last_tokens)
 
     def _compute(self) -> None:
         inputs = self._inputs.device

@@ -83,7 +83,7 @@ class DraftRequests:
         request = DraftRequest(served, slot, generation, list(tokens), table, temperature, seed)
         self._by_slot[served, slot] = request
         self._by_phase[request.phase][request] = None
-        served.count("live", 1)
+        served.count(live=1)
         request.publish_state(PREPARING)
         self.check_size(request)
 
@@ -99,7 +99,7 @@ class DraftRequests:
         del self._by_slot[request.served, request.slot]
         del self._by_phase[request.phase][request]
         self._forget_kv(request)
-        request.served.count("live", -1)
+        request.served.count(live=-1)
         request.served.predictions.clear(request.slot, request.generation)
         request.publish_state(state)
 
@@ -150,7 +150,7 @@ class DraftRequests:
         them. The others lose their KV, wait for memory and are fed their text again."""
         fitting = []
         for request in requests:
-            if request.table.reserve(len(request.fed) + entries(request)):
+            if request.table.reserve(request.fed + entries(request)):
                 fitting.append(request)
             else:
                 self._forget_kv(request)

@@ -59,10 +59,11 @@ class ServedTable:
         if self.is_ours:
             self.counters[counter] = value
 
-    def count(self, counter: str, amount: int) -> None:
-        """Add to one of the draft's counters, unless the table is another draft's."""
+    def count(self, **amounts: int) -> None:
+        """Add to some of the draft's counters, unless the table is another draft's."""
         if self.is_ours:
-            self.counters[counter] += amount
+            for counter, amount in amounts.items():
+                self.counters[counter] += amount
 
     def look(self, free_blocks: int) -> None:
         """Read whether the target does without drafts, and tell it the free KV blocks. Called once

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 import torch
 
 from vllm_ssd.draft.attention.masks import Tree
-from vllm_ssd.draft.programs import NOWHERE, Grow, PublishSlot
+from vllm_ssd.draft.programs import Destinations, Grow
 
 
 class TreeBatch:
     """One tree per row, None if its request has left. growing: the number of trees. step: steps
     started. The first ``steps`` steps give each branch a token, and one more shows the model the
-    last of these. slots: where each row publishes. last_tokens: int64 [rows * branches], the newest
-    token of every branch."""
+    last of these. last_tokens: int64 [rows * branches], the newest token of every branch."""
 
     def __init__(
         self,
         program: Grow,
         trees: list[Tree | None],
-        slots: list[PublishSlot],
+        destinations: Destinations,
         last_tokens: torch.Tensor,
     ):
         self.step, self.steps = 0, program.k
@@ -28,7 +27,7 @@ class TreeBatch:
         self._program = program
         self._trees = trees
         self.growing = sum(tree is not None for tree in trees)
-        self._slots = slots
+        self._destinations = destinations
         self._last_tokens = last_tokens
         self._filled = False
         self._left = False  # some row has, since the program was filled
@@ -54,7 +53,7 @@ class TreeBatch:
         """A row becomes padding: its KV blocks, its slot and its seat may go to another request."""
         self.growing -= self._trees[index] is not None
         self._trees[index] = None
-        self._slots[index] = NOWHERE
+        self._destinations.leave(index)
         self._left = True
 
     def grow(self) -> None:
@@ -65,7 +64,7 @@ class TreeBatch:
         if not self._filled:
             if isinstance(program.owner, TreeBatch):
                 program.owner._keep()
-            program.fill(self._trees, self._slots, self.step, self._last_tokens)
+            program.fill(self._trees, self._destinations, self.step, self._last_tokens)
             program.owner = self
             self._filled, self._left = True, False
         program.run()

@@ -113,5 +113,5 @@ class OutcomeReader:
         if self._drafts_stamps.item(at) != stamp:
             return None
         count = min(max(self._num_drafts.item(at), 0), self._k)
-        drafts: list[int] = self._drafts[at][:count].tolist()
+        drafts: list[int] = self._drafts[*at, :count].tolist()
         return drafts if self._drafts_stamps.item(at) == stamp else None

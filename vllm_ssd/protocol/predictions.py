@@ -108,8 +108,8 @@ class PredictionWriter:
         at = slot, stamp & 1
         if self._stamps.item(at) != stamp:
             return None
-        count = self._counts.item(at)
-        lengths, tokens = self._accepted[at][:count].tolist(), self._bonus[at][:count].tolist()
+        known = *at, slice(self._counts.item(at))
+        lengths, tokens = self._accepted[known].tolist(), self._bonus[known].tolist()
         for branch, length in enumerate(lengths):
             if length == accepted and tokens[branch] == bonus:
                 return branch

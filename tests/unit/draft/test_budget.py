@@ -3,12 +3,10 @@
 from types import SimpleNamespace
 
 from vllm_ssd.draft.budget import BranchBudget
-from vllm_ssd.draft.fan_out import each_branch
-from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.spec import DraftPolicy
 
 K = 3
-EVEN = Prediction(0, 0, [], [], each_branch((2, 2, 2, 2)), [])
+EVEN = [2, 2, 2, 2]
 BONUS = 9  # no draft
 
 
@@ -32,15 +30,16 @@ def test_branches_go_where_outcomes_are_likely():
     learner = budget()
     for _ in range(300):
         verified(learner, 1, -1)
-    ((_, missed, *longer),) = learner.fan_outs(learner.branches(1), 1, [[1.0, 0.01, 0.5]])
+    fan_outs = learner.fan_outs(learner.branches(1), 1, [[1.0, 0.01, 0.5]])
+    ((_, missed, *longer),) = fan_outs.counts
     assert missed >= 5 > 0 == sum(longer)
 
 
 def test_rounds_without_drafts_or_unknown_say_nothing():
     learner = budget()
     rows = [[0.5] * K, []]
-    before = learner.fan_outs(learner.branches(1), 1, rows)
+    before = learner.fan_outs(learner.branches(1), 1, rows).counts
     for _ in range(300):
         verified(learner, 0, -1, drafts=0)
         verified(learner, -1, -1)
-    assert learner.fan_outs(learner.branches(1), 1, rows) == before
+    assert (learner.fan_outs(learner.branches(1), 1, rows).counts == before).all()

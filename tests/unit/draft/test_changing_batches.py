@@ -128,7 +128,7 @@ class Batches:
         rows = [[*text, *branch] for text, branch in zip(texts, branches)]
         logits = self._logits([row + [0] * (width - len(row)) for row in rows])
         lengths = torch.tensor([len(text) for text in texts])
-        numbers = uniforms(request.sampling.seed or 0, lengths.tolist(), self._policy.k)
+        numbers = uniforms([request.sampling.seed or 0], [lengths.tolist()], self._policy.k)[0]
         temperatures = torch.full((len(texts),), request.sampling.temperature).double()
         for step in range(depth):
             said = logits[torch.arange(len(texts)), lengths - 1 + step]

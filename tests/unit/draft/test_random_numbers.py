@@ -9,14 +9,14 @@ from vllm_ssd.draft.random_numbers import uniforms
 @pytest.mark.parametrize("k", [1, 4, 5, 7, 64])
 def test_a_branch_has_the_same_numbers_whichever_are_beside_it(k):
     places = [900, 903, 900, 901, 908]
-    together = uniforms(2**64 - 1, places, k)
+    _, together = uniforms([1, 2**64 - 1], [[5, 5, 5, 6, 7], places], k)
     assert together.shape == (5, k)
     for place, numbers in zip(places, together):
-        assert np.array_equal(uniforms(2**64 - 1, [place], k)[0], numbers)
+        assert np.array_equal(uniforms([2**64 - 1], [[place]], k)[0, 0], numbers)
 
 
 def test_no_two_seeds_or_places_or_drafts_have_the_same():
-    numbers = np.concatenate([uniforms(seed, range(1, 41), 7) for seed in (0, 1, 2, 2**63)])
+    numbers = uniforms([0, 1, 2, 2**63], [range(1, 41)] * 4, 7)
     assert len(np.unique(numbers)) > 0.999 * numbers.size
 
 
@@ -24,7 +24,7 @@ def test_no_two_seeds_or_places_or_drafts_have_the_same():
 def test_they_are_uniform_and_say_nothing_about_each_other(of):
     """Over places, and over seeds as users give them."""
     places, seeds = of
-    numbers = np.concatenate([uniforms(seed, places, 4) for seed in seeds])
+    numbers = np.concatenate(uniforms(seeds, [places] * len(seeds), 4))
     assert 0 <= numbers.min() and numbers.max() < 1
     counts = np.histogram(numbers, 50, (0, 1))[0]
     expected = numbers.size / 50
