@@ -62,6 +62,7 @@ class FakeService:
         self._listen()
         publish(self.files.run_dir, named)
         self._ended = threading.Event()
+        self._turn = threading.Lock()  # held during a round of its work
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -72,17 +73,16 @@ class FakeService:
 
     def start_another(self):
         """In place of one that is deaf, of whose end those hear that had asked it."""
-        self._control.close()
-        self._listen()
-        self.deaf = False
+        with self._turn:
+            self._control.close()
+            self._listen()
+            self.deaf = False
 
     def start_again(self):
         """As its keeper does it."""
-        self.loaded = False
-        time.sleep(0.05)
-        self._joined.clear()
-        self._draft["heartbeat"], self._draft["pid"] = 0, self._draft["pid"] + 1
-        self.loaded = True
+        with self._turn:
+            self._joined.clear()
+            self._draft["heartbeat"], self._draft["pid"] = 0, self._draft["pid"] + 1
 
     @property
     def engines(self) -> int:
@@ -90,11 +90,11 @@ class FakeService:
 
     def die(self, away: int = 0):
         """And stay so."""
-        self.loaded = False
-        time.sleep(0.05)
-        self._joined.clear()
-        self._draft["joined"], self._draft["away"] = 0, away
-        self._draft["heartbeat"] = 0
+        with self._turn:
+            self.loaded = False
+            self._joined.clear()
+            self._draft["joined"], self._draft["away"] = 0, away
+            self._draft["heartbeat"] = 0
 
     def end(self):
         self._ended.set()
@@ -104,13 +104,14 @@ class FakeService:
 
     def _serve(self):
         while not self._ended.wait(0.01):
-            if not self.deaf:
-                self._control.drain()
-            if self.loaded:
-                joined = [table.draft[0] for table in self._joined.values()]
-                self._draft["joined"] = len(joined)
-                for draft in (self._draft, *joined):
-                    draft["heartbeat"] = time.monotonic_ns()
+            with self._turn:
+                if not self.deaf:
+                    self._control.drain()
+                if self.loaded:
+                    joined = [table.draft[0] for table in self._joined.values()]
+                    self._draft["joined"] = len(joined)
+                    for draft in (self._draft, *joined):
+                        draft["heartbeat"] = time.monotonic_ns()
 
     def _join(self, message):
         self.asked.append(Join)
