@@ -50,8 +50,7 @@ class DraftModel:
             shape = _attention_shape(layers, self._config)
             memory = spec.kv_cache_bytes
             if memory is None:
-                # Each request has as many hidden states as KV entries beyond its text.
-                states = spec.max_requests * spec.scratch * self.hidden_size * shape.dtype.itemsize
+                states = spec.state_bytes(self.hidden_size * shape.dtype.itemsize)
                 memory = kv_memory(torch.cuda.mem_get_info()[0] - states)
             per_block = shape.bytes_per_token() * BLOCK_SIZE
             self.num_blocks = min(memory // per_block, most_blocks(spec, self.max_len))

@@ -30,6 +30,11 @@ class DraftModelSpec:
     max_requests: int
     scratch: int
 
+    def state_bytes(self, state_size: int) -> int:
+        """Bytes of the hidden states, each of ``state_size`` bytes: a request has as many as KV
+        entries beyond its text."""
+        return self.max_requests * self.scratch * state_size
+
 
 @dataclass(frozen=True)
 class DraftPolicy:

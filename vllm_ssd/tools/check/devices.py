@@ -24,12 +24,13 @@ _SDPA = 'write "tree_backend": "sdpa"'
 @dataclass(frozen=True)
 class DraftMemory:
     """Bytes that a draft needs. weights: None if unknown. kv_cache: most for the KV cache. least:
-    one KV block, which the draft needs to start. of_free: share of the memory left by the weights
-    that the KV cache may use."""
+    one KV block, which the draft needs to start. states: hidden states. of_free: share of the
+    memory left by weights and states that the KV cache may use."""
 
     weights: int | None
     kv_cache: int
     least: int
+    states: int = 0
     of_free: float = 1.0
 
 
@@ -101,10 +102,10 @@ def _examine_memory(name: str, need: DraftMemory | None, device: torch.device) -
 
 def judge_memory(need: DraftMemory, free: int) -> Finding:
     """Finding about a draft's memory on a device with ``free`` bytes."""
-    weights = need.weights or 0
-    cache = min(need.kv_cache, int(need.of_free * max(free - weights, 0)))
-    named = "weights of unknown size" if need.weights is None else f"{gib(weights)} of weights"
-    fact = f"{named}, a KV cache of up to {gib(need.kv_cache)}"
+    left = max(free - (need.weights or 0) - need.states, 0)
+    cache = min(need.kv_cache, int(need.of_free * left))
+    named = "weights of unknown size" if need.weights is None else f"{gib(need.weights)} of weights"
+    fact = f"{named}, {gib(need.states)} of hidden states, a KV cache of up to {gib(need.kv_cache)}"
     if cache < need.least:
         return Finding(
             "bad",

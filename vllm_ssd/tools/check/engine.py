@@ -140,6 +140,7 @@ def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
         weights=weight_bytes(draft),
         kv_cache=most if limit is None else min(most, limit),
         least=block,
+        states=spec.state_bytes(draft.get_hidden_size() * draft.dtype.itemsize),
         of_free=kv_memory(1000) / 1000 if limit is None else 1.0,
     )
     return Subject(

@@ -37,6 +37,7 @@ def look(*backends: str, left_out=(), memory=None, all_backends=False):
     [
         (50, DraftMemory(2 * GIB, 40 * GIB, 2**20), "ok"),
         (50, DraftMemory(2 * GIB, 40 * GIB, 2**20, of_free=0.8), "note"),
+        (50, DraftMemory(2 * GIB, 40 * GIB, 2**20, states=9 * GIB), "note"),
         (50, DraftMemory(None, 60 * GIB, 2**20), "note"),
         (2, DraftMemory(2 * GIB, 40 * GIB, 2**20), "bad"),
         (1, DraftMemory(2 * GIB, 40 * GIB, 2**20), "bad"),
