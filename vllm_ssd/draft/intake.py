@@ -83,6 +83,7 @@ class Intake:
             if self._policy.branches or request.unfed:
                 self._requests.enter(request, Phase.FEEDING)
             else:
+                request.name_kv()  # no further work for it would do that
                 self._requests.await_outcome(request)
         if moves:
             self._executor.move(moves)
