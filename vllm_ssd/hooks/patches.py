@@ -69,6 +69,7 @@ _CLIENT = "vllm.v1.engine.core_client:MPClient"
 _OUTPUT = "vllm.v1.engine.output_processor"
 _LOGGER = "vllm.v1.metrics.loggers:PrometheusStatLogger"
 _COLLECTOR = "prometheus_client.multiprocess:MultiProcessCollector"
+_WORKER = "vllm.v1.worker.worker_base:WorkerBase"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 _STATES = "vllm.v1.worker.gpu.states:RequestState"
@@ -111,7 +112,9 @@ PATCHES = (
     Patch(_SSD, f"{_OUTPUT}:OutputProcessor.do_tracing", "traces.with_request_found"),
     Patch(_SSD, f"{_OUTPUT}:instrument_manual", "traces.with_counts_added"),
     # A worker gets the patches of its runner, and methods that change the draft's weights.
-    Patch(_ALL, "vllm.v1.worker.worker_base:WorkerBase.__init__", "worker.with_ssd"),
+    Patch(_ALL, f"{_WORKER}.__init__", "worker.with_ssd"),
+    # No two engines that share a draft draw with the same random numbers.
+    *_overridden(_SSD, _WORKER, "worker.OwnWorker", ("compile_or_warm_up_model",)),
     # V2 gets its speculator from a function; V1 gets the proposer that its config names.
     Patch(_V2, f"{_RUNNER_V2}:init_speculator", "runner_v2.with_speculator"),
     # Both runners tell ssd which requests come and go. V1 gets the draft tokens' distributions.

@@ -83,6 +83,20 @@ def test_the_wrapper_is_there(patch):
     assert patch.function.endswith(f".{name}") or not patch.overrides
 
 
+def test_every_method_that_is_overridden_is_listed():
+    """Else a vLLM that calls it by another name is not found out."""
+    listed = {patch.wrapper for patch in PATCHES if patch.overrides}
+    overrides = set()
+    for name in {patch.wrapper.split(".")[0] for patch in PATCHES}:
+        module = importlib.import_module(f"vllm_ssd.hooks.{name}")
+        for own in filter(inspect.isclass, vars(module).values()):
+            if own.__module__ == module.__name__ and own.__base__.__module__.startswith("vllm."):
+                methods = {method for method, has in vars(own).items() if inspect.isfunction(has)}
+                overridden = methods & set(dir(own.__base__))
+                overrides |= {f"{name}.{own.__name__}.{method}" for method in overridden}
+    assert overrides == listed
+
+
 def apply_twice() -> None:
     replaced = [patch for patch in PATCHES if not patch.overrides]
     originals = [function_of(patch) for patch in replaced]
