@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ssd.hooks.patches import put_before
+from vllm_ssd.worker.draft_sampling import number_from
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -50,7 +50,6 @@ class OwnSeeds(Scheduler):
         params = request.sampling_params
         if params is not None and params.seed is not None:
             text = f"{self._ssd_engine} {next(self._ssd_numbers)} {params.seed}"
-            digest = blake2b(text.encode(), digest_size=8).digest()
             request.sampling_params = params = copy(params)  # the caller may use it again
-            params.seed = int.from_bytes(digest, "little") >> 1
+            params.seed = number_from(text) >> 1
         super().add_request(request)

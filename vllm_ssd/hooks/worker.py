@@ -8,7 +8,6 @@ names a checkpoint. vLLM's own ``start_draft_weight_update``, ``update_weights``
 from __future__ import annotations
 
 import shutil
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +53,9 @@ class OwnWorker(WorkerBase):
             from vllm.utils.torch_utils import set_random_seed
 
             from vllm_ssd.worker.connection import engine_of
+            from vllm_ssd.worker.draft_sampling import number_from
 
-            digest = blake2b(engine_of(self.vllm_config).encode(), digest_size=4).digest()
-            set_random_seed(int.from_bytes(digest, "little"))
+            set_random_seed(number_from(engine_of(self.vllm_config), size=4))
         return result
 
     def reload_draft(self, path: str) -> None:

@@ -55,5 +55,9 @@ def seed_of(sampling: DraftSampling, engine: str, generation: int) -> int:
     draft may serve, ``generation`` between all requests of an engine."""
     if sampling.seed is not None:
         return sampling.seed % 2**64  # vLLM's seeds may be negative
-    digest = blake2b(f"{engine} {generation}".encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
+    return number_from(f"{engine} {generation}")
+
+
+def number_from(text: str, size: int = 8) -> int:
+    """Return a number of ``size`` bytes that follows from a text and looks random."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=size).digest(), "little")
