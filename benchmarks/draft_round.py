@@ -5,11 +5,11 @@
         --contexts 200 --max-model-len 512 --kv-cache-gib 1 --bandwidth 0.012
 
 The target is played by a script whose outcome is predicted in every round, or, to measure
-fallbacks, in none. Times of forwards (glue, step, fallback step) are the draft's own counters. The
-others are seen from the target, and all begin when an outcome is published: hits_first ends when
-the next outcomes are predicted, ready when their branches are complete, fallback when the outcome
-has its k drafts. The draft then does what else there is to do: the target takes longer than it.
-floor is what a step takes if it only reads the weights and each request's KV, once, at --bandwidth.
+fallbacks, in none. Times of forwards (glue, step) are the draft's own counters. The others are seen
+from the target, and all begin when an outcome is published: hits_first ends when the next outcomes
+are predicted, ready when their branches are complete, fallback when the outcome has its k drafts.
+The draft then does what else there is to do: the target takes longer than it. floor is what a step
+takes if it only reads the weights and each request's KV, once, at --bandwidth.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from vllm_ssd.protocol.publisher import HostPublisher, Publisher
 
 COLUMNS = (
     *("batch", "context", "branches", "hits_first_us", "ready_ms", "fallback_ms"),
-    *("glue_us", "step_us", "fallback_step_us", "floor_us", "step/floor"),
+    *("glue_us", "step_us", "floor_us", "step/floor"),
 )
 VOCAB = 49152
 STALL_LIMIT_S = 20.0  # longest time that the script waits for the draft
@@ -198,13 +198,11 @@ def measure(
                 script.play(missed)
             before = snapshot(table)
             hits = [script.play(0.0) for _ in range(arguments.rounds)]
+            spent = subtract(snapshot(table), before)
             branches = script.branches()
             misses = [script.play(1.0) for _ in range(arguments.rounds)]
-            spent = subtract(snapshot(table), before)
             script.end()
-            each = [
-                spent[f"{work}_us"] / max(spent[work], 1) for work in ("glue", "branch", "fallback")
-            ]
+            each = [spent[f"{work}_us"] / max(spent[work], 1) for work in ("glue", "branch")]
             kv_bytes = batch * context * engine.model.attention.shape.bytes_per_token()
             # A terabyte a second is a megabyte a microsecond.
             floor_us = (engine.model.weight_bytes + kv_bytes) / 1e6 / arguments.bandwidth

@@ -180,7 +180,7 @@ def _cells(counted: Sequence[dict[str, Any]], seconds: float, side: str) -> list
     def total(name: str) -> int:
         return sum(one[name] for one in drafts)
 
-    busy_us = sum(total(f"{work}_us") for work in ("prefill", "glue", "branch", "fallback"))
+    busy_us = sum(total(f"{work}_us") for work in ("prefill", "glue", "branch"))
     return [
         f"{found['tokens_per_round']:.2f}",
         shares,

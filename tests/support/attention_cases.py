@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention, Plan
@@ -72,18 +73,23 @@ class Pair:
         return (ours - reference).abs().max().item()
 
     def trees(self, active: int) -> list[Tree]:
-        return [
-            Tree(table, context, self._parents(context), self.steps)
-            for table, context in list(zip(self.tables, self.contexts))[:active]
-        ]
+        """Trees of the first ``active`` requests. Every second one has a branch less, if it may."""
+        trees = []
+        for number in range(active):
+            branches = max(self.branches - number % 2, 1)
+            context = self.contexts[number]
+            parents = np.array([self._parents(context, branches)])
+            reference = self.both[1]
+            trees += reference.plant([self.tables[number]], [context], parents, self.steps)
+        return trees
 
-    def _parents(self, context: int) -> list[int]:
-        return [self.rng.randint(max(1, context - 8), context) for _ in range(self.branches)]
+    def _parents(self, context: int, branches: int) -> list[int]:
+        return [self.rng.randint(max(1, context - 8), context) for _ in range(branches)]
 
 
 def prompts_and_trees(pair: Pair) -> float:
-    """Ragged prompts in two chunks, then every step of a tree on each of them; KV lengths that are
-    no multiple of 8 bits; then with one request and the rest of the batch padding. The largest
+    """Ragged prompts in two chunks, then trees on them, in every step; KV lengths that are no
+    multiple of 8 bits; then with one request and the rest of the batch padding. The largest
     error."""
     worst, batch = 0.0, len(pair.contexts) + 1
     cuts = [max(1, c // 2) for c in pair.contexts]
@@ -101,35 +107,42 @@ def prompts_and_trees(pair: Pair) -> float:
         outs = [plan.attend(0, *tokens).view(batch, queries, -1) for plan in plans]
         for row, chunk in enumerate(chunks):
             worst = max(worst, pair.error(*(out[row, : chunk.query_len] for out in outs)))
-    trees = [attention.tree_plan(batch, pair.branches, pair.steps) for attention in pair.both]
+    rows = batch * pair.branches  # more than there are
+    trees = [attention.tree_plan(rows, pair.steps) for attention in pair.both]
     for active in (len(pair.contexts), 1):
-        layout = [None, *pair.trees(active)]
-        for tree in trees:
-            tree.fill(layout)
-        for step in range(pair.steps):
-            tokens = pair.tokens(batch * pair.branches)
-            for tree in trees:
-                tree.prepare(torch.tensor([step], device=pair.shape.device))
-            outs = [tree.attend(0, *tokens).view(batch, pair.branches, -1) for tree in trees]
-            worst = max(worst, pair.error(*(out[1 : active + 1] for out in outs)))
+        layout = pair.trees(active)
+        used = sum(tree.branches for tree in layout)
+        for first in range(pair.steps):
+            # Each tree has a step of its own, and all take two before trees come or go.
+            steps = [(first + number) % (pair.steps - 1) for number in range(active)]
+            for plan in trees:
+                plan.fill(layout, steps)
+            for _ in range(2):
+                tokens = pair.tokens(rows)
+                outs = []
+                for plan in trees:
+                    plan.prepare()
+                    outs.append(plan.attend(0, *tokens)[:used])
+                    plan.next_step()
+                worst = max(worst, pair.error(*outs))
     return worst
 
 
 def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> float:
     """One CUDA graph of a tree step; then other contexts, longer ones, and every step."""
-    batch, branches, device = len(pair.contexts), pair.branches, pair.shape.device
+    batch, branches = len(pair.contexts), pair.branches
     for ours, reference in zip(*((a.keys[0], a.values[0]) for a in pair.both)):
         ours.normal_()
         reference.copy_(ours)
-    plans = [attention.tree_plan(batch, branches, pair.steps) for attention in pair.both]
-    step = torch.zeros(1, dtype=torch.int64, device=device)
-    tokens = [part.clone() for part in pair.tokens(batch * branches)]
+    rows = batch * branches
+    plans = [attention.tree_plan(rows, pair.steps) for attention in pair.both]
+    tokens = [part.clone() for part in pair.tokens(rows)]
 
     def compute() -> torch.Tensor:
-        plans[0].prepare(step)
+        plans[0].prepare()
         return plans[0].attend(0, *tokens)
 
-    plans[0].fill([])
+    plans[0].fill([], [])
     compute()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -137,14 +150,15 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
         out = compute()
     worst = 0.0
     for pair.contexts in longer:
-        for plan in plans:
-            pair.rng.seed(0)
-            plan.fill(pair.trees(batch))
         for number in range(pair.steps):
-            step.fill_(number)
+            for plan in plans:
+                pair.rng.seed(0)
+                trees = pair.trees(batch)
+                plan.fill(trees, [(number + tree) % pair.steps for tree in range(batch)])
+            used = sum(tree.branches for tree in trees)
             for part in tokens:
                 part.normal_()
             graph.replay()
-            plans[1].prepare(step)
-            worst = max(worst, pair.error(out, plans[1].attend(0, *tokens)))
+            plans[1].prepare()
+            worst = max(worst, pair.error(out[:used], plans[1].attend(0, *tokens)[:used]))
     return worst

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.support.branch_tokens import alike
 from tests.support.control_socket import Sent
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.kernels import pack_tree_masks
@@ -20,7 +21,7 @@ from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.device_publisher import DevicePublisher
 from vllm_ssd.protocol.kernel_layout import KernelLayout
 from vllm_ssd.protocol.pages import device_address, memory_of, swap_kernel
-from vllm_ssd.protocol.publisher import BranchTokens, PredictedOutcomes
+from vllm_ssd.protocol.publisher import PredictedOutcomes
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.lookup_kernel import look_kernel
@@ -81,17 +82,16 @@ def _publish(shape: TableShape) -> None:
     publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
     publisher.predict(PredictedOutcomes(rows, rows, each, each))
-    for branches, fallback in ((_BRANCHES, False), (1, True)):
-        draft_probs = _zeros(_BATCH, branches, top_m) if top_m else None
-        tokens, probs = _zeros(_BATCH, branches), _zeros(_BATCH, branches, dtype=torch.float32)
-        step = _zeros(1)
-        publisher.extend(BranchTokens(rows, rows, tokens, probs, step, draft_probs, fallback))
+    draft_probs = _zeros(_BATCH, _BRANCHES, top_m) if top_m else None
+    probs = _zeros(_BATCH, _BRANCHES, dtype=torch.float32)
+    publisher.extend(alike(rows, rows, each, probs, 0, draft_probs))
 
 
 def _pack_masks() -> None:
-    masks = _zeros(_BATCH, _BRANCHES * _MAX_LEN // 8, dtype=torch.uint8)
-    rows = _zeros(_BATCH)
-    pack_tree_masks(masks, rows, _zeros(_BATCH, _BRANCHES), rows, _zeros(1))
+    row_bytes, rows = _MAX_LEN // 8, _BATCH * _BRANCHES
+    names = ("tree", "parent", "step", "linear", "width", "kv_len", "first")
+    inputs = {name: torch.ones(rows, dtype=torch.int64) for name in names}
+    pack_tree_masks(_zeros(rows * row_bytes, dtype=torch.uint8), inputs, row_bytes)
 
 
 def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
@@ -101,10 +101,10 @@ def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
     more = ((512,), (torch.zeros(group * kv_heads),)) if odd else ()
     shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU, *more)
     attention = TritonAttention(shape, 64, 16, _MAX_LEN)
-    tree = attention.tree_plan(_BATCH, _BRANCHES, _K)
-    tree.prepare(_zeros(1))
+    tree = attention.tree_plan(_BATCH * _BRANCHES, _K)
+    tree.prepare()
     for plan in (attention.chunk_plan(1, 256), tree):
-        tokens = plan.batch * plan.queries
+        tokens = len(plan.positions)
         wide = torch.zeros(tokens, (group + 2) * kv_heads, head_dim, dtype=dtype)
         plan.attend(0, *wide.split([group * kv_heads, kv_heads, kv_heads], dim=1))
 

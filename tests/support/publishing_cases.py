@@ -67,10 +67,10 @@ def publishing_leaves_the_same_bytes(
         rows = torch.tensor([first[2], 0, first[0], second[0]], device=where)  # one is padding
         published.append((publisher, tables, rows))
 
-    def give(publish: str, kind: type, *columns: torch.Tensor | None, **more: bool) -> None:
+    def give(publish: str, kind: type, *columns: torch.Tensor | None) -> None:
         for publisher, _, rows in published:
             there = [each if each is None else each.to(rows.device) for each in columns]
-            getattr(publisher, publish)(kind(rows, *there, **more))
+            getattr(publisher, publish)(kind(rows, *there))
 
     (_, ours, _), (_, theirs, _) = published
     for generation in (5, 6):
@@ -79,12 +79,14 @@ def publishing_leaves_the_same_bytes(
         accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
         give("predict", PredictedOutcomes, stamps, accepted, bonus)
         for step in range(wide.k):
-            at = torch.tensor([step])
-            for fallback, count in ((False, branches), (True, 1)):
-                tokens = torch.randint(0, 100, (4, count))
-                probs = torch.randint(0, 2**62, (4, count, top_m)) if top_m else None
-                new = stamps, tokens, torch.rand(4, count), at, probs
-                give("extend", BranchTokens, *new, fallback=fallback)
+            # One tree is a fallback, of one branch; the others have fewer branches one by one.
+            counts = torch.tensor([branches, branches - 1, 1, branches - 2])
+            rows, first = int(counts.sum()), counts.cumsum(0) - counts
+            tokens, steps = torch.randint(0, 100, (rows,)), torch.full((rows,), step)
+            probs = torch.randint(0, 2**62, (rows, top_m)) if top_m else None
+            fallback = torch.tensor([0, 0, 1, 0])
+            new = stamps, fallback, first, counts, tokens, torch.rand(rows), steps, probs
+            give("extend", BranchTokens, *new)
             if device.type != "cpu":
                 torch.cuda.synchronize(device)
             for one, other in zip(ours, theirs):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from tests.support.branch_tokens import alike
 from tests.support.chi_square import chance_of
 from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.sampling import Sampler
@@ -19,7 +20,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.predictions import PredictionReader
-from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
+from vllm_ssd.protocol.publisher import HostPublisher, PredictedOutcomes
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3
@@ -123,9 +124,9 @@ class Play:
             depth = int(torch.randint(K + 1, (1,), generator=self.draft_rng))
         for step in range(depth):
             last_tokens, draft_probs = self._grow(last_tokens, step)
-            each, at = last_tokens.view(SLOTS, -1), torch.tensor([step])
+            each = last_tokens.view(SLOTS, -1)
             certain = torch.ones(each.shape)
-            self.publisher.extend(BranchTokens(self.where, stamps, each, certain, at, draft_probs))
+            self.publisher.extend(alike(self.where, stamps, each, certain, step, draft_probs))
 
     def _grow(self, last_tokens, step):
         logits, rows = self.q[last_tokens], len(last_tokens)
@@ -133,7 +134,7 @@ class Play:
             return logits.argmax(-1), None
         uniforms = torch.rand(rows, K, generator=self.draft_rng, dtype=torch.float64)
         temperatures = torch.full((rows,), self.scene.temperature, dtype=torch.float64)
-        at = torch.tensor([step])
+        at = torch.full((rows,), step)
         tokens, _, draft_probs = self.sampler.sample(logits, temperatures, uniforms, at)
         if self.scene.lie:
             *_, draft_probs = self.honest.sample(logits, temperatures, uniforms, at)

@@ -1,8 +1,8 @@
 """How many branches a request gets in a round, and at which accepted lengths.
 
 With more branches a round misses less often. On a GPU, more of them cost nothing as long as a step
-of the draft reads its weights for longer than it computes. So all requests of a batch share
-``max_branches`` branches, which is about where that ends. Branches go where outcomes are likely
+of the draft reads its weights for longer than it computes. So all requests share ``max_branches``
+branches, which is about where that ends. Branches go where outcomes are likely
 (``outcome_probs.py``).
 """
 
@@ -26,17 +26,15 @@ class BranchBudget:
         self._probs = OutcomeProbs(policy.k, policy.branches)
 
     def branches(self, requests: int) -> int:
-        """Branches of each request in a batch of ``requests`` requests."""
+        """Branches of each request if the draft serves so many."""
         fitting = max(self._policy.max_branches // requests, _FEWEST)
         return min(self._policy.branches, fitting)
 
-    def fan_outs(
-        self, branches: int, requests: int, top_probs: Sequence[Sequence[float]]
-    ) -> FanOuts:
-        """The fan-outs of the rows in a batch of ``requests``. branches: from ``branches``.
-        top_probs: for each row, the draft's largest probability at each draft that is verified, nan
-        if it is not known."""
-        return FanOuts(self._probs.fan_outs(branches, top_probs, requests))
+    def fan_outs(self, branches: int, requests: Sequence[DraftRequest]) -> FanOuts:
+        """The fan-outs of requests that are verified now. branches: from ``branches``."""
+        top_probs = [request.top_probs for request in requests]
+        loads = [request.served.live for request in requests]
+        return FanOuts(self._probs.fan_outs(branches, top_probs, loads))
 
     def outcome(self, request: DraftRequest, accepted: int, bonus: int, branch: int | None) -> None:
         """Take in the outcome of a request's verification, before the request does. accepted: the
@@ -47,9 +45,9 @@ class BranchBudget:
             return
         # A next draft that is the bonus was not verified: the target would have accepted it.
         left_over = accepted < len(drafts) and drafts[accepted] == bonus
-        row, predicted = request.ahead, request.predicted
-        requests = row.batch.size if row is not None else 1
-        self._probs.count_drafts(request.top_probs, accepted, left_over, requests)
+        predicted = request.predicted
+        load = request.ahead.load if request.ahead is not None else 1
+        self._probs.count_drafts(request.top_probs, accepted, left_over, load)
         if branch is not None and predicted is not None and not left_over:
             rank = branch - sum(predicted[:accepted]) if branch >= 0 else None
             self._probs.count_bonus(accepted < len(drafts), rank, predicted[accepted])

@@ -2,20 +2,19 @@
 
 ``step`` reads the tables and starts the most urgent piece of work. On a CPU the piece is then done.
 A GPU has up to two pieces in flight and publishes by itself, so a new outcome waits for at most two
-pieces. Branches of a round that is over stop growing. Requests of all tables are treated alike and
-share batches. Requests wait while their target does without drafts. In order of urgency:
+pieces. Requests of all tables are treated alike and share all work. Requests wait while their
+target does without drafts. In order of urgency:
 
     nearly    show the model up to k + 1 tokens of requests whose outcome was not predicted; their
-              fallbacks come next, and grow together with those of other requests
-    fallback  one more draft for requests whose outcome was not predicted (the target may wait)
-    late      one more token for branches of which one has come true (the target may wait)
-    behind    show a chunk of such requests if they have more tokens to show
+              fallbacks come next, and grow together with all other branches
     glue      show the model what it has not seen of the bonus and the drafts being verified, which
               is nothing if it has grown them and had the time; predict the outcomes
-    branch    one more token for every branch of every predicted outcome
-    prefill   show a chunk of one new text or of several; one chunk goes first after every glue, so
+    grow      one more token for every branch, if a target may wait for one
+    behind    show a chunk of requests without a prediction that have more tokens to show
+    prefill   show a chunk of one new text or of several, if none was shown since the last glue, so
               that new texts do start
-    last      show the model the last tokens of all branches
+    grow      one more token for every branch, or show the model their last tokens
+    prefill
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.draft.tree_batch import TreeBatch
 from vllm_ssd.protocol import SpeculationTable, TableShape
 from vllm_ssd.protocol.publisher import Publisher
 
@@ -59,11 +57,9 @@ class DraftEngine:
         self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
         self._executor = Executor(
-            self._programs, self._budget, self._states, self._in_flight, policy
+            model.attention, self._programs, self._budget, self._states, self._in_flight, policy
         )
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
-        self._ahead: list[TreeBatch] = []  # branches of predicted outcomes, oldest first
-        self._fallbacks: list[TreeBatch] = []
         self._prefill_due = 0  # tokens of new texts that go before the next glue
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -105,35 +101,33 @@ class DraftEngine:
         missed = self._missed()
         behind = [r for r in missed if r.unfed > 1]
         nearly = [r for r in behind if r.unfed <= self.policy.k + 2]  # by one round at most
-        feeding = self.requests.at_work(Phase.FEEDING)
         glue_size = self.policy.k + 1 if self.policy.branches else 0
         glue: list[DraftRequest] = []
         prefill: list[DraftRequest] = []
-        for request in feeding:
+        for request in self.requests.at_work(Phase.FEEDING):
             (glue if request.unfed <= glue_size else prefill).append(request)
         if not nearly:  # else all get fallbacks together, afterwards
             self._plant_fallbacks([r for r in missed if r.unfed == 1])
+        growing = self._executor.growing
         if nearly:
             self._feed(nearly)
-        elif (batch := self._next(self._fallbacks)) is not None:
-            self._executor.grow(batch, "fallback")
-        elif (batch := self._next(self._ahead, late=True)) is not None:
-            self._executor.grow(batch, "branch")
+        elif glue and not self._settles(glue):
+            self._prefill_due = self.policy.chunk
+            self._glue(glue)
+        elif growing.is_waited_for:
+            self._executor.grow()
         elif behind:
             self._feed(behind)
         elif prefill and self._prefill_due > 0:
             self._prefill_due -= self._feed(prefill)
-        elif glue and self._in_flight.idle_s() < SETTLE_S and self._settles(glue[0].served):
-            pass  # more decisions are about to come: one glue for all
         elif glue:
-            self._prefill_due = self.policy.chunk
-            self._glue(glue)
-        elif (batch := self._next(self._ahead)) is not None:
-            self._executor.grow(batch, "branch")
+            pass  # more decisions are about to come: one glue for all
+        elif growing.lacks_tokens:
+            self._executor.grow()
         elif prefill:
             self._feed(prefill)
-        elif (batch := self._last()) is not None:
-            self._executor.grow(batch, "branch")
+        elif growing.can_grow:
+            self._executor.grow()
         else:
             return False
         return True
@@ -162,10 +156,12 @@ class DraftEngine:
         fitting = self.requests.reserve(requests[:most], lambda request: request.unfed)
         if not fitting:
             return
-        branches = self._budget.branches(self._programs.batch(len(fitting)))
+        live = sum(served.live for served in self.tables if not served.idle)
+        load = min(live, self._programs.max_batch)
+        branches = self._budget.branches(self._programs.batch(load))
         tree_size = self.policy.tree_steps * branches
         has_room = [r.table.reserve(r.fed + r.unfed + tree_size) for r in fitting]
-        self._ahead.append(self._executor.glue(fitting, branches, has_room))
+        self._executor.glue(fitting, branches, has_room)
         # What else there is to do comes now, while a GPU already works.
         for request in fitting:
             request.name_kv()
@@ -175,10 +171,9 @@ class DraftEngine:
             served.count(drafted_ahead=count, branches=count * branches)
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
-        most = self._programs.max_batch
-        fitting = self.requests.reserve(requests[:most], lambda _: self.policy.tree_steps)
+        fitting = self.requests.reserve(requests, lambda _: self.policy.tree_steps)
         if fitting:
-            self._fallbacks.append(self._executor.fallback(fitting))
+            self._executor.fallback(fitting)
 
     def _missed(self) -> list[DraftRequest]:
         """Requests whose target may wait for a fallback that is not begun yet."""
@@ -195,35 +190,12 @@ class DraftEngine:
         missed = (r for r in deciding if r.ahead is None and r.fallback is None)
         return [r for r in missed if r.left_over is None]
 
-    def _next(self, batches: list[TreeBatch], late: bool = False) -> TreeBatch | None:
-        """Of the batches that have a request in need of more tokens, the one with the fewest; if
-        ``late``, only a batch whose target may wait for them. Drops batches that are complete or
-        empty."""
-        batches[:] = [b for b in batches if b.growing and b.step <= b.steps]
-        growing = []
-        for batch in batches:
-            if batch.step < batch.steps:
-                deciding = self._deciding(batch)
-                if (deciding and self.policy.fallbacks) or (batch.growing > deciding and not late):
-                    growing.append(batch)
-        return min(growing, key=lambda batch: batch.step, default=None)
-
-    def _last(self) -> TreeBatch | None:
-        """The oldest batch whose branches are complete, if the model has yet to see their last
-        tokens and any of the batch's outcomes is still awaited."""
-        for batch in self._ahead:
-            if batch.step == batch.steps and batch.growing > self._deciding(batch):
-                return batch
-        return None
-
-    def _deciding(self, batch: TreeBatch) -> int:
-        """The number of requests of a batch whose outcomes have come."""
-        return sum(r.grows_in(batch) for r in self.requests.waiting(Phase.DECIDING))
-
-    def _settles(self, served: ServedTable) -> bool:
-        """True if this table's target may be about to decide on drafts."""
+    def _settles(self, glue: Sequence[DraftRequest]) -> bool:
+        """True if the target of the first of these may be about to decide on more drafts."""
         deciding = self.requests.waiting(Phase.DECIDING)
-        return any(r.grows and r.served is served for r in deciding)
+        return self._in_flight.idle_s() < SETTLE_S and any(
+            r.grows and r.served is glue[0].served for r in deciding
+        )
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:
         for served in self.tables:

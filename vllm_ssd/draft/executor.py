@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from vllm_ssd.draft.attention.masks import Tree
+from vllm_ssd.draft.attention.base import PagedAttention
 from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.growing_tree import GrowingTree
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import ProgramCache
-from vllm_ssd.draft.programs import Destinations, Feed
+from vllm_ssd.draft.programs import Feed
 from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.draft.running_batch import RunningBatch
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.draft.tree_batch import TreeBatch
 
 
 class Executor:
@@ -27,12 +27,15 @@ class Executor:
 
     def __init__(
         self,
+        attention: PagedAttention,
         programs: ProgramCache,
         budget: BranchBudget,
         states: HiddenStates,
         in_flight: InFlight,
         policy: DraftPolicy,
     ):
+        self._attention = attention
+        self.growing = RunningBatch(programs, policy)
         self._programs = programs
         self._budget = budget
         self._states = states
@@ -59,7 +62,7 @@ class Executor:
 
     def glue(
         self, requests: Sequence[DraftRequest], branches: int, has_room: Sequence[bool]
-    ) -> TreeBatch:
+    ) -> None:
         """Show the model what it has not seen of the drafts being verified, predict ``branches``
         outcomes of each request and plant a branch for each. has_room: for each request, whether KV
         is reserved for its branches, too; without it nothing is predicted."""
@@ -73,68 +76,47 @@ class Executor:
                 feed.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts], kept)
                 feed.run()
             # What is predicted is chosen while a GPU already works.
-            fan_outs = self._budget.fan_outs(branches, size, [r.top_probs for r in requests])
+            fan_outs = self._budget.fan_outs(branches, requests)
             each = zip(requests, fan_outs.counts.tolist(), verified, has_room)
             program.fill([request.predict(*its) for request, *its in each], fan_outs)
             program.run()
-        parents = fan_outs.accepted + [[len(request.tokens)] for request in requests]
-        trees = [
-            request.plant(row, self._policy.tree_steps) if request.predicted else None
-            for request, row in zip(requests, parents.tolist())
-        ]
-        stamps = [request.next_stamp for request in requests]
-        destinations = self._destinations(requests, trees, parents, stamps)
-        batch = TreeBatch(
-            self._programs.branches(size, branches, destinations.uniforms is not None),
-            trees,
-            destinations,
-            program.bonus[: len(requests) * branches].clone(),
-        )
-        for request, row in zip(requests, batch.rows()):
-            request.ahead = row
-        return batch
+        rows = [row for row, request in enumerate(requests) if request.predicted is not None]
+        predicted = [requests[row] for row in rows]
+        ends = np.array([[len(request.tokens)] for request in predicted])
+        stamps = [request.next_stamp for request in predicted]
+        if predicted:
+            trees = self._plant(predicted, fan_outs.accepted[rows] + ends, stamps)
+            for request, tree in zip(predicted, trees):
+                request.ahead = tree
 
-    def fallback(self, requests: Sequence[DraftRequest]) -> TreeBatch:
+    def fallback(self, requests: Sequence[DraftRequest]) -> None:
         """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
+        self._states.begin([r.seat for r in requests], [r.tokens[-1] for r in requests])
         parents = np.array([[request.fed] for request in requests])
-        trees = [request.plant([request.fed], self._policy.tree_steps) for request in requests]
-        stamps = [request.stamp for request in requests]
-        destinations = self._destinations(requests, trees, parents, stamps)
-        batch = TreeBatch(
-            self._programs.fallbacks(len(requests), destinations.uniforms is not None),
-            [*trees],
-            destinations,
-            torch.tensor([request.tokens[-1] for request in requests]),
-        )
-        for request, row in zip(requests, batch.rows()):
-            request.fallback = row
-        return batch
+        trees = self._plant(requests, parents, [request.stamp for request in requests])
+        for request, tree in zip(requests, trees):
+            tree.fallback, tree.awaited = True, False
+            request.fallback = tree
 
-    def _destinations(
-        self,
-        requests: Sequence[DraftRequest],
-        trees: Sequence[Tree | None],
-        parents: NDArray[np.int64],
-        stamps: Sequence[int],
-    ) -> Destinations:
-        """The destinations of the requests' trees. parents: int64 [requests, branches], the tokens
-        that each branch continues. stamps: of the outcomes that the trees are for."""
-        rows = [*zip(requests, trees)]
-        temperatures = [request.temperature if tree else 0.0 for request, tree in rows]
-        numbers = None
-        if any(temperatures):
+    def _plant(
+        self, requests: Sequence[DraftRequest], parents: NDArray[np.int64], stamps: Sequence[int]
+    ) -> list[GrowingTree]:
+        """Let a tree grow for each request. parents: int64 [requests, branches], the tokens that
+        each branch continues; stamps: of the outcomes that the trees are for."""
+        blocks, linear = [r.table.blocks for r in requests], [r.fed for r in requests]
+        trees = self._attention.plant(blocks, linear, parents, self._policy.tree_steps)
+        numbers: Sequence[NDArray[np.float64] | None] = [None] * len(requests)
+        if any(request.temperature for request in requests):
             # The bonus is one place before the first draft.
-            seeds = [request.seed for request in requests]
-            numbers = uniforms(seeds, parents + 1, self._policy.k)
-        return Destinations(
-            [request.where if tree else 0 for request, tree in rows],
-            [request.seat if tree else -1 for request, tree in rows],
-            stamps,
-            temperatures,
-            numbers,
-        )
+            numbers = [*uniforms([r.seed for r in requests], parents + 1, self._policy.k)]
+        planted = [
+            GrowingTree(tree, r.where, stamp, r.seat, r.temperature, own, r.served.live)
+            for r, tree, stamp, own in zip(requests, trees, stamps, numbers)
+        ]
+        self.growing.add(planted)
+        return planted
 
-    def grow(self, batch: TreeBatch, kind: str) -> None:
-        """Start one more step of a batch. kind: what to count it as."""
-        with self._in_flight.timed(kind):
-            batch.grow()
+    def grow(self) -> None:
+        """Start one more step of all trees."""
+        with self._in_flight.timed("branch"):
+            self.growing.grow()

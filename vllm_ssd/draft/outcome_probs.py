@@ -31,8 +31,8 @@ class OutcomeProbs:
     def __init__(self, k: int, branches: int):
         # The doubts about verified drafts, added up, and the number of these that were rejected.
         self._doubted, self._rejected_of = 0.0, 0.0
-        # By requests of a batch and position: of the drafts that came true after all before them,
-        # the share that was not verified.
+        # By load and position: of the drafts that came true after all before them, the share that
+        # was not verified.
         self._left_over: defaultdict[int, list[float]] = defaultdict(lambda: [0.0] * k)
         self._k = k
         # At first, the bonus is not among the F likeliest tokens with probability 1 / (F + 1): the
@@ -44,12 +44,12 @@ class OutcomeProbs:
         self._weight = _NEWEST
 
     def fan_outs(
-        self, branches: int, top_probs: Sequence[Sequence[float]], requests: int
+        self, branches: int, top_probs: Sequence[Sequence[float]], loads: Sequence[int]
     ) -> NDArray[np.int64]:
         """int64 [rows, k + 1]: for each row, the branches of each accepted length, ``branches``
         together, with which it misses least. top_probs: the draft's largest probability at each of
-        a row's drafts, nan if it is not known. requests: those of a batch."""
-        lengths, whole = self._lengths(top_probs, requests)
+        a row's drafts, nan if it is not known. loads: how many requests each row's target has."""
+        lengths, whole = self._lengths(top_probs, loads)
         # A rank that seems likelier than the one before it is taken for as likely.
         by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)
         chances = lengths[:, :, None] * by_rank[whole.view(np.int8)]
@@ -61,11 +61,11 @@ class OutcomeProbs:
         return np.bincount(length.ravel(), minlength=whole.size).reshape(whole.shape)
 
     def _lengths(
-        self, top_probs: Sequence[Sequence[float]], requests: int
+        self, top_probs: Sequence[Sequence[float]], loads: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
         """float64 [rows, k + 1], the probability of each accepted length, as far as its outcomes
         need a branch; and bool [rows, k + 1], whether it is all of a row's drafts. top_probs and
-        requests: as in ``fan_outs``."""
+        loads: as in ``fan_outs``."""
         length, last = np.arange(self._k + 1), np.array([*map(len, top_probs)])[:, None]
         verified = length[:-1] < last
         probs = np.full(verified.shape, np.nan)
@@ -77,7 +77,7 @@ class OutcomeProbs:
         whole = length == last
         chances = whole.astype(float)
         np.subtract(1, acceptance, out=chances[:, :-1], where=verified)
-        goes_on = acceptance * (1 - np.array(self._left_over[requests]))
+        goes_on = acceptance * (1 - np.array([self._left_over[_size(load)] for load in loads]))
         chances[:, 1:] *= goes_on.cumprod(axis=1)
         return chances, whole
 
@@ -88,11 +88,11 @@ class OutcomeProbs:
         return by_rank / by_rank.sum(axis=1, keepdims=True)
 
     def count_drafts(
-        self, top_probs: Sequence[float], accepted: int, left_over: bool, requests: int
+        self, top_probs: Sequence[float], accepted: int, left_over: bool, load: int
     ) -> None:
         """Take in that the target accepted the first ``accepted`` of a round's drafts. top_probs:
         as in ``fan_outs``. left_over: the next one came true, too, and was not verified."""
-        trimmed = self._left_over[requests]
+        trimmed = self._left_over[_size(load)]
         for position, prob in enumerate(top_probs[: accepted + 1]):
             verified = position < accepted
             right = verified or left_over
@@ -117,6 +117,11 @@ class OutcomeProbs:
             tail = self._by_rank[predicted:]
             each = self._weight / sum(tail)
             row[predicted:] = [w + each * chance for w, chance in zip(row[predicted:], tail)]
+
+
+def _size(load: int) -> int:
+    """Loads of a like size: those between two powers of two."""
+    return (load - 1).bit_length()
 
 
 def _is_known(top_prob: Any) -> Any:

@@ -16,6 +16,7 @@ from vllm_ssd.draft.spec import TOKENS_IN_A_READ, DraftPolicy
 from vllm_ssd.protocol.publisher import Publisher
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
+ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
 _TRIAL_CONTEXT = 1000  # tokens; kernels are tuned at this length
 
@@ -24,8 +25,8 @@ FeedPart = tuple[Feed, list[int]]
 
 
 class ProgramCache:
-    """Programs by size. Programs that are recorded as graphs have the sizes of ``BATCHES`` and
-    ``CHUNKS``."""
+    """Programs by size. Programs that are recorded as graphs have the sizes of ``BATCHES``,
+    ``ROWS`` and ``CHUNKS``."""
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class ProgramCache:
         self._recorded = model.attention.graphs
         self._feeds: dict[tuple[int, int], Feed] = {}
         self._predicts: dict[tuple[int, int], Predict] = {}
-        self._grows: dict[tuple[int, int, bool, bool], Grow] = {}
+        self._grows: dict[tuple[int, bool], Grow] = {}
         self._moves: dict[int, Moves] = {}
         # Batches that have only greedy requests use programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
+        most = max(b * max(budget.branches(b), 1) for b in self._batches)
+        self._rows = [r for r in ROWS if r < most] + [min(most, ROWS[-1])]
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))
@@ -98,19 +101,26 @@ class ProgramCache:
             self._predicts[key] = Predict(self._model, self._states, self._publisher, *key)
         return self._predicts[key]
 
-    def branches(self, batch: int, branches: int, sampled: bool) -> Grow:
-        """The program that grows ``branches`` branches of each request."""
-        return self._grow(batch, branches, False, sampled)
+    def fitting(self, branches: Sequence[int]) -> int:
+        """How many of these trees, the first ones, fit one program. branches: of each."""
+        fits, most = self._model.attention.fits, self._rows[-1]
+        if fits(most, branches):
+            return len(branches)
+        return next(n for n in range(len(branches) - 1, 0, -1) if fits(most, branches[:n]))
 
-    def fallbacks(self, requests: int, sampled: bool) -> Grow:
-        """The program that grows fallbacks of ``requests`` requests."""
-        return self._grow(self.batch(requests), 1, True, sampled)
+    def grow(self, branches: Sequence[int], sampled: bool) -> Grow:
+        """The program that grows trees with these numbers of branches."""
+        fits, sizes = self._model.attention.fits, self._rows
+        if not self._recorded:
+            sizes = [sum(branches)]
+        return self._grow(next(rows for rows in sizes if fits(rows, branches)), sampled)
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
         them all. progress: called with a sentence at each stage."""
         if not self._recorded:
-            for program in [*self._rounds(1), self._feed(1, self._policy.chunk)]:
+            grows = [self._grow(max(self._budget.branches(1), 1), s) for s in self._sampled]
+            for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()
             return
@@ -121,20 +131,23 @@ class ProgramCache:
                 program.try_out(context)
                 program.run.record(pool)
             progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
+        for rows in self._rows:
+            for sampled in self._sampled:
+                program = self._grow(rows, sampled)
+                program.try_out(context)
+                program.run.record(pool)
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)
 
-    def _rounds(self, batch: int) -> list[Feed | Moves | Predict | Grow]:
+    def _rounds(self, batch: int) -> list[Feed | Moves | Predict]:
         tokens = self._policy.k + 1
-        programs: list[Feed | Moves | Predict | Grow] = [self._feed(batch, tokens)]
+        programs: list[Feed | Moves | Predict] = [self._feed(batch, tokens)]
         if self._policy.branches:
             programs += [self._feed(batch, 1), self._move(batch * tokens)]
-            branches = self._budget.branches(batch)
-            programs.append(self.predict(batch, branches))
-            programs += [self.branches(batch, branches, s) for s in self._sampled]
-        if self._policy.fallbacks:
-            programs += [self._grow(batch, 1, True, sampled) for sampled in self._sampled]
+            # The draft may serve more requests than are glued together.
+            shares = {self._budget.branches(load) for load in self._batches if load >= batch}
+            programs += [self.predict(batch, branches) for branches in sorted(shares)]
         return programs
 
     def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:
@@ -158,12 +171,13 @@ class ProgramCache:
             self._moves[size] = Moves(self._model.attention, size)
         return self._moves[size]
 
-    def _grow(self, batch: int, branches: int, fallbacks: bool, sampled: bool) -> Grow:
-        key = (batch, branches, fallbacks, sampled and bool(self._policy.top_m))
+    def _grow(self, rows: int, sampled: bool) -> Grow:
+        key = (rows, sampled and bool(self._policy.top_m))
         if key not in self._grows:
-            self._grows[key] = Grow(
-                self._model, self._states, self._publisher, batch, branches, self._policy, *key[2:]
-            )
+            if not self._recorded:
+                self._grows.clear()  # there are too many sizes to keep
+            own = self._states, self._publisher, rows, self._policy, key[1]
+            self._grows[key] = Grow(self._model, *own)
         return self._grows[key]
 
 

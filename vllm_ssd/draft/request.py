@@ -8,13 +8,13 @@ from enum import IntEnum, auto
 from math import nan
 from typing import NamedTuple
 
-from vllm_ssd.draft.attention.masks import Chunk, Tree
+from vllm_ssd.draft.attention.masks import Chunk
+from vllm_ssd.draft.growing_tree import GrowingTree
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.draft.tree_batch import TreeBatch, TreeRow
 
 
 class Seen(NamedTuple):
@@ -75,9 +75,9 @@ class DraftRequest:
     top_probs: list[float] = field(default_factory=list)
     states: Sequence[int] = ()
     left_over: Seen | None = None
-    ahead: TreeRow | None = None
+    ahead: GrowingTree | None = None
     predicted: Sequence[int] | None = None
-    fallback: TreeRow | None = None
+    fallback: GrowingTree | None = None
     seat: int = -1
 
     @property
@@ -105,18 +105,13 @@ class DraftRequest:
         """Tokens of text and drafts that the model has yet to see."""
         return len(self.tokens) + len(self.drafts) - self.fed
 
-    def grows_in(self, batch: TreeBatch) -> bool:
-        """True if a tree of this request is in the batch."""
-        ahead, fallback = self.ahead, self.fallback
-        return (ahead is not None and ahead.batch is batch) or (
-            fallback is not None and fallback.batch is batch
-        )
-
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
         """Take in an outcome: keep the KV that still fits. The target then decides on drafts."""
         self.leave_fallback()
         if self.phase is not Phase.IDLE or round_ != self.round + 1:
             self.leave_ahead()  # grown for another outcome
+        if self.ahead is not None:
+            self.ahead.awaited = False
         before = len(self.tokens)
         self.tokens += new_tokens
         self.left_over = None
@@ -135,14 +130,14 @@ class DraftRequest:
         if self.left_over is not None:
             return self.left_over
         if self.fallback is not None:
-            row, branch, known = self.fallback, 0, None
+            tree, branch, known = self.fallback, 0, None
         elif self.ahead is not None and self.came_true:
-            row = self.ahead
+            tree = self.ahead
             branch = known = self.branch or 0
         else:
             return None
         drafts, top_probs = self.served.predictions.drafts(self.slot, self.stamp, known)
-        entries = row.entries(branch)
+        entries = tree.entries(branch)
         return Seen(drafts, top_probs, entries, states.branch(self.seat, branch, len(entries)))
 
     def decide(self, drafts: list[int], seen: Seen | None) -> Move | None:
@@ -179,11 +174,6 @@ class DraftRequest:
         """Record what is in its KV blocks, for others that begin with the same text."""
         self.table.name(self.tokens, min(self.fed, len(self.tokens)))
 
-    def plant(self, parents: Sequence[int], num_steps: int) -> Tree:
-        """A tree of branches, for which KV is reserved. parents: tokens of the linear part that
-        each branch continues."""
-        return Tree(self.table.blocks, self.fed, parents, num_steps)
-
     def predict(
         self, fan_out: Sequence[int], verified: Sequence[int], has_room: bool
     ) -> Prediction:
@@ -195,7 +185,7 @@ class DraftRequest:
         self.states = verified if has_room else ()  # the prediction leaves them there
         if not has_room:
             return Prediction()
-        return Prediction(self.where, self.next_stamp, states, verified, self.drafts)
+        return Prediction(self.where, self.next_stamp, self.seat, states, verified, self.drafts)
 
     def publish_state(self, state: int) -> None:
         """Tell the target the draft's state for this request, one of those in ``schema.py``."""
@@ -204,13 +194,13 @@ class DraftRequest:
     def leave_ahead(self) -> None:
         """Stop growing branches for the outcome that was awaited."""
         if self.ahead is not None:
-            self.ahead.leave()
+            self.ahead.ended = True
             self.ahead = None
 
     def leave_fallback(self) -> None:
         """Stop growing the fallback."""
         if self.fallback is not None:
-            self.fallback.leave()
+            self.fallback.ended = True
             self.fallback = None
 
     def adopt_kv(self) -> None:

@@ -83,7 +83,7 @@ class DraftRequests:
         request = DraftRequest(served, slot, generation, list(tokens), table, temperature, seed)
         self._by_slot[served, slot] = request
         self._by_phase[request.phase][request] = None
-        served.count(live=1)
+        self._count(served, 1)
         request.publish_state(PREPARING)
         self.check_size(request)
 
@@ -99,9 +99,14 @@ class DraftRequests:
         del self._by_slot[request.served, request.slot]
         del self._by_phase[request.phase][request]
         self._forget_kv(request)
-        request.served.count(live=-1)
+        self._count(request.served, -1)
         request.served.predictions.clear(request.slot, request.generation)
         request.publish_state(state)
+
+    @staticmethod
+    def _count(served: ServedTable, more: int) -> None:
+        served.live += more
+        served.tell("live", served.live)
 
     def drop_all(self, served: ServedTable) -> None:
         """Forget all requests of a table."""

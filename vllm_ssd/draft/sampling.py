@@ -37,9 +37,10 @@ class Sampler:
         and draft_probs int64 [rows, top_m] that they were sampled from.
 
         logits: [rows, vocab]; temperatures: float64 [rows], 0 = the likeliest token with certainty;
-        uniforms: float64 [rows, k], uniform in [0, 1), the step's column is used; step: int64 [1].
+        uniforms: float64 [rows, k], uniform in [0, 1); step: int64 [rows], the column that each row
+        uses.
         """
-        step = step.clamp(max=uniforms.shape[1] - 1)
+        column = step.clamp(max=uniforms.shape[1] - 1).unsqueeze(1)
         top = logits.float().topk(self._top_m, dim=-1)
         temperature = temperatures.float().unsqueeze(1)
         greedy = temperature == 0
@@ -49,7 +50,7 @@ class Sampler:
         probabilities = weighted / weighted.sum(dim=-1, keepdim=True)
         # In float64: its rounding of the sums is negligible compared with float32 probabilities.
         sums = probabilities.double().cumsum(dim=-1)
-        target = uniforms.index_select(1, step) * sums[:, -1:]
+        target = uniforms.gather(1, column) * sums[:, -1:]
         chosen = (sums <= target).sum(dim=-1, keepdim=True)
         tokens = top.indices.gather(1, chosen).squeeze(1)
         return tokens, scaled[:, 0], pack(top.indices, probabilities)

@@ -26,10 +26,11 @@ from vllm_ssd.protocol.predictions import PredictionWriter
 
 class ServedTable:
     """places: by slot, where the draft's programs publish, from ``Publisher.join``; empty if no
-    program does. counters: of ``draft_dtype``. Those of requests are this table's own. Those of KV
-    blocks and work are the whole draft's, and all tables that it serves have them. idle: the
-    target does without drafts for now. The draft then does not show the model its texts, which
-    would take time of a GPU that both may share; later it shows them all together."""
+    program does. live: its requests. counters: of ``draft_dtype``. Those of requests are this
+    table's own. Those of KV blocks and work are the whole draft's, and all tables that it serves
+    have them. idle: the target does without drafts for now. The draft then does not show the model
+    its texts, which would take time of a GPU that both may share; later it shows them all
+    together."""
 
     def __init__(self, table: SpeculationTable, places: Sequence[int] = ()):
         self.table = table
@@ -37,6 +38,7 @@ class ServedTable:
         self.predictions = PredictionWriter(table)
         self.draft_states = DraftStates(table)
         self.places = places
+        self.live = 0
         self.counters = table.draft[0]
         self._owner = 0  # this process, once it has claimed the table
         self._plan = table.plan[0]

@@ -27,7 +27,7 @@ from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
 
 logger = get_logger(__name__)
 
-WORK = ("prefill", "glue", "branch", "fallback")
+WORK = ("prefill", "glue", "branch")
 _RESULTS = {"hit": "hits", "miss": "misses", "late": "late", "off": "off"}
 _LABELS = ("model_name", "engine")
 # Of each engine: values of ``_LABELS``, its table, and a snapshot of its counters.

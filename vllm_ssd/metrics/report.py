@@ -20,7 +20,6 @@ _WORK = {
     "prefill": "prompt tokens read",
     "glue": "glue: predicts outcomes",
     "branch": "steps over branches",
-    "fallback": "steps after a miss",
 }
 _STATES = {
     State.LOADING: "loading",

@@ -84,58 +84,57 @@ def predict_kernel(
 def extend_kernel(
     where,
     stamp_of,
+    is_fallback,
+    first_of,
+    count_of,
     tokens,
     top_probs,
     draft_probs,
-    step_at,
-    BRANCHES: tl.constexpr,
-    FALLBACK: tl.constexpr,
+    step_of,
     AT: tl.constexpr,
 ):
-    """Add one token to every branch of a prediction (``PredictionWriter.extend``) or, if FALLBACK,
-    to a fallback, which has one branch (``PredictionWriter.publish_fallback``). where, stamp_of:
-    int64 [rows]; tokens: int64 [rows, BRANCHES]; top_probs: float32 [rows, BRANCHES];
-    draft_probs: int64 [rows, BRANCHES, top_m]; step_at: int64 [1], tokens of each branch before
-    these."""
-    row = tl.program_id(0)
-    step = tl.load(step_at).to(tl.int32)
-    first = AT.fallback - AT.prediction if FALLBACK else 0
-    size = AT.fallback_size if FALLBACK else AT.prediction_size
-    begins = (step == 0) & FALLBACK
-    place = _own_place(where, stamp_of, row, begins, first, size)
+    """Add one token to every branch of some trees: to predictions (``PredictionWriter.extend``) and
+    to fallbacks, which have one branch (``PredictionWriter.publish_fallback``). Arguments: the
+    fields of ``BranchTokens``."""
+    tree = tl.program_id(0)
+    first = tl.load(first_of + tree)
+    count = tl.load(count_of + tree)
+    step = tl.load(step_of + tl.where(tl.load(where + tree) != 0, first, 0)).to(tl.int32)
+    fallback = tl.load(is_fallback + tree) != 0
+    records = tl.where(fallback, AT.fallback - AT.prediction, 0)
+    size = tl.where(fallback, AT.fallback_size, AT.prediction_size)
+    begins = (step == 0) & fallback
+    place = _own_place(where, stamp_of, tree, begins, records, size)
     if (place != 0) & (step < AT.k):
         words, stamps = _memory_at(place)
-        stamp = tl.load(stamp_of + row)
-        record = first + (stamp & 1) * size
+        stamp = tl.load(stamp_of + tree)
+        record = records + (stamp & 1) * size
         if begins:
             tl.atomic_xchg(stamps + record // 2, 0, sem="acq_rel", scope="sys")
         lane = tl.arange(0, AT.branch_lanes)
-        real = lane < BRANCHES
+        real = lane < count
         at = words + record + lane * AT.k + step
-        new = tl.load(tokens + row * BRANCHES + lane, mask=real, other=0).to(tl.int32)
-        tl.store(at + (AT.fallback_tokens if FALLBACK else AT.prediction_tokens), new, mask=real)
-        probs = tl.load(top_probs + row * BRANCHES + lane, mask=real, other=0)
-        at += AT.fallback_top_probs if FALLBACK else AT.prediction_top_probs
+        new = tl.load(tokens + first + lane, mask=real, other=0).to(tl.int32)
+        tl.store(at + tl.where(fallback, AT.fallback_tokens, AT.prediction_tokens), new, mask=real)
+        probs = tl.load(top_probs + first + lane, mask=real, other=0)
+        at += tl.where(fallback, AT.fallback_top_probs, AT.prediction_top_probs)
         tl.store(at, probs.to(tl.int32, bitcast=True), mask=real)
         if AT.top_m > 0:
             rank = tl.arange(0, AT.prob_lanes)
-            inside = AT.fallback_draft_probs if FALLBACK else AT.prediction_draft_probs
+            inside = tl.where(fallback, AT.fallback_draft_probs, AT.prediction_draft_probs)
             probs_at = stamps + (record + inside) // 2
-            for branches in range(0, BRANCHES, _BRANCH_LANES):
+            for branches in range(0, count, _BRANCH_LANES):
                 branch = branches + tl.arange(0, _BRANCH_LANES)
-                whole = (branch < BRANCHES)[:, None] & (rank < AT.top_m)[None, :]
-                source = (row * BRANCHES + branch)[:, None] * AT.top_m + rank[None, :]
+                whole = (branch < count)[:, None] & (rank < AT.top_m)[None, :]
+                source = (first + branch)[:, None] * AT.top_m + rank[None, :]
                 entry = (branch * AT.k + step)[:, None] * AT.top_m + rank[None, :]
                 some = tl.load(draft_probs + source, mask=whole, other=0)
                 tl.store(probs_at + entry, some, mask=whole)
         tl.debug_barrier()
-        if FALLBACK:
-            depth_at = words + record + AT.fallback_depth
-            tl.atomic_xchg(depth_at, step + 1, sem="acq_rel", scope="sys")
+        depth_at = words + record + tl.where(fallback, AT.fallback_depth, AT.prediction_depth)
+        tl.atomic_xchg(depth_at, step + 1, sem="acq_rel", scope="sys")
+        if fallback:
             tl.atomic_xchg(stamps + record // 2, stamp, sem="release", scope="sys")
-        else:
-            depth_at = words + record + AT.prediction_depth
-            tl.atomic_xchg(depth_at, step + 1, sem="release", scope="sys")
 
 
 # The target's readers. prediction, fallback: offsets of a slot's records of one round, in words

@@ -30,20 +30,26 @@ class PredictedOutcomes:
 
 @dataclass(frozen=True)
 class BranchTokens:
-    """One more token for every branch of a batch. where, stamps: int64 [batch], the values in the
-    batch's ``PredictedOutcomes``; tokens: int64 [batch, branches]; top_probs: float32 [batch,
-    branches], as the table has them; step: int64 [1], tokens of each branch before
-    these; draft_probs: int64 [batch, branches, top_m], the distributions that the tokens were
-    sampled from, None if they were not sampled. fallback: the one branch of each row is a fallback.
+    """One more token for every branch of some trees. Rows are branches, and those of a tree follow
+    each other.
+
+    For each tree, int64 [trees], where, stamps: as in ``PredictedOutcomes``; fallback: 1 if its one
+    branch is a fallback, else 0; first, count: its first row and number of rows. For each row,
+    tokens: int64 [rows]; top_probs: float32 [rows], as the table has them; step: int64 [rows], the
+    branch's tokens before this one; draft_probs: int64 [rows, top_m], the distributions that the
+    tokens were sampled from, None if they were not sampled. ``first`` and ``count`` may have
+    further entries.
     """
 
     where: torch.Tensor
     stamps: torch.Tensor
+    fallback: torch.Tensor
+    first: torch.Tensor
+    count: torch.Tensor
     tokens: torch.Tensor
     top_probs: torch.Tensor
     step: torch.Tensor
     draft_probs: torch.Tensor | None
-    fallback: bool = False
 
 
 class Publisher(Protocol):
@@ -89,13 +95,16 @@ class HostPublisher:
             writer.publish(slot, stamp, accepted, bonus)
 
     def extend(self, new: BranchTokens) -> None:
-        step = int(new.step)
-        for row, writer, slot, stamp in self._real(new):
-            tokens, top_probs = new.tokens[row].tolist(), new.top_probs[row].numpy(force=True)
+        firsts, counts, fallbacks = new.first.tolist(), new.count.tolist(), new.fallback.tolist()
+        for tree, writer, slot, stamp in self._real(new):
+            first = firsts[tree]
+            rows = slice(first, first + counts[tree])
+            tokens, top_probs = new.tokens[rows].tolist(), new.top_probs[rows].numpy(force=True)
             draft_probs = (
-                None if new.draft_probs is None else new.draft_probs[row].numpy(force=True)
+                None if new.draft_probs is None else new.draft_probs[rows].numpy(force=True)
             )
-            if new.fallback:
+            if fallbacks[tree]:
+                step = int(new.step[first])
                 writer.publish_fallback(slot, stamp, tokens, step, draft_probs, top_probs)
             else:
                 writer.extend(slot, stamp, tokens, draft_probs, top_probs)

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 19
+VERSION = 20
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
 # draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
@@ -172,7 +172,7 @@ class TableShape:
         loads). link_us: microseconds from the target's node to the draft's and back, written by the
         relay between them; 0 = there is no relay."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
-        names += ["fallback", "fallback_us", "glue", "glue_us", "branch", "branch_us"]
+        names += ["glue", "glue_us", "branch", "branch_us"]
         names += ["drafted_ahead", "branches", "restarts", "joined", "away", "link_us"]
         return np.dtype([(name, "i8") for name in names], align=True)
 

@@ -76,8 +76,8 @@ class WaitPlanner:
         self._average(seconds, gained)
         if not drafts:
             return WaitPlan(0, 0, 0)
-        fallback = self._worth("fallback")
-        return WaitPlan(self._worth("branch"), fallback if fallback >= _FALLBACK else 0, drafts)
+        worth = self._worth()
+        return WaitPlan(worth, worth if worth >= _FALLBACK else 0, drafts)
 
     def _average(self, seconds: float, gained: int) -> None:
         """Take in a step that has ended."""
@@ -87,9 +87,9 @@ class WaitPlanner:
         self._mean_s += weight * (seconds - self._mean_s)
         self._mean_tokens += weight * (gained - self._mean_tokens)
 
-    def _worth(self, kind: str) -> int:
-        """Return how many tokens the batch waits for. kind: "branch" or "fallback"."""
-        steps, took_us = int(self._draft[kind]), int(self._draft[f"{kind}_us"])
+    def _worth(self) -> int:
+        """Return how many tokens the batch waits for."""
+        steps, took_us = int(self._draft["branch"]), int(self._draft["branch_us"])
         if not took_us or not self._mean_s or self._mean_tokens <= 0:
             return self._k
         lost = took_us / steps / 1e6 * self._mean_tokens / self._mean_s  # in a step of the draft

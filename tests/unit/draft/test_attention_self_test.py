@@ -27,8 +27,8 @@ def with_masks(change):
     they should."""
 
     class Wrong(SDPAAttention):
-        def tree_plan(self, batch, branches, steps):
-            plan = super().tree_plan(batch, branches, steps)
+        def tree_plan(self, rows, steps):
+            plan = super().tree_plan(rows, steps)
             right = plan.set_masks
             plan.set_masks = lambda seen_in: right(lambda window: change(seen_in(window)))
             return plan
@@ -40,8 +40,8 @@ def with_outputs(change):
     """A backend that returns ``change`` of what it should."""
 
     class Wrong(SDPAAttention):
-        def tree_plan(self, batch, branches, steps):
-            plan = super().tree_plan(batch, branches, steps)
+        def tree_plan(self, rows, steps):
+            plan = super().tree_plan(rows, steps)
             right = plan.attend
             plan.attend = lambda *inputs: change(right(*inputs))
             return plan

@@ -15,6 +15,13 @@ def budget(**changes):
     return BranchBudget(DraftPolicy(**policy))
 
 
+def fan_outs(learner, top_probs):
+    """Of requests that are verified alone."""
+    alone = SimpleNamespace(live=1)
+    requests = [SimpleNamespace(top_probs=row, served=alone) for row in top_probs]
+    return learner.fan_outs(learner.branches(1), requests)
+
+
 def verified(learner, accepted, branch, drafts=K, bonus=BONUS):
     known = {"drafts": [0] * drafts, "top_probs": [0.5] * drafts}
     learner.outcome(SimpleNamespace(predicted=EVEN, ahead=None, **known), accepted, bonus, branch)
@@ -30,16 +37,15 @@ def test_branches_go_where_outcomes_are_likely():
     learner = budget()
     for _ in range(300):
         verified(learner, 1, -1)
-    fan_outs = learner.fan_outs(learner.branches(1), 1, [[1.0, 0.01, 0.5]])
-    ((_, missed, *longer),) = fan_outs.counts
+    ((_, missed, *longer),) = fan_outs(learner, [[1.0, 0.01, 0.5]]).counts
     assert missed >= 5 > 0 == sum(longer)
 
 
 def test_rounds_without_drafts_or_unknown_say_nothing():
     learner = budget()
     rows = [[0.5] * K, []]
-    before = learner.fan_outs(learner.branches(1), 1, rows).counts
+    before = fan_outs(learner, rows).counts
     for _ in range(300):
         verified(learner, 0, -1, drafts=0)
         verified(learner, -1, -1)
-    assert (learner.fan_outs(learner.branches(1), 1, rows).counts == before).all()
+    assert (fan_outs(learner, rows).counts == before).all()

@@ -53,7 +53,7 @@ class Batches:
     def _spoil(self):
         engine = self.loop.engine
         pool, states, kv = engine.requests.pool, engine._states, engine.model.attention._kv
-        take, size = pool.take, states._seat_size
+        take, size = pool.take, states._homes * states.places
 
         def take_stale(count):
             blocks = take(count)
@@ -133,7 +133,7 @@ class Batches:
         for step in range(depth):
             said = logits[torch.arange(len(texts)), lengths - 1 + step]
             tokens, *_ = self._sampler.sample(
-                said, temperatures, torch.from_numpy(numbers), torch.tensor([step])
+                said, temperatures, torch.from_numpy(numbers), torch.full((len(texts),), step)
             )
             assert tokens.tolist() == [branch[step] for branch in branches]
 

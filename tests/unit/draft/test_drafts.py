@@ -70,7 +70,7 @@ def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, re
             rows.append(Row(target.name, torch.tensor(target.text).int().numpy(), len(new)))
         for target, drafts in zip(targets, loop.client.exchange(rows)):
             target.drafts = drafts
-        assert loop.table.draft["fallback"][0] - before["fallback"] == k
+        assert loop.table.draft["branch"][0] - before["branch"] == k
         fed += loop.table.draft["prefill"][0] - before["prefill"]
         if has_time:
             loop.work()

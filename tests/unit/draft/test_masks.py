@@ -1,5 +1,6 @@
 """Tree and causal masks against their definition."""
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from vllm_ssd.draft.attention.masks import Tree, causal_mask, tree_mask
 def trees(draw):
     linear = draw(st.integers(1, 40))
     parents = draw(st.lists(st.integers(1, linear), min_size=1, max_size=6))
-    return Tree([], linear, parents, draw(st.integers(1, 4)))
+    slots = np.zeros((draw(st.integers(1, 4)), len(parents)), np.int64)
+    return Tree([], linear, np.array(parents), slots)
 
 
 windows = st.one_of(st.just(0), st.integers(1, 50))
@@ -24,14 +26,16 @@ def last(positions, position, window):
 
 @given(trees(), windows, st.data())
 def test_a_branch_sees_its_text_and_itself_only(tree, window, data):
-    step = data.draw(st.integers(0, tree.num_steps - 1))
+    step = data.draw(st.integers(0, len(tree.slots) - 1))
     width = tree.kv_len + data.draw(st.integers(0, 5))
-    linear, parents = torch.tensor([tree.linear_len]), torch.tensor([tree.parent_lens])
-    (mask,) = tree_mask(linear, parents, torch.tensor([step]), width, window)
-    for branch, parent in enumerate(tree.parent_lens):
+    count = tree.branches
+    linear, widths, steps = (torch.full((count,), n) for n in (tree.linear_len, count, step))
+    rows = linear, widths, torch.from_numpy(tree.parents), torch.arange(count), steps
+    mask = tree_mask(rows, width, window)
+    for branch, parent in enumerate(tree.parents.tolist()):
         text = set(last(range(parent), parent + step, window))
         steps = last(range(parent, parent + step + 1), parent + step, window)
-        own = {tree.linear_len + (p - parent) * tree.query_len + branch for p in steps}
+        own = {tree.linear_len + (p - parent) * count + branch for p in steps}
         assert set(mask[branch].nonzero().view(-1).tolist()) == text | own
 
 

@@ -10,9 +10,9 @@ from vllm_ssd.draft.outcome_probs import OutcomeProbs
 K, BRANCHES = 7, 24
 
 
-def fan_out_of(probs, branches, drafts, requests):
+def fan_out_of(probs, branches, drafts, load):
     """For a row of which only the number of drafts is known."""
-    return tuple(probs.fan_outs(branches, [[nan] * drafts], requests)[0].tolist())
+    return tuple(probs.fan_outs(branches, [[nan] * drafts], [load])[0].tolist())
 
 
 def replay(probs, rounds, rng, branches=8, trim=K, drafts=K, chance=0.8, top=0.5, learns=True):
@@ -83,7 +83,7 @@ def test_branches_are_where_the_draft_doubts():
         probs.count_drafts(row, accepted, False, 1)
     sure, unsure, early, late = [0.999] * K, [0.05] * K, [0.999] * K, [0.999] * K
     early[1], late[5] = 0.3, 0.3
-    fan_outs = probs.fan_outs(8, [sure, unsure, early, late, []], 1)
+    fan_outs = probs.fan_outs(8, [sure, unsure, early, late, []], [1] * 5)
     assert all(sum(counts) == 8 for counts in fan_outs)
     assert fan_outs[0][K] == 8, "all drafts are accepted"
     assert fan_outs[1][0] >= 6
@@ -100,7 +100,7 @@ def test_what_the_draft_says_is_corrected():
         for _ in range(3000):
             accepted = next((n for n in range(K) if rng.random() > chance), K)
             probs.count_drafts([0.5] * K, accepted, False, 1)
-        found.append(probs.fan_outs(8, [[0.5] * K], 1)[0])
+        found.append(probs.fan_outs(8, [[0.5] * K], [1])[0])
     assert found[0][K] > found[0][0] and found[1][0] >= 6
 
 
@@ -116,5 +116,5 @@ def test_a_damaged_probability_is_taken_for_unknown(damaged):
             taught.count_drafts([damaged], 1, False, 1)
             other.count_drafts([nan], 1, False, 1)
     row = [rng.random() for _ in range(K)]
-    fan_outs = taught.fan_outs(24, [[damaged, *row[1:]]], 1)
-    assert (fan_outs == other.fan_outs(24, [[nan, *row[1:]]], 1)).all()
+    fan_outs = taught.fan_outs(24, [[damaged, *row[1:]]], [1])
+    assert (fan_outs == other.fan_outs(24, [[nan, *row[1:]]], [1])).all()

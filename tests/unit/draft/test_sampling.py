@@ -24,7 +24,7 @@ def sample(sampler, logits, temperature, step=0):
         logits,
         torch.full((rows,), temperature, dtype=torch.float64),
         torch.rand(rows, K, dtype=torch.float64),
-        torch.tensor([step]),
+        torch.full((rows,), step),
     )
 
 

@@ -11,6 +11,7 @@ if interpreter.HERE:
     import torch
 
     from tests.support.attention_cases import Pair, prompts_and_trees
+    from tests.support.branch_tokens import alike
     from tests.support.publishing_cases import (
         SIZES,
         DeviceMemory,
@@ -20,11 +21,12 @@ if interpreter.HERE:
     from vllm_ssd.draft.attention.base import AttentionShape
     from vllm_ssd.draft.attention.kernels import pack_tree_masks
     from vllm_ssd.draft.attention.masks import tree_mask
+    from vllm_ssd.draft.attention.sdpa import SDPAAttention
     from vllm_ssd.draft.attention.self_test import largest_error
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.protocol import SpeculationTable, TableShape, pages
     from vllm_ssd.protocol.device_publisher import DevicePublisher
-    from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
+    from vllm_ssd.protocol.publisher import HostPublisher, PredictedOutcomes
 
     CPU = torch.device("cpu")
 
@@ -74,12 +76,11 @@ if interpreter.HERE:
         def extend(generation, *steps):
             stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
             for step in steps:
-                at = torch.tensor([step])
                 tokens = torch.randint(0, 100, (3, 2))
                 certain = torch.rand(3, 2)
-                publisher.extend(BranchTokens(rows, stamps, tokens, certain, at, probs))
-                one = tokens[:, :1], certain[:, :1], at, probs[:, :1]
-                publisher.extend(BranchTokens(rows, stamps, *one, fallback=True))
+                publisher.extend(alike(rows, stamps, tokens, certain, step, probs))
+                one = tokens[:, :1], certain[:, :1], step, probs[:, :1]
+                publisher.extend(alike(rows, stamps, *one, fallback=True))
 
         def predict(generation):
             stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
@@ -104,16 +105,28 @@ if interpreter.HERE:
         assert bytes(table.pages) == before
 
     def test_packed_masks():
-        linear, parents = torch.tensor([10, 33]), torch.randint(1, 10, (2, 5))
-        lengths = linear + 3 * 5  # no multiples of 8
-        for step in range(3):
-            packed = torch.full((2, 40), 255, dtype=torch.uint8)
-            at = torch.tensor([step])
-            pack_tree_masks(packed, linear, parents, lengths, at)
-            for row, length in enumerate(lengths.tolist()):
-                (mask,) = tree_mask(linear[row : row + 1], parents[row : row + 1], at, length)
-                bits = np.packbits(mask.numpy().reshape(-1), bitorder="little")
-                assert packed[row, : len(bits)].tolist() == bits.tolist()
+        """Of trees that differ in length, branches and step; lengths are no multiples of 8."""
+        cpu = SDPAAttention(AttentionShape(1, 1, 1, 8, 1.0, torch.float32, CPU), 11, 16, 60)
+        plan, steps, row_bytes = cpu.tree_plan(10, 3), [2, 0, 1], 8
+        texts, parents = [10, 33, 21], [[1, 9, 10, 4, 7], [33], [20, 3]]
+        trees = [
+            tree
+            for own, length, lengths in zip((range(4), range(4, 8), range(8, 11)), texts, parents)
+            for tree in cpu.plant([own], [length], np.array([lengths]), 3)
+        ]
+        plan.fill(trees, steps)
+        packed = torch.full((10 * row_bytes,), 255, dtype=torch.uint8)
+        pack_tree_masks(packed, plan.inputs.device, row_bytes)
+        row = 0
+        for tree, step in zip(trees, steps):
+            count = tree.branches
+            of_tree = (torch.full((count,), n) for n in (tree.linear_len, count))
+            own = torch.from_numpy(tree.parents), torch.arange(count), torch.full((count,), step)
+            mask = tree_mask((*of_tree, *own), tree.kv_len)
+            bits = np.packbits(mask.numpy().reshape(-1), bitorder="little")
+            begin = row * row_bytes
+            assert packed[begin : begin + len(bits)].tolist() == bits.tolist()
+            row += count
 
 else:
 

@@ -11,7 +11,7 @@ K = 7
 
 class Target:
     """Steps over a real table, in simulated time. step_s: seconds of a step, in which each request
-    verifies 4 tokens; branch_s, fallback_s: of a step of the draft."""
+    verifies 4 tokens; branch_s: of a step of the draft."""
 
     def __init__(self, path, monkeypatch, on_miss, limits="nobody"):
         self.table = SpeculationTable.create(path, TableShape(slots=8, k=K, branches=2))
@@ -19,12 +19,11 @@ class Target:
         self.now = 1000.0
         monkeypatch.setattr("vllm_ssd.worker.waiting.time.monotonic", lambda: self.now)
 
-    def step(self, batch, step_s=0.02, branch_s=0.001, fallback_s=0.001):
+    def step(self, batch, step_s=0.02, branch_s=0.001):
         """The plan for a step."""
         counters = self.table.draft[0]
-        for kind, took_s in (("branch", branch_s), ("fallback", fallback_s)):
-            counters[kind] += 10
-            counters[f"{kind}_us"] += round(10 * took_s * 1e6)
+        counters["branch"] += 10
+        counters["branch_us"] += round(10 * branch_s * 1e6)
         plan = self.planner.plan(batch, has_prompts=False)
         self.table.target[0]["accepted"][3] += batch
         self.now += step_s
@@ -49,7 +48,7 @@ def test_wait_and_skip_are_constant_plans(make, on_miss, plan):
 def test_one_request_waits_while_draft_steps_are_short(make):
     target = make("auto")
     assert target.steps(1) == WaitPlan(K, K)
-    assert target.steps(1, step_s=0.012, branch_s=0.0015)[:2] == (4, 5)
+    assert target.steps(1, step_s=0.012, branch_s=0.0015)[:2] == (4, 4)
     assert target.steps(1, step_s=0.005, branch_s=0.01)[:2] == (0, 0)
 
 

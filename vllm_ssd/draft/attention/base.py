@@ -1,8 +1,8 @@
 """The interface of the draft's attention: paged KV, causal chunks, and trees of branches.
 
-A *plan* serves batches of one shape: a number of requests and of queries each. ``fill`` tells it
-where everything is, and the model's layers then call ``attend``. A plan computes with memory that
-stays where it is. So a CUDA graph recorded over the plan can be replayed after another fill.
+A *plan* serves batches of one size. ``fill`` tells it where everything is, and the model's layers
+then call ``attend``. A plan computes with memory that stays where it is. So a CUDA graph recorded
+over the plan can be replayed after another fill.
 
 Batches smaller than their plan are padded. Padding writes to a block that belongs to no request.
 """
@@ -54,6 +54,9 @@ class PagedAttention(ABC):
     graphs = False
     """Whether CUDA graphs may be recorded over the plans."""
 
+    tile = 8
+    """Branches that are attended together: those of a tree take whole tiles."""
+
     def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
         self.shape = shape
         self.block_size = block_size
@@ -71,8 +74,33 @@ class PagedAttention(ABC):
         """A plan for up to ``batch`` chunks of up to ``queries`` tokens, causal in each request."""
 
     @abstractmethod
-    def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
-        """A plan for up to ``batch`` trees of ``branches`` branches that take ``steps`` steps."""
+    def tree_plan(self, rows: int, steps: int) -> TreePlan:
+        """A plan for trees that have up to ``rows`` branches and ``most_tiles(rows)`` tiles
+        together, and take ``steps`` steps."""
+
+    def most_tiles(self, rows: int) -> int:
+        """The most tiles of a plan for trees with up to ``rows`` branches. It is more than they
+        take if each has several, and less than if each had one."""
+        return max(rows // min(self.tile, 4), min(rows, 4))
+
+    def fits(self, rows: int, branches: Sequence[int]) -> bool:
+        """Whether trees with these numbers of branches fit a plan for ``rows``."""
+        tiles = sum(-(-own // self.tile) for own in branches)
+        return sum(branches) <= rows and tiles <= self.most_tiles(rows)
+
+    def plant(
+        self,
+        blocks: Sequence[Sequence[int]],
+        linear: Sequence[int],
+        parents: NDArray[np.int64],
+        steps: int,
+    ) -> list[Tree]:
+        """Trees of several requests. blocks, linear: KV blocks and linear length of each; parents:
+        int64 [requests, branches]; steps: that the branches will take."""
+        requests, branches = parents.shape
+        index = np.array([linear]).T + np.arange(steps * branches)
+        slots = self.slots_of(blocks, index).reshape(requests, steps, branches)
+        return [Tree(*each) for each in zip(blocks, linear, parents, slots)]
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -109,22 +137,21 @@ class PagedAttention(ABC):
 
 
 class Plan(ABC):
-    """Attention for batches of one shape. attention: owns the KV. batch, queries: the shape. slots:
-    int64 [batch * queries], where the tokens' keys and values go."""
+    """Attention for batches of one size. attention: owns the KV. positions: int64 [tokens], in
+    their texts; slots: int64 [tokens], where the tokens' keys and values go."""
 
+    positions: torch.Tensor
     slots: torch.Tensor
 
-    def __init__(self, attention: PagedAttention, batch: int, queries: int):
+    def __init__(self, attention: PagedAttention):
         self.attention = attention
-        self.batch = batch
-        self.queries = queries
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Write the tokens' keys and values, then attend.
 
-        query: [batch * queries, H, D]; key, value: [.., H_kv, D]; returns the query's shape.
+        query: [tokens, H, D]; key, value: [tokens, H_kv, D]; returns the query's shape.
         """
         self.attention.write(layer, self.slots, key, value)
         return self.look(layer, query)
@@ -135,10 +162,12 @@ class Plan(ABC):
 
 
 class ChunkPlan(Plan):
-    """A plan for chunks: ``fill``, then the model's forward. positions: int64 [batch * queries]."""
+    """A plan for up to ``batch`` chunks of up to ``queries`` tokens: ``fill``, then the model's
+    forward."""
 
     def __init__(self, attention: PagedAttention, batch: int, queries: int):
-        super().__init__(attention, batch, queries)
+        super().__init__(attention)
+        self.batch, self.queries = batch, queries
         shape = (batch, queries)
         self.inputs = Inputs(
             attention.shape.device, {"slots": shape, "positions": shape, "contexts": (batch,)}
@@ -166,48 +195,56 @@ class ChunkPlan(Plan):
 
 
 class TreePlan(Plan):
-    """A plan for trees: ``fill`` once; then, for every step, ``prepare`` and the model's forward.
+    """A plan for trees that have up to ``rows`` branches together. A row is a branch. Every tree
+    has a step of its own. Call ``fill`` when trees come or go. For every step, call ``prepare``,
+    the model's forward, and ``next_step``.
 
-    positions: int64 [batch * branches], of the step that was prepared.
+    tiles: the most tiles, and so the most trees. steps: those that a tree takes. step: int64
+    [rows], each row's own.
     """
 
-    def __init__(self, attention: PagedAttention, batch: int, branches: int, steps: int):
-        super().__init__(attention, batch, branches)
+    def __init__(self, attention: PagedAttention, rows: int, tiles: int, steps: int):
+        super().__init__(attention)
         device = attention.shape.device
-        self.steps = steps
-        self.inputs = Inputs(
-            device,
-            {
-                "step_slots": (steps, batch, branches),
-                "parents": (batch, branches),
-                "linear": (batch,),
-                "kv_len": (batch,),
-            },
-        )
-        self.slots = torch.zeros(batch * branches, dtype=torch.int64, device=device)
+        self.rows, self.tiles, self.steps = rows, tiles, steps
+        of_rows = dict.fromkeys(("parent", "branch", "tree", "step"), (rows,))
+        # Rows of padding are those of one more tree.
+        of_trees = dict.fromkeys(("linear", "width", "kv_len", "first"), (tiles + 1,))
+        self.inputs = Inputs(device, {"step_slots": (steps, rows), **of_rows, **of_trees})
+        self.step = self.inputs.device["step"]
+        self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.slots)
 
-    def fill(self, trees: Sequence[Tree | None]) -> None:
-        """Take in where the trees' KV is. None: a row of padding."""
+    def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
+        """Take in where the trees' KV is, and how many steps each has taken. The rows of the trees
+        follow each other, and then padding."""
         host, attention = self.inputs.host, self.attention
-        host["step_slots"][:] = attention.padding_block * attention.block_size
-        host["parents"][:], host["linear"][:], host["kv_len"][:] = 1, 1, 1
-        planted = [row for row, tree in enumerate(trees) if tree is not None]
-        if planted:
-            blocks, linear, parents, _ = zip(*filter(None, trees))
-            size = self.steps * self.queries
-            slots = attention.slots_of(blocks, np.array([linear]).T + np.arange(size))
-            by_step = slots.reshape(len(planted), self.steps, self.queries).swapaxes(0, 1)
-            # A slice is filled in half the time.
-            rows = slice(len(trees)) if len(planted) == len(trees) else planted
-            host["step_slots"][:, rows] = by_step
-            host["parents"][rows], host["linear"][rows] = parents, linear
-            host["kv_len"][rows] = [length + size for length in linear]
+        counts = [tree.branches for tree in trees]
+        used, count = sum(counts), len(trees)
+        widths = [*counts, max(self.rows - used, 1)]
+        first = [0, *accumulate(counts)]
+        tree = np.repeat(np.arange(count + 1), widths)[: self.rows]
+        host["branch"][:] = np.arange(self.rows) - np.array(first)[tree]
+        host["tree"][:used], host["tree"][used:] = tree[:used], self.tiles
+        host["width"][:count], host["width"][self.tiles] = counts, widths[-1]
+        host["first"][:count], host["first"][self.tiles] = first[:-1], used
+        host["linear"][:count], host["linear"][self.tiles] = [t.linear_len for t in trees], 1
+        host["kv_len"][:count], host["kv_len"][self.tiles] = [t.kv_len for t in trees], 1
+        host["step_slots"][:, used:] = attention.padding_block * attention.block_size
+        host["parent"][used:], host["step"][used:] = 1, 0
+        if trees:
+            np.concatenate([t.slots for t in trees], axis=1, out=host["step_slots"][:, :used])
+            np.concatenate([t.parents for t in trees], out=host["parent"][:used])
+            host["step"][:used] = np.repeat(steps, counts)
         self.inputs.send()
 
-    def prepare(self, step: torch.Tensor) -> None:
-        """Set slots, positions and masks for step int64 [1] on the device."""
+    def prepare(self) -> None:
+        """Set slots, positions and masks for each row's step, on the device."""
         inputs = self.inputs.device
-        slots = inputs["step_slots"].view(self.steps, -1)
-        torch.index_select(slots, 0, step, out=self.slots.unsqueeze(0))
-        torch.add(inputs["parents"].view(-1), step, out=self.positions)
+        step = self.step.unsqueeze(0)
+        torch.gather(inputs["step_slots"], 0, step, out=self.slots.unsqueeze(0))
+        torch.add(inputs["parent"], self.step, out=self.positions)
+
+    def next_step(self) -> None:
+        """Every tree has taken a step."""
+        self.step += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ _NO_SPLIT = 256  # queries: the KV of requests with as many or more is not split
 
 
 class FlashInferAttention(PagedAttention):
-    """Plans attention once for all steps of a tree. Every step has the KV length of the last one; a
+    """Plans attention when trees come or go. Every step has the KV length of its tree's last one; a
     mask made on the device says which entries exist yet."""
 
     graphs = True
@@ -36,33 +37,39 @@ class FlashInferAttention(PagedAttention):
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         return _FlashInferChunks(self, batch, queries)
 
-    def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
-        return _FlashInferTrees(self, batch, branches, steps)
+    def tree_plan(self, rows: int, steps: int) -> TreePlan:
+        return _FlashInferTrees(self, rows, self.most_tiles(rows), steps)
 
 
-def plan_hints(queries: int, known: Container[str]) -> dict[str, Any]:
-    """Arguments of a wrapper's ``plan`` that only some builds have. known: this build's
-    arguments."""
-    hints: dict[str, Any] = {"uniform_q_len": queries}  # for exact tile sizes
-    if not torch.version.hip:  # some of AMD's builds list it, and raise if it is True
-        # If queries alone fill the GPU, splitting KV only adds parts to merge.
-        hints["disable_split_kv"] = queries >= _NO_SPLIT
+def plan_hints(queries: int | None, known: Container[str]) -> dict[str, Any]:
+    """Arguments of a wrapper's ``plan`` that only some builds have. queries: of each request, None
+    if they differ. known: this build's arguments."""
+    hints: dict[str, Any] = {}
+    if queries is not None:
+        hints["uniform_q_len"] = queries  # for exact tile sizes
+        if not torch.version.hip:  # some of AMD's builds list it, and raise if it is True
+            # If queries alone fill the GPU, splitting KV only adds parts to merge.
+            hints["disable_split_kv"] = queries >= _NO_SPLIT
     return {name: value for name, value in hints.items() if name in known}
 
 
 class _Wrapper:
-    """One FlashInfer wrapper, for batches of one shape. masks: packed bits, uint8 [batch, bytes],
-    or None for causal attention."""
+    """One FlashInfer wrapper, for batches of up to ``batch`` requests. queries: of each request;
+    None if they differ. masks: packed bits, uint8 [bytes], or None for causal attention."""
 
     def __init__(
-        self, attention: FlashInferAttention, batch: int, queries: int, masks: torch.Tensor | None
+        self,
+        attention: FlashInferAttention,
+        batch: int,
+        queries: int | None,
+        masks: torch.Tensor | None = None,
     ):
         # Not at the top, because importing FlashInfer touches the device on ROCm.
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self._attention = attention
         self._causal = masks is None
-        self._most_pages = -(-(attention.max_len + queries) // attention.block_size)
+        most_pages = -(-(attention.max_len + (queries or 0)) // attention.block_size)
 
         def buffer(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=attention.shape.device)
@@ -70,23 +77,23 @@ class _Wrapper:
         buffers = {
             "qo_indptr_buf": buffer(batch + 1),
             "paged_kv_indptr_buf": buffer(batch + 1),
-            "paged_kv_indices_buf": buffer(batch * self._most_pages),
+            "paged_kv_indices_buf": buffer(batch * most_pages),
             "paged_kv_last_page_len_buf": buffer(batch),
         }
         if masks is not None:
-            starts = torch.arange(batch + 1, dtype=torch.int32) * masks.shape[1]
-            buffers["custom_mask_buf"] = masks.view(-1)
-            # The kernel reads these in bytes; a plan that is given a mask sets them in bits.
-            buffers["mask_indptr_buf"] = starts.to(attention.shape.device)
+            # mask_starts: the byte where each request's mask begins. A plan that is given a mask
+            # would set it in bits.
+            self.mask_starts = buffer(batch + 1)
+            buffers |= {"custom_mask_buf": masks, "mask_indptr_buf": self.mask_starts}
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
             attention.workspace, "NHD", use_cuda_graph=True, backend="fa2", **buffers
         )
-        self._queries = torch.arange(batch + 1, dtype=torch.int32) * queries
         self._hints = plan_hints(queries, inspect.signature(self._wrapper.plan).parameters)
         self._planned = torch.cuda.Event()
 
-    def plan(self, rows: Sequence[tuple[Sequence[int], int]]) -> None:
-        """Plan a batch. rows: blocks and KV length of each of its requests."""
+    def plan(self, starts: Sequence[int], rows: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Plan a batch. starts: the first query of each of its requests, and their number at the
+        end; rows: blocks and KV length of each request."""
         # The wrapper's one pinned buffer may still be on its way to the device from the last plan.
         self._planned.synchronize()
         attention, shape = self._attention, self._attention.shape
@@ -100,7 +107,7 @@ class _Wrapper:
         last = np.array([(length - 1) % size + 1 for _, length in rows], dtype=np.int32)
         # All but the pages stay on the CPU: FlashInfer would copy them back from the device.
         self._wrapper.plan(
-            self._queries,
+            torch.tensor(starts, dtype=torch.int32),
             torch.from_numpy(ends),
             torch.from_numpy(pages).pin_memory().to(shape.device, non_blocking=True),
             torch.from_numpy(last),
@@ -129,7 +136,7 @@ class _Wrapper:
 class _FlashInferChunks(ChunkPlan):
     def __init__(self, attention: FlashInferAttention, batch: int, queries: int):
         super().__init__(attention, batch, queries)
-        self._wrapper = _Wrapper(attention, batch, queries, None)
+        self._wrapper = _Wrapper(attention, batch, queries)
 
     def fill(self, chunks: Sequence[Chunk]) -> None:
         super().fill(chunks)
@@ -137,33 +144,37 @@ class _FlashInferChunks(ChunkPlan):
         rows: list[Any] = [([], self.queries)] * self.batch
         for row, chunk in enumerate(chunks):
             rows[row] = (chunk.blocks, chunk.context_len + self.queries)
-        self._wrapper.plan(rows)
+        self._wrapper.plan(range(0, (self.batch + 1) * self.queries, self.queries), rows)
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         return self._wrapper.run(layer, query)
 
 
 class _FlashInferTrees(TreePlan):
-    def __init__(self, attention: FlashInferAttention, batch: int, branches: int, steps: int):
-        super().__init__(attention, batch, branches, steps)
-        size = -(-branches * attention.max_len // 8)
+    """Its last request is the padding, and those between the trees and it have no query."""
+
+    def __init__(self, attention: FlashInferAttention, rows: int, tiles: int, steps: int):
+        super().__init__(attention, rows, tiles, steps)
+        self._row_bytes = -(-attention.max_len // 8)
         device = attention.shape.device
-        self._masks = torch.zeros(batch, size, dtype=torch.uint8, device=device)
-        self._wrapper = _Wrapper(attention, batch, branches, self._masks)
+        self._masks = torch.zeros(rows * self._row_bytes, dtype=torch.uint8, device=device)
+        self._wrapper = _Wrapper(attention, tiles + 1, None, self._masks)
 
-    def fill(self, trees: Sequence[Tree | None]) -> None:
-        super().fill(trees)
-        rows: list[Any] = [
-            ([], 1) if tree is None else (tree.blocks, tree.kv_len) for tree in trees
-        ]
-        self._wrapper.plan(rows + [([], 1)] * (self.batch - len(rows)))
+    def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
+        super().fill(trees, steps)
+        used = [0, *accumulate(tree.branches for tree in trees)]
+        starts = [*used, *[used[-1]] * (self.tiles - len(trees)), self.rows]
+        rows: list[Any] = [(tree.blocks, tree.kv_len) for tree in trees]
+        rows += [([], 1)] * (self.tiles + 1 - len(trees))
+        self._wrapper.plan(starts, rows)
+        mask_starts = torch.tensor(starts, dtype=torch.int32) * self._row_bytes
+        self._wrapper.mask_starts.copy_(mask_starts.pin_memory(), non_blocking=True)
 
-    def prepare(self, step: torch.Tensor) -> None:
+    def prepare(self) -> None:
         from vllm_ssd.draft.attention.kernels import pack_tree_masks
 
-        super().prepare(step)
-        inputs = self.inputs.device
-        pack_tree_masks(self._masks, inputs["linear"], inputs["parents"], inputs["kv_len"], step)
+        super().prepare()
+        pack_tree_masks(self._masks, self.inputs.device, self._row_bytes)
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         return self._wrapper.run(layer, query)

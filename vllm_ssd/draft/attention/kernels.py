@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -14,39 +16,47 @@ _BYTES = 256
 
 @triton.jit
 def _pack_tree_masks(
-    masks, linear, parents, kv_len, step, stride, branches: tl.constexpr, size: tl.constexpr
+    masks,
+    tree_of,
+    parent_of,
+    step_of,
+    linear,
+    width,
+    kv_len,
+    first,
+    rows,
+    row_bytes,
+    size: tl.constexpr,
 ):
-    request = tl.program_id(0)
-    width = tl.load(kv_len + request).to(tl.int32)
-    first = tl.program_id(1) * size
-    if first * 8 < branches * width:
-        byte = first + tl.arange(0, size)
-        bit = byte[:, None] * 8 + tl.arange(0, 8)[None, :]
-        branch = bit // width
-        column = bit % width
-        real = branch < branches
-        parent = tl.load(parents + request * branches + branch, mask=real, other=0)
-        offset = column - tl.load(linear + request).to(tl.int32)
-        grown = (tl.load(step).to(tl.int32) + 1) * branches
-        own = (offset >= 0) & (offset < grown) & (offset % branches == branch)
-        seen = real & ((column < parent) | own)
-        packed = tl.sum(seen.to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
-        tl.store(masks + request * stride + byte, packed.to(tl.uint8), mask=byte < stride)
+    byte = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    row = byte // row_bytes
+    tree = tl.load(tree_of + tl.minimum(row, rows - 1))
+    begin = tl.load(first + tree)
+    columns = tl.load(kv_len + tree)
+    branches = tl.load(width + tree)
+    bit = ((byte - begin * row_bytes) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    branch = bit // columns[:, None]
+    column = bit % columns[:, None]
+    real = branch < branches[:, None]
+    own_row = begin[:, None] + branch
+    parent = tl.load(parent_of + own_row, mask=real, other=0)
+    step = tl.load(step_of + own_row, mask=real, other=0)
+    offset = column - tl.load(linear + tree)[:, None]
+    grown = (step + 1) * branches[:, None]
+    own = (offset >= 0) & (offset < grown) & (offset % branches[:, None] == branch)
+    seen = real & ((column < parent) | own)
+    packed = tl.sum(seen.to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
+    tl.store(masks + byte, packed.to(tl.uint8), mask=row < rows)
 
 
 def pack_tree_masks(
-    masks: torch.Tensor,
-    linear: torch.Tensor,
-    parents: torch.Tensor,
-    kv_len: torch.Tensor,
-    step: torch.Tensor,
+    masks: torch.Tensor, inputs: Mapping[str, torch.Tensor], row_bytes: int
 ) -> None:
-    """Write ``tree_mask`` of ``masks.py`` into uint8 [batch, bytes]. For each request, the rows of
-    its branches follow each other without gaps: ``kv_len`` bits each, lowest bit first.
-
-    linear, kv_len: int64 [batch]; parents: int64 [batch, branches]; step: int64 [1].
+    """Write ``tree_mask`` of ``masks.py`` into uint8 [rows * row_bytes]. The mask of a tree begins
+    with the ``row_bytes`` bytes of its first row. The rows of its branches follow each other
+    without gaps: ``kv_len`` bits each, lowest bit first. inputs: those of a ``TreePlan``.
     """
-    batch, stride = masks.shape
-    grid = (batch, triton.cdiv(stride, _BYTES))
-    branches = parents.shape[1]
-    _pack_tree_masks[grid](masks, linear, parents, kv_len, step, stride, branches, _BYTES)
+    names = ("tree", "parent", "step", "linear", "width", "kv_len", "first")
+    sizes = len(masks) // row_bytes, row_bytes
+    grid = (triton.cdiv(len(masks), _BYTES),)
+    _pack_tree_masks[grid](masks, *(inputs[name] for name in names), *sizes, _BYTES)

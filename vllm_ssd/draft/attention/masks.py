@@ -1,9 +1,8 @@
 """Which queries see which KV: causal chunks, and trees of branches over one request's KV.
 
 A request's KV is laid out by index. First comes the *linear* part, one entry for each token of the
-text and of the drafts last verified. While branches grow, each step then adds one *row* of entries,
-one for each branch. With N branches, the token of branch n at step s is at ``linear_len + s * N +
-n``.
+text and of the drafts last verified. While its branches grow, each step adds one entry for each
+branch. With N branches, the token of branch n at step s is at ``linear_len + s * N + n``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 class Chunk(NamedTuple):
@@ -32,23 +33,24 @@ class Chunk(NamedTuple):
 class Tree(NamedTuple):
     """Branches of one request.
 
-    parent_lens: for each branch, how much of the linear part it continues (and sees); at step s its
-    token has position ``parent_len + s``. num_steps: steps that the branches will take. The KV
-    length is that of the last step, so that attention is planned once for all.
+    blocks: the request's KV blocks. parents: int64 [branches], how much of the linear part each
+    branch continues (and sees); at step s its token has position ``parent + s``. slots: int64
+    [steps, branches], where the KV of each step's tokens goes.
     """
 
     blocks: Sequence[int]
     linear_len: int
-    parent_lens: Sequence[int]
-    num_steps: int
+    parents: NDArray[np.int64]
+    slots: NDArray[np.int64]
 
     @property
-    def query_len(self) -> int:
-        return len(self.parent_lens)
+    def branches(self) -> int:
+        return len(self.parents)
 
     @property
     def kv_len(self) -> int:
-        return self.linear_len + self.num_steps * len(self.parent_lens)
+        """KV entries after the last step."""
+        return self.linear_len + self.slots.size
 
 
 def causal_mask(contexts: torch.Tensor, queries: int, width: int, window: int = 0) -> torch.Tensor:
@@ -61,24 +63,21 @@ def causal_mask(contexts: torch.Tensor, queries: int, width: int, window: int = 
     return seen & (columns > own - window) if window else seen
 
 
-def tree_mask(
-    linear: torch.Tensor, parents: torch.Tensor, step: torch.Tensor, width: int, window: int = 0
-) -> torch.Tensor:
-    """Linear lengths int64 [batch], parents int64 [batch, branches], step int64 [1] -> bool [batch,
-    branches, width]: a branch sees its parent's text, then its own entries. With a window it sees
-    only those of the last ``window`` positions.
+def tree_mask(rows: Sequence[torch.Tensor], columns: int, window: int = 0) -> torch.Tensor:
+    """bool [rows, columns]: the KV entries of its request that each row sees. A row is the token of
+    a branch at a step: it sees its parent's text, then its branch's entries up to its own. With a
+    window it sees only those of the last ``window`` positions.
 
-    Entries of steps that have not run yet are hidden, whatever memory they hold.
+    rows: five int64 [rows]: the request's linear length and number of branches; and the row's
+    parent, branch and step. Entries of later steps are hidden, whatever they hold.
     """
-    branches = parents.shape[1]
-    columns = torch.arange(width, device=parents.device)
-    own = torch.arange(branches, device=parents.device).unsqueeze(1)
-    offset = columns - linear.view(-1, 1, 1)
-    own_step = offset.div(branches, rounding_mode="floor")
-    of_branch = (offset >= 0) & (own_step <= step) & (offset % branches == own)
-    ends = parents.unsqueeze(2)
-    text = columns < ends
+    linear, width, parent, branch, step = (each.unsqueeze(1) for each in rows)
+    column = torch.arange(columns, device=parent.device)
+    offset = column - linear
+    own_step = offset.div(width, rounding_mode="floor")
+    of_branch = (offset >= 0) & (own_step <= step) & (offset % width == branch)
+    text = column < parent
     if window:
-        text = text & (columns > ends + step - window)
+        text = text & (column > parent + step - window)
         of_branch = of_branch & (own_step > step - window)
     return text | of_branch

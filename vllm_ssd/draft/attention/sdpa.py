@@ -13,36 +13,38 @@ from vllm_ssd.draft.attention.masks import Chunk, Tree, causal_mask, tree_mask
 
 
 class SDPAAttention(PagedAttention):
-    """Pads KV to the longest of the batch. Masked entries cost time, but are never seen."""
+    """Pads KV and queries to the longest of the batch. Masked entries cost time, but are never
+    seen."""
+
+    tile = 1
 
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         return _SDPAChunks(self, batch, queries)
 
-    def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
-        return _SDPATrees(self, batch, branches, steps)
+    def tree_plan(self, rows: int, steps: int) -> TreePlan:
+        return _SDPATrees(self, rows, self.most_tiles(rows), steps)
 
 
 class _Gathered(Plan):
-    """A plan that gathers KV. kv_slots: int64 [batch * width], of every entry that a request may
-    see; masks: by window, float [batch, 1, queries, width], because a bool mask would keep torch
+    """A plan that gathers KV. kv_slots: int64 [requests, width], of every entry that a request may
+    see; masks: by window, float [requests, 1, queries, width], because a bool mask would keep torch
     off its fused CPU kernel."""
 
     kv_slots: torch.Tensor
     masks: dict[int, torch.Tensor]
 
-    def gather(self, items: Sequence[Chunk | Tree | None], width: int) -> None:
+    def gather(self, items: Sequence[Chunk | Tree], requests: int, width: int) -> None:
+        """Find the entries of the items' requests. The other requests are padding."""
         attention = self.attention
-        slots = np.zeros((self.batch, width), dtype=np.int64)
-        real = [(row, item) for row, item in enumerate(items) if item is not None]
-        if real:
-            rows = [row for row, _ in real]
-            last = np.array([[item.kv_len - 1] for _, item in real])
+        slots = np.full((requests, width), attention.padding_block * attention.block_size)
+        if items:
+            last = np.array([[item.kv_len - 1] for item in items])
             index = np.minimum(np.arange(width), last)
-            slots[rows] = attention.slots_of([item.blocks for _, item in real], index)
-        self.kv_slots = torch.from_numpy(slots).view(-1).to(attention.shape.device)
+            slots[: len(items)] = attention.slots_of([item.blocks for item in items], index)
+        self.kv_slots = torch.from_numpy(slots).to(attention.shape.device)
 
     def set_masks(self, seen_in: Callable[[int], torch.Tensor]) -> None:
-        """Make the mask of each window. seen_in: window -> bool [batch, queries, width]."""
+        """Make the mask of each window. seen_in: window -> bool [requests, queries, width]."""
         shape = self.attention.shape
         self.masks = {}
         for window in set(shape.windows or (0,)):
@@ -50,48 +52,75 @@ class _Gathered(Plan):
             hidden = torch.zeros(seen.shape, dtype=shape.dtype, device=seen.device)
             self.masks[window] = hidden.masked_fill_(~seen, float("-inf")).unsqueeze(1)
 
-    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def look_padded(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attend with queries [requests, queries, H, D]; returns their shape."""
         attention, shape = self.attention, self.attention.shape
         heads = (-1, shape.num_kv_heads, shape.head_dim)
+        requests, queries = query.shape[:2]
         keys, values = (
-            memory[layer].view(heads).index_select(0, self.kv_slots).view(self.batch, *heads)
+            memory[layer].view(heads).index_select(0, self.kv_slots.view(-1)).view(requests, *heads)
             for memory in (attention.keys, attention.values)
         )
         mask = self.masks[shape.window(layer)]
         if shape.sinks:  # one more entry, whose key and value are 0
             sink = shape.sinks[layer].to(shape.dtype).view(1, -1, 1, 1)
-            column = sink.expand(self.batch, -1, self.queries, 1)
+            column = sink.expand(requests, -1, queries, 1)
             mask = torch.cat([mask.expand(-1, shape.num_heads, -1, -1), column], dim=-1)
             keys, values = (
                 torch.nn.functional.pad(kv, (0, 0, 0, 0, 0, 1)) for kv in (keys, values)
             )
         out = scaled_dot_product_attention(
-            query.view(self.batch, self.queries, *query.shape[1:]).transpose(1, 2),
+            query.transpose(1, 2),
             keys.transpose(1, 2),
             values.transpose(1, 2),
             attn_mask=mask,
             scale=shape.scale,
             enable_gqa=shape.num_heads != shape.num_kv_heads,
         )
-        return out.transpose(1, 2).reshape(query.shape)
+        return out.transpose(1, 2)
 
 
 class _SDPAChunks(_Gathered, ChunkPlan):
     def fill(self, chunks: Sequence[Chunk]) -> None:
         super().fill(chunks)
         width = max((chunk.kv_len for chunk in chunks), default=1)
-        self.gather(chunks, width)
+        self.gather(chunks, self.batch, width)
         contexts = self.inputs.device["contexts"]
         self.set_masks(lambda window: causal_mask(contexts, self.queries, width, window))
 
+    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        padded = query.view(self.batch, self.queries, *query.shape[1:])
+        return self.look_padded(layer, padded).reshape(query.shape)
+
 
 class _SDPATrees(_Gathered, TreePlan):
-    def fill(self, trees: Sequence[Tree | None]) -> None:
-        super().fill(trees)
-        self._width = int(self.inputs.host["kv_len"].max())
-        self.gather(trees, self._width)
+    """row_of: int64 [requests, queries], the row of each padded query; place_of: int64 [rows], the
+    padded query of each row."""
 
-    def prepare(self, step: torch.Tensor) -> None:
-        super().prepare(step)
-        linear, parents = self.inputs.device["linear"], self.inputs.device["parents"]
-        self.set_masks(lambda window: tree_mask(linear, parents, step, self._width, window))
+    def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
+        super().fill(trees, steps)
+        counts = [tree.branches for tree in trees]
+        if sum(counts) < self.rows:
+            counts.append(self.rows - sum(counts))  # rows of padding
+        queries, first = max(counts), np.array([0, *np.cumsum(counts)[:-1]])
+        query, last = np.arange(queries), np.array(counts)[:, None] - 1
+        # A query beyond a request's rows is the last of these once more.
+        row_of = first[:, None] + np.minimum(query, last)
+        place_of = np.arange(len(counts) * queries).reshape(row_of.shape)[query <= last]
+        device = self.attention.shape.device
+        self._row_of, self._place_of = (
+            torch.from_numpy(each).to(device) for each in (row_of, place_of)
+        )
+        self.gather(trees, len(counts), max((tree.kv_len for tree in trees), default=1))
+
+    def prepare(self) -> None:
+        super().prepare()
+        inputs, tree = self.inputs.device, self.inputs.device["tree"]
+        of_trees = (inputs[name][tree] for name in ("linear", "width"))
+        rows = *of_trees, inputs["parent"], inputs["branch"], self.step
+        columns = self.kv_slots.shape[1]
+        self.set_masks(lambda window: tree_mask(rows, columns, window)[self._row_of])
+
+    def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        out = self.look_padded(layer, query[self._row_of])
+        return out.reshape(-1, *query.shape[1:])[self._place_of]

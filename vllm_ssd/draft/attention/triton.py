@@ -12,9 +12,16 @@ import torch
 import triton
 from triton.language.target_info import is_hip
 
-from vllm_ssd.draft.attention.base import ChunkPlan, PagedAttention, Plan, TreePlan
+from vllm_ssd.draft.attention.base import (
+    AttentionShape,
+    ChunkPlan,
+    PagedAttention,
+    Plan,
+    TreePlan,
+)
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.attention.triton_kernels import LOG2_E, attend_kernel, merge_kernel
+from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.overlap import launch_options
 
 _WIDE_KV_BLOCK, _KV_BLOCK = 128, 64  # KV entries at a time, for small heads and others
@@ -28,6 +35,7 @@ ENOUGH_PROGRAMS = 264
 # more than the 64 KiB of local memory of a gfx942.
 _LARGE_HEAD = 512
 _SMALL_HEAD = 128  # bytes
+_TILE_ROWS = 64  # queries times the heads that share their KV, of a program, at most
 
 
 class TritonAttention(PagedAttention):
@@ -35,57 +43,66 @@ class TritonAttention(PagedAttention):
 
     graphs = True
 
+    def __init__(self, shape: AttentionShape, *sizes: int):
+        super().__init__(shape, *sizes)
+        self.group = shape.num_heads // shape.num_kv_heads  # query heads that share their KV
+        self.tile = min(self.tile, max(_TILE_ROWS // self.group, 1))
+
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         return _TritonChunks(self, batch, queries)
 
-    def tree_plan(self, batch: int, branches: int, steps: int) -> TreePlan:
-        return _TritonTrees(self, batch, branches, steps)
+    def tree_plan(self, rows: int, steps: int) -> TreePlan:
+        return _TritonTrees(self, rows, self.most_tiles(rows), steps)
 
 
 class _Paged(Plan):
-    """Has page tables on the device and launches the kernels."""
+    """Has page tables on the device and launches the kernels. Trees have their tiles in one line,
+    and each chunk has ``_tiles``."""
 
-    tree = False
-    linear: torch.Tensor
-    seen_to: torch.Tensor
-    step: torch.Tensor
+    attention: TritonAttention
+    _tree = False
+    _seen_to: torch.Tensor
+    # What only trees have; else any tensor.
+    _tile_at: torch.Tensor
+    _linear: torch.Tensor
+    _width: torch.Tensor
+    _step: torch.Tensor
 
-    def allocate(self) -> None:
-        """Allocate what recorded graphs point to; needs batch and queries."""
-        attention, batch, queries = self.attention, self.batch, self.queries
-        shape = attention.shape
-        device = shape.device
-        most = -(-(attention.max_len + queries) // attention.block_size)
-        self._pages = torch.zeros(batch, most, dtype=torch.int32, device=device)
-        self._host_pages = np.zeros((batch, most), dtype=np.int32)
-        self._sent: list[tuple[Sequence[int], int]] = [((), 0)] * batch  # blocks, pages of these
-        self._group = shape.num_heads // shape.num_kv_heads
-        rows = max(triton.next_power_of_2(queries * self._group), 16)
-        for self._rows in (min(rows, 64), min(rows, 32)):
-            self._tiles = triton.cdiv(queries * self._group, self._rows)
-            programs = batch * self._tiles * shape.num_kv_heads
+    def allocate(self, requests: int, queries: int, tokens: int, longest: int) -> None:
+        """Allocate what recorded graphs point to. requests: that have a page table; queries: of
+        each, as far as they share tiles; tokens: of all; longest: KV entries of a request."""
+        attention, shape = self.attention, self.attention.shape
+        device, group = shape.device, attention.group
+        most = -(-longest // attention.block_size)
+        self._pages = torch.zeros(requests, most, dtype=torch.int32, device=device)
+        self._host_pages = np.zeros((requests, most), dtype=np.int32)
+        self._sent: list[tuple[Sequence[int], int]] = [((), 0)] * requests  # blocks, pages of these
+        rows = max(triton.next_power_of_2(queries * group), 16)
+        for self._rows in (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2)):
+            self._tiles = triton.cdiv(queries * group, self._rows)
+            programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
             self._splits = max(1, min(_MOST_SPLITS, ENOUGH_PROGRAMS // programs))
-            if self._splits < _MOST_SPLITS:
+            if self._splits < _MOST_SPLITS or self._tree:
                 break  # these rows give enough programs
-        parts = (self._splits, batch * queries * shape.num_heads)
+        self._tokens, self._queries = tokens, queries
+        parts = (self._splits, tokens * shape.num_heads)
         head_bytes = shape.head_dim * shape.dtype.itemsize
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
         self._columns = _WIDE_KV_BLOCK if wide else _KV_BLOCK
         large = head_bytes >= _LARGE_HEAD
         self._stages = {"num_stages": 1} if large and is_hip() else {}
         self._overlap = launch_options(device)
-        self._partial = torch.empty(*parts, shape.head_dim, dtype=torch.float32, device=device)
-        self._weight = torch.empty(parts, dtype=torch.float32, device=device)
+        # Zeros, because nothing is written for padding.
+        self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
+        self._weight = torch.zeros(parts, dtype=torch.float32, device=device)
 
-    def send_pages(self, items: Sequence[Chunk | Tree | None]) -> None:
+    def send_pages(self, items: Sequence[Chunk | Tree]) -> None:
         """Send the requests' new blocks to the device. A request's list of blocks only grows, and
         another text has another list. So blocks that are on the device already are not sent
         again."""
         size = self.attention.block_size
         width = 0
         for row, item in enumerate(items):
-            if item is None:
-                continue
             count = -(-item.kv_len // size)
             blocks, known = self._sent[row]
             begin = known if item.blocks is blocks else 0
@@ -105,7 +122,8 @@ class _Paged(Plan):
         attention, shape = self.attention, self.attention.shape
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         sinks = shape.sinks[layer] if shape.sinks else self._weight
-        attend_kernel[(self.batch * self._tiles, shape.num_kv_heads, self._splits)](
+        tiles = self._tiles if self._tree else self._tiles * (self._tokens // self._queries)
+        attend_kernel[(tiles, shape.num_kv_heads, self._splits)](
             query,
             attention.keys[layer],
             attention.values[layer],
@@ -114,23 +132,26 @@ class _Paged(Plan):
             self._partial,
             self._weight,
             self._pages,
-            self.seen_to,
-            self.linear,
-            self.step,
+            self._seen_to,
+            self._tile_at,
+            self._linear,
+            self._width,
+            self._step,
             shape.scale * LOG2_E.value,
             query.stride(0),
             self._pages.stride(0),
-            self.queries,
+            self._queries,
             self._tiles,
             self._splits,
-            GROUP=self._group,
+            self._tokens,
+            GROUP=attention.group,
             HEADS=shape.num_heads,
             D=shape.head_dim,
             WINDOW=shape.window(layer),
             PAGE=attention.block_size,
             ROWS=self._rows,
             COLUMNS=self._columns,
-            TREE=self.tree,
+            TREE=self._tree,
             SPLIT=self._splits > 1,
             HAS_SINKS=bool(shape.sinks),
             num_warps=4,
@@ -158,11 +179,11 @@ class _Paged(Plan):
 
 
 class _TritonChunks(_Paged, ChunkPlan):
-    def __init__(self, attention: PagedAttention, batch: int, queries: int):
+    def __init__(self, attention: TritonAttention, batch: int, queries: int):
         super().__init__(attention, batch, queries)
-        self.allocate()
-        self.seen_to = self.positions
-        self.linear = self.step = self.positions  # any tensor: a chunk reads neither
+        self.allocate(batch, queries, batch * queries, attention.max_len + queries)
+        self._seen_to = self.positions
+        self._tile_at = self._linear = self._width = self._step = self.positions
 
     def fill(self, chunks: Sequence[Chunk]) -> None:
         super().fill(chunks)
@@ -170,18 +191,28 @@ class _TritonChunks(_Paged, ChunkPlan):
 
 
 class _TritonTrees(_Paged, TreePlan):
-    tree = True
+    _tree = True
 
-    def __init__(self, attention: PagedAttention, batch: int, branches: int, steps: int):
-        super().__init__(attention, batch, branches, steps)
-        self.allocate()
-        self.seen_to = self.inputs.device["parents"].view(-1)
-        self.linear = self.inputs.device["linear"]
+    def __init__(self, attention: TritonAttention, rows: int, tiles: int, steps: int):
+        super().__init__(attention, rows, tiles, steps)
+        self.allocate(tiles, attention.tile, rows, attention.max_len)
+        self._tiles = tiles
+        inputs = self.inputs.device
+        self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (4, tiles)})
+        self._seen_to, self._step = inputs["parent"], self.step
+        self._linear, self._width = inputs["linear"], inputs["width"]
+        self._tile_at = self._tile_inputs.device["tile_at"]
 
-    def fill(self, trees: Sequence[Tree | None]) -> None:
-        super().fill(trees)
+    def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
+        super().fill(trees, steps)
         self.send_pages(trees)
-
-    def prepare(self, step: torch.Tensor) -> None:
-        super().prepare(step)
-        self.step = step
+        size = self.attention.tile
+        counts = np.array([tree.branches for tree in trees], dtype=np.int64)
+        of_tree = -(-counts // size)
+        tree = np.repeat(np.arange(len(trees)), of_tree)
+        branch = (np.arange(len(tree)) - (of_tree.cumsum() - of_tree)[tree]) * size
+        row = (counts.cumsum() - counts)[tree] + branch
+        host = self._tile_inputs.host["tile_at"]
+        host[:] = 0
+        host[:, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, size)
+        self._tile_inputs.send()

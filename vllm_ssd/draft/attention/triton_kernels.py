@@ -55,28 +55,31 @@ def _take_in(
 
 # Only what shapes the code is a constant, so that there are few variants to compile.
 @triton.jit(
-    do_not_specialize=["page_stride", "queries", "tiles", "splits"],
-    do_not_specialize_on_alignment=["seen_to", "linear", "step", "weight"],
+    do_not_specialize=["page_stride", "queries", "tiles", "splits", "tokens"],
+    do_not_specialize_on_alignment=["seen_to", "tile_at", "linear", "width", "step", "weight"],
 )
 def attend_kernel(
-    query,  # [batch * queries, heads, D]
+    query,  # [tokens, heads, D]
     keys,  # [blocks, PAGE, kv heads, D]
     values,
     sinks,  # [heads]: a logit that no value belongs to
-    out,  # [batch * queries, heads, D]: without splits
-    partial,  # float32 [splits, batch * queries * heads, D]
-    weight,  # float32 [splits, batch * queries * heads]: log2 of each part's sum
-    pages,  # int32 [batch, page_stride]
-    seen_to,  # int64 [batch * queries]: in a tree, the number of first KV entries a query sees; in
-    # a chunk, the index of its own entry, the last it sees
-    linear,  # int64 [batch]: where the entries of a tree begin
-    step,  # int64 [1]: the tree's
+    out,  # [tokens, heads, D]: without splits
+    partial,  # float32 [splits, tokens * heads, D]
+    weight,  # float32 [splits, tokens * heads]: log2 of each part's sum
+    pages,  # int32 [requests, page_stride]
+    seen_to,  # int64 [tokens]: in a tree, the number of first KV entries a query sees; in a chunk,
+    # the index of its own entry, the last it sees
+    tile_at,  # int64 [4, tiles]: for trees, each tile's tree, first row, first branch, and rows
+    linear,  # int64 [trees]: where the entries of a tree begin
+    width,  # int64 [trees]: its branches
+    step,  # int64 [tokens]: in a tree, the row's
     scale,  # factor on the logits, times log2(e)
     query_stride,
     page_stride,
-    queries,
-    tiles,  # tiles of a request's queries and their heads
+    queries,  # of each chunk
+    tiles,  # of each chunk; of all trees together
     splits,
+    tokens,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -91,14 +94,23 @@ def attend_kernel(
 ):
     KV_HEADS: tl.constexpr = HEADS // GROUP
     wait_for_last(OVERLAP)
-    request = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    packed = tile * ROWS + tl.arange(0, ROWS)
-    branch = packed // GROUP
-    real = branch < queries
-    row = request * queries + branch
+    packed = tl.arange(0, ROWS)
+    if TREE:
+        tile = tile_at + tl.program_id(0)
+        request = tl.load(tile).to(tl.int32)
+        first_row = tl.load(tile + tiles).to(tl.int32)
+        rows = tl.load(tile + 3 * tiles).to(tl.int32)
+        branch = tl.load(tile + 2 * tiles).to(tl.int32) + packed // GROUP
+        real = packed // GROUP < rows
+        row = first_row + packed // GROUP
+    else:
+        request = tl.program_id(0) // tiles
+        packed += tl.program_id(0) % tiles * ROWS
+        branch = packed // GROUP
+        real = branch < queries
+        row = request * queries + branch
     head = kv_head * GROUP + packed % GROUP
     lane = tl.arange(0, D)
     q = tl.load(
@@ -110,9 +122,11 @@ def attend_kernel(
     # Numbers of entries: of the text and, in a tree, of all branches behind it.
     entries = 0
     if TREE:
-        text = tl.load(linear + request).to(tl.int32)
-        own_step = tl.load(step).to(tl.int32)
-        entries = (own_step + 1) * queries
+        queries = tl.load(width + request).to(tl.int32)
+        own_step = tl.load(step + first_row).to(tl.int32)
+        # A tile without rows has nothing to read.
+        text = tl.where(rows > 0, tl.load(linear + request), 0).to(tl.int32)
+        entries = tl.where(rows > 0, (own_step + 1) * queries, 0)
     else:
         own_step = -1
         limit += 1
@@ -155,7 +169,7 @@ def attend_kernel(
     if SPLIT:
         empty = total == 0
         sums = sums / tl.where(empty, 1.0, total)[:, None]
-        at = split * (tl.num_programs(0) // tiles * queries * HEADS) + row * HEADS + head
+        at = split * (tokens * HEADS) + row * HEADS + head
         place = partial + at[:, None].to(tl.int64) * D + lane[None, :]
         tl.store(place, sums, mask=real[:, None])
         log_total = highest + tl.log2(tl.where(empty, 1.0, total))

@@ -51,8 +51,8 @@ def test_weights_and_kv_cache_must_fit(free, need, state):
 class Deaf(SDPAAttention):
     """Computes nothing."""
 
-    def tree_plan(self, batch, branches, steps):
-        plan = super().tree_plan(batch, branches, steps)
+    def tree_plan(self, rows, steps):
+        plan = super().tree_plan(rows, steps)
         right = plan.attend
         plan.attend = lambda *inputs: torch.zeros_like(right(*inputs))
         return plan

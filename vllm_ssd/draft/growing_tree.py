@@ -1,0 +1,41 @@
+"""The branches of one request while they grow: plain state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_ssd.draft.attention.masks import Tree
+
+
+@dataclass(eq=False, slots=True)
+class GrowingTree:
+    """Branches for the outcomes of a round, or the one branch of a fallback, for an outcome that
+    was not predicted.
+
+    where: a place from a served table's ``places``; stamp: of the outcome; seat: the request's in
+    ``HiddenStates``. temperature: 0 = greedy; uniforms: float64 [branches, k], a random number in
+    [0, 1) for every draft, None if all are greedy. load: requests that the table had when the tree
+    was planted. awaited: the outcome has not come yet. step: steps started. ended: the tree does
+    not grow any more, so its KV blocks, slot and seat may go to another request.
+    """
+
+    tree: Tree
+    where: int
+    stamp: int
+    seat: int
+    temperature: float = 0.0
+    uniforms: NDArray[np.float64] | None = None
+    load: int = 1
+    fallback: bool = False
+    awaited: bool = True
+    step: int = 0
+    ended: bool = False
+
+    def entries(self, branch: int) -> range:
+        """KV indices of the tokens of a branch that the model has been shown: its bonus and the
+        drafts after it."""
+        first, branches = self.tree.linear_len + branch, self.tree.branches
+        return range(first, first + self.step * branches, branches)
