@@ -16,7 +16,7 @@ from vllm_ssd.draft.spec import TOKENS_IN_A_READ, DraftPolicy
 from vllm_ssd.protocol.publisher import Publisher
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
-ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
+ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
 _TRIAL_CONTEXT = 1000  # tokens; kernels are tuned at this length
 

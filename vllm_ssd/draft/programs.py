@@ -216,11 +216,11 @@ class Grow:
         call this only before there are real requests."""
         attention, steps = self._model.attention, self._plan.steps
         most = max((self._model.room - context) // steps, 0)
-        widths = [attention.tile] * (self.rows // attention.tile) or [self.rows]
+        width = min(attention.tile(self.rows), self.rows)
         blocks, trees = range(self._model.num_blocks), []
-        for width in widths if most >= max(widths) else ():
+        if most >= width:
             parents = np.full((1, width), context)
-            trees += attention.plant([blocks], [context], parents, steps)
+            trees = attention.plant([blocks], [context], parents, steps) * (self.rows // width)
         self._plan.fill(trees, [0] * len(trees))
         self._inputs.host["where"][:], self._inputs.host["homes"][:] = 0, self._states.padding
         self._inputs.send()

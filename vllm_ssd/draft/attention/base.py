@@ -54,9 +54,6 @@ class PagedAttention(ABC):
     graphs = False
     """Whether CUDA graphs may be recorded over the plans."""
 
-    tile = 8
-    """Branches that are attended together: those of a tree take whole tiles."""
-
     def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
         self.shape = shape
         self.block_size = block_size
@@ -78,14 +75,19 @@ class PagedAttention(ABC):
         """A plan for trees that have up to ``rows`` branches and ``most_tiles(rows)`` tiles
         together, and take ``steps`` steps."""
 
+    def tile(self, rows: int) -> int:
+        """Branches that a plan for ``rows`` attends together: those of a tree take whole tiles."""
+        return rows
+
     def most_tiles(self, rows: int) -> int:
         """The most tiles of a plan for trees with up to ``rows`` branches. It is more than they
         take if each has several, and less than if each had one."""
-        return max(rows // min(self.tile, 4), min(rows, 4))
+        return max(rows // min(self.tile(rows), 4), min(rows, 4))
 
     def fits(self, rows: int, branches: Sequence[int]) -> bool:
         """Whether trees with these numbers of branches fit a plan for ``rows``."""
-        tiles = sum(-(-own // self.tile) for own in branches)
+        tile = self.tile(rows)
+        tiles = sum(-(-own // tile) for own in branches)
         return sum(branches) <= rows and tiles <= self.most_tiles(rows)
 
     def plant(

@@ -16,7 +16,8 @@ class SDPAAttention(PagedAttention):
     """Pads KV and queries to the longest of the batch. Masked entries cost time, but are never
     seen."""
 
-    tile = 1
+    def most_tiles(self, rows: int) -> int:
+        return rows
 
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         return _SDPAChunks(self, batch, queries)

@@ -35,7 +35,9 @@ ENOUGH_PROGRAMS = 264
 # more than the 64 KiB of local memory of a gfx942.
 _LARGE_HEAD = 512
 _SMALL_HEAD = 128  # bytes
-_TILE_ROWS = 64  # queries times the heads that share their KV, of a program, at most
+# Queries times the heads that share their KV, of a program, at most. With few branches, smaller
+# tiles give enough programs.
+_TILE_ROWS, _FEW_ROWS = 64, 32
 
 
 class TritonAttention(PagedAttention):
@@ -46,7 +48,10 @@ class TritonAttention(PagedAttention):
     def __init__(self, shape: AttentionShape, *sizes: int):
         super().__init__(shape, *sizes)
         self.group = shape.num_heads // shape.num_kv_heads  # query heads that share their KV
-        self.tile = min(self.tile, max(_TILE_ROWS // self.group, 1))
+
+    def tile(self, rows: int) -> int:
+        most = _TILE_ROWS // 2 if rows <= _FEW_ROWS else _TILE_ROWS
+        return min(max(most // self.group, 1), _TILE_ROWS // 4)
 
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         return _TritonChunks(self, batch, queries)
@@ -195,7 +200,7 @@ class _TritonTrees(_Paged, TreePlan):
 
     def __init__(self, attention: TritonAttention, rows: int, tiles: int, steps: int):
         super().__init__(attention, rows, tiles, steps)
-        self.allocate(tiles, attention.tile, rows, attention.max_len)
+        self.allocate(tiles, attention.tile(rows), rows, attention.max_len)
         self._tiles = tiles
         inputs = self.inputs.device
         self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (4, tiles)})
@@ -206,7 +211,7 @@ class _TritonTrees(_Paged, TreePlan):
     def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
         super().fill(trees, steps)
         self.send_pages(trees)
-        size = self.attention.tile
+        size = self.attention.tile(self.rows)
         counts = np.array([tree.branches for tree in trees], dtype=np.int64)
         of_tree = -(-counts // size)
         tree = np.repeat(np.arange(len(trees)), of_tree)
