@@ -49,7 +49,7 @@ class DraftPolicy:
     f: int
     fallbacks: bool
     chunk: int
-    max_branches: int = TOKENS_IN_A_READ
+    max_branches: int = int(__import__("os").environ.get("SSD_X_ROWS", "256"))
     top_m: int = 0
     saguaro: float = 1.0
 

@@ -128,7 +128,7 @@ class _Paged(Plan):
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         sinks = shape.sinks[layer] if shape.sinks else self._weight
         tiles = self._tiles if self._tree else self._tiles * (self._tokens // self._queries)
-        attend_kernel[(tiles, shape.num_kv_heads, self._splits)](
+        attend_kernel[(shape.num_kv_heads, self._splits, tiles)](
             query,
             attention.keys[layer],
             attention.values[layer],

@@ -93,21 +93,26 @@ def attend_kernel(
     OVERLAP: tl.constexpr,
 ):
     KV_HEADS: tl.constexpr = HEADS // GROUP
-    wait_for_last(OVERLAP)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
     packed = tl.arange(0, ROWS)
     if TREE:
-        tile = tile_at + tl.program_id(0)
+        # The host has written this before the step, so it needs no wait. Tiles without rows come
+        # last, and end here.
+        tile = tile_at + tl.program_id(2)
+        rows = tl.load(tile + 3 * tiles).to(tl.int32)
+        if rows == 0:
+            return
+        wait_for_last(OVERLAP)
         request = tl.load(tile).to(tl.int32)
         first_row = tl.load(tile + tiles).to(tl.int32)
-        rows = tl.load(tile + 3 * tiles).to(tl.int32)
         branch = tl.load(tile + 2 * tiles).to(tl.int32) + packed // GROUP
         real = packed // GROUP < rows
         row = first_row + packed // GROUP
     else:
-        request = tl.program_id(0) // tiles
-        packed += tl.program_id(0) % tiles * ROWS
+        wait_for_last(OVERLAP)
+        request = tl.program_id(2) // tiles
+        packed += tl.program_id(2) % tiles * ROWS
         branch = packed // GROUP
         real = branch < queries
         row = request * queries + branch
@@ -124,9 +129,8 @@ def attend_kernel(
     if TREE:
         queries = tl.load(width + request).to(tl.int32)
         own_step = tl.load(step + first_row).to(tl.int32)
-        # A tile without rows has nothing to read.
-        text = tl.where(rows > 0, tl.load(linear + request), 0).to(tl.int32)
-        entries = tl.where(rows > 0, (own_step + 1) * queries, 0)
+        text = tl.load(linear + request).to(tl.int32)
+        entries = (own_step + 1) * queries
     else:
         own_step = -1
         limit += 1
