@@ -1,8 +1,8 @@
 """How many branches a request gets in a round, and at which accepted lengths.
 
-With more branches a round misses less often. On a GPU, more of them cost nothing as long as a step
-of the draft reads its weights for longer than it computes. So all requests share ``max_branches``
-branches, which is about where that ends. Branches go where outcomes are likely
+With more branches a round misses less often. On a GPU, more of them cost little as long as a step
+of the draft reads its weights for longer than it computes. So all requests share about as many
+branches as that allows, which is measured at the start. Branches go where outcomes are likely
 (``outcome_probs.py``).
 """
 
@@ -19,16 +19,25 @@ _FEWEST = 4  # branches that each request gets at least
 
 
 class BranchBudget:
-    """Chooses the fan-outs of rounds, and learns from their outcomes."""
+    """Chooses the fan-outs of rounds, and learns from their outcomes. rows: the branches that all
+    requests share."""
 
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
+        self.rows = policy.max_branches
         self._probs = OutcomeProbs(policy.k, policy.branches)
 
     def branches(self, requests: int) -> int:
-        """Branches of each request if the draft serves so many."""
-        fitting = max(self._policy.max_branches // requests, _FEWEST)
-        return min(self._policy.branches, fitting)
+        """Branches of each request if the draft serves so many. There are few such numbers, because
+        each needs programs: those with at most three bits that are not 0."""
+        fitting = max(self.rows // requests, _FEWEST)
+        step = 1 << max(fitting.bit_length() - 3, 0)
+        return min(self._policy.branches, fitting // step * step)
+
+    def shares(self, requests: int) -> list[int]:
+        """What ``branches`` may be for so many requests or more."""
+        most = max(self.rows, requests)
+        return sorted({self.branches(load) for load in range(requests, most + 1)})
 
     def fan_outs(self, branches: int, requests: Sequence[DraftRequest]) -> FanOuts:
         """The fan-outs of requests that are verified now. branches: from ``branches``."""

@@ -157,8 +157,7 @@ class DraftEngine:
         if not fitting:
             return
         live = sum(served.live for served in self.tables if not served.idle)
-        load = min(live, self._programs.max_batch)
-        branches = self._budget.branches(self._programs.batch(load))
+        branches = self._budget.branches(max(live, len(fitting)))
         tree_size = self.policy.tree_steps * branches
         has_room = [r.table.reserve(r.fed + r.unfed + tree_size) for r in fitting]
         self._executor.glue(fitting, branches, has_room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
@@ -19,6 +20,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
 _TRIAL_CONTEXT = 1000  # tokens; kernels are tuned at this length
+# A step with twice the branches seldom brings twice the tokens.
+_DEARER, _TRIALS = 2.0, 3
 
 FeedPart = tuple[Feed, list[int]]
 """A feed, and which of several requests it is for, by their indices."""
@@ -48,8 +51,9 @@ class ProgramCache:
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
         self._batches = [b for b in BATCHES if b < largest] + [largest]
-        most = max(b * max(budget.branches(b), 1) for b in self._batches)
-        self._rows = [r for r in ROWS if r < most] + [min(most, ROWS[-1])]
+        own = max(policy.branches, 1)  # of a request
+        most = max(min(seats * own, policy.max_branches), own)
+        self._rows = [r for r in ROWS if r < most] + [most]
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))
@@ -123,22 +127,37 @@ class ProgramCache:
             for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()
+            self._choose_rows(self._rows)
             return
         pool = torch.cuda.graph_pool_handle()
         context = min(_TRIAL_CONTEXT, self._model.max_len // 2)
+        for rows in self._rows:
+            for sampled in self._sampled:
+                grow = self._grow(rows, sampled)
+                grow.try_out(context)
+                grow.run.record(pool)
+        self._choose_rows(self._rows)
         for number, batch in enumerate(self._batches):
             for program in self._rounds(batch):
                 program.try_out(context)
                 program.run.record(pool)
             progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
-        for rows in self._rows:
-            for sampled in self._sampled:
-                program = self._grow(rows, sampled)
-                program.try_out(context)
-                program.run.record(pool)
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)
+
+    def _choose_rows(self, sizes: Sequence[int]) -> None:
+        """Let requests share as many branches as grow together in at most ``_DEARER`` times the
+        time of one request's. sizes: numbers of branches, ascending."""
+        least = 0.0
+        for rows in (rows for rows in sizes if rows >= self._policy.branches):
+            program = self._grow(rows, False)
+            program.try_out(1)
+            took_s = _seconds(program, self._model.device)
+            least = least or took_s
+            if took_s > _DEARER * least:
+                break
+            self._budget.rows = rows
 
     def _rounds(self, batch: int) -> list[Feed | Moves | Predict]:
         tokens = self._policy.k + 1
@@ -146,8 +165,7 @@ class ProgramCache:
         if self._policy.branches:
             programs += [self._feed(batch, 1), self._move(batch * tokens)]
             # The draft may serve more requests than are glued together.
-            shares = {self._budget.branches(load) for load in self._batches if load >= batch}
-            programs += [self.predict(batch, branches) for branches in sorted(shares)]
+            programs += [self.predict(batch, share) for share in self._budget.shares(batch)]
         return programs
 
     def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:
@@ -179,6 +197,18 @@ class ProgramCache:
             own = self._states, self._publisher, rows, self._policy, key[1]
             self._grows[key] = Grow(self._model, *own)
         return self._grows[key]
+
+
+def _seconds(program: Grow, device: torch.device) -> float:
+    """The shortest time of some runs."""
+    times = []
+    for _ in range(_TRIALS):
+        started = time.perf_counter()
+        program.run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def _reads(parts: Sequence[FeedPart]) -> float:

@@ -41,7 +41,7 @@ class DraftPolicy:
     """How to draft. k: drafts a round. f: branches for each accepted length 0..k, in the mean; 0 =
     draft only fallbacks. fallbacks: whether the target may wait for drafts of an outcome that was
     not predicted. chunk: tokens of a prompt that one forward may read. max_branches: of all
-    requests of a batch; with many requests each gets fewer. top_m: drafts are sampled from this
+    requests together; with many requests each gets fewer. top_m: drafts are sampled from this
     number of the likeliest tokens, 0 = each draft is the likeliest token. saguaro: factor on the
     probabilities of tokens that will be predicted as bonus."""
 
@@ -49,7 +49,7 @@ class DraftPolicy:
     f: int
     fallbacks: bool
     chunk: int
-    max_branches: int = int(__import__("os").environ.get("SSD_X_ROWS", "256"))
+    max_branches: int = 512
     top_m: int = 0
     saguaro: float = 1.0
 
