@@ -108,12 +108,13 @@ def touch(run_dir: Path) -> None:
     it now and then: it works once in ``TOUCH_S`` seconds, by the time of the lock file, which
     nothing else writes. That of the directory changes with each new file in it."""
     lock = run_dir / "lock"
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         if time.time() - (lock if lock.exists() else run_dir).stat().st_mtime < TOUCH_S:
             return
-    for path in (run_dir, *run_dir.rglob("*")):
-        with contextlib.suppress(OSError):  # Ray's files come and go
-            os.utime(path, follow_symlinks=False)
+    for folder, folders, files in os.walk(run_dir):  # skips folders that it cannot read
+        for name in (".", *folders, *files):
+            with contextlib.suppress(OSError):  # Ray's files come and go
+                os.utime(os.path.join(folder, name), follow_symlinks=False)
 
 
 def remove(run_dir: Path) -> None:

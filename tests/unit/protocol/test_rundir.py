@@ -114,6 +114,29 @@ def test_foreign_links_are_not_followed(tmp_path):
         rundir.remove(path)
 
 
+def test_files_are_touched_while_folders_of_ray_come_and_go(tmp_path, monkeypatch):
+    files = [tmp_path / "lock", tmp_path / "ray" / "log", tmp_path / "link"]
+    going = tmp_path / "ray" / "going"
+    going.mkdir(parents=True)
+    for file in files[:2]:
+        file.touch()
+    files[2].symlink_to("nowhere")
+    for path in files:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    enter = os.scandir
+
+    def scandir(path):
+        if Path(path) == going:
+            going.rmdir()  # after its folder was listed, and before it is entered
+        return enter(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    rundir.touch(tmp_path)
+    assert not going.exists()
+    assert all(path.lstat().st_mtime > 0 for path in files)
+    rundir.touch(tmp_path / "gone")
+
+
 def in_time(function):
     """What a function returns, which must not wait for anybody."""
     answers = []
