@@ -1,6 +1,7 @@
 """The scheduler of an engine with ssd under Model Runner V2.
 
-It schedules no draft tokens while the worker's plan has none. It also corrects the counts of vLLM's
+It schedules no draft tokens while the worker's plan has none, and never so many that another
+request would not fit the step. It also corrects the counts of vLLM's
 ``vllm:spec_decode_*`` and per-request metrics (``--per-request-spec-decode-metrics``).
 
 V2 schedules k tokens of every row, and vLLM's scheduler counts them all as draft tokens. These
@@ -24,6 +25,7 @@ from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.seeds import give_own_seeds
 from vllm_ssd.log import get_logger
+from vllm_ssd.worker.draft_limit import most_that_fit
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -99,8 +101,12 @@ class OwnScheduler(Scheduler):
             )
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """Schedule no draft tokens if the plan has none. They are those that this step proposes and
-        the next one would verify."""
+        """Schedule as many draft tokens of a row as let all requests into the next step, and none
+        if the plan has none. This step proposes them, and the next one verifies them."""
+        requests = min(len(self.running) + len(self.waiting), self.max_num_running_reqs)
+        most = most_that_fit(self.max_num_scheduled_tokens, requests)
         if self._ssd_table.plan["undrafted"][0]:
-            scheduler_output.num_spec_tokens_to_schedule = 0
+            most = 0
+        wanted = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = min(wanted, most)
         super()._update_after_schedule(scheduler_output)

@@ -39,6 +39,13 @@ _LARGE, _SURE = 12, 2
 _SAME_SIZE = 0.75
 
 
+def most_that_fit(budget: int, requests: int) -> int:
+    """Return how many draft tokens each of these requests may have in steps of ``budget`` tokens.
+    With more, vLLM leaves out the last requests of its list, step after step. Then the size of a
+    batch would also depend on the limit, and no two limits would be measured at the same size."""
+    return max(budget // max(requests, 1) - 1, 0)
+
+
 class _SizeClass:
     """The measurements for batches of about ``2**size`` requests, and the current stretch."""
 
