@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm_ssd.protocol.pages import REMEDY, register
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import DraftLogits
-from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
+from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.draft_sampling import draft_sampling
 
 if TYPE_CHECKING:
@@ -156,9 +156,7 @@ def connected_client(
         raise RuntimeError(
             f"SSD: the GPU cannot reach the speculation table ({error}): {REMEDY}"
         ) from error
-    look_ns = measure_look_ns(connection.table, device)
-    lengths, texts = states.total_len.gpu, states.all_token_ids.gpu
-    client = DeviceClient(connection, lengths, texts, look_ns)
+    client = DeviceClient(connection, states.total_len.gpu, states.all_token_ids.gpu)
     client.compile_kernel()
     return client
 
