@@ -120,15 +120,15 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21200,
+    "../tests": 21510,
     "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,
     "relay": 1645,
     "config": 930,
     "metrics": 600,
-    "worker": 1940,
-    "hooks": 1350,
+    "worker": 1975,
+    "hooks": 1375,
     "tools": 1970,
 }
 
