@@ -120,11 +120,11 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21200,
-    "protocol": 2235,
+    "../tests": 21390,
+    "protocol": 2260,
     "draft": 4840,
     "lifecycle": 2480,
-    "relay": 1645,
+    "relay": 1650,
     "config": 930,
     "metrics": 600,
     "worker": 1940,

@@ -77,7 +77,7 @@ def make_ssd_config(
             target_parallel_config=target_parallel_config,
         )
     except ValidationError as error:
-        raise ValueError(_one_sentence(error, given)) from None
+        raise ValueError(_one_sentence(error, {**meant, **given})) from None
     if config.draft_server is None:
         devices = device_names(config.draft_device, current_platform)
         config.share_draft = engines > 1 and len(devices) < 2

@@ -61,7 +61,7 @@ class OwnDraft(JoinedDraft):
             for note in self._device.notes:
                 logger.warning("SSD: %s", note)
         if starts:
-            named = DraftName(self._name, options={})
+            named = DraftName(self._name, options=None)
             self._launcher = DraftLauncher(self._vllm_config, named, self._device)
             self._launcher.start()
             self._speaks = False  # the launcher logs losses and returns

@@ -43,7 +43,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-NAMED = DraftName("drafts", {})
+NAMED = DraftName("drafts", None)
 
 
 class FakeService:

@@ -33,7 +33,7 @@ def spec(monkeypatch):
 
 def launcher(name: str, variable="CUDA_VISIBLE_DEVICES", **options) -> DraftLauncher:
     device = DraftDevice([], 1, {variable: "1"})
-    return DraftLauncher(engine(parallel(1), **options), DraftName(name, {}), device)
+    return DraftLauncher(engine(parallel(1), **options), DraftName(name, None), device)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from vllm_ssd.relay.keys import make_keys, write_keys
 from vllm_ssd.relay.remote_draft import RemoteDraft
 
 # Of its own, as other tests have services at the same time.
-NAMED = DraftName("far-drafts", {})
+NAMED = DraftName("far-drafts", None)
 
 
 class Far:

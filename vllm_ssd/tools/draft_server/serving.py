@@ -57,6 +57,7 @@ class LocalDrafts:
 
     def _listen(self, keys: KeyFile) -> None:
         options, addresses = self._named.options, [*keys.addresses]
+        assert options is not None
         for place, launcher in enumerate(self._launchers):
             run_dir = launcher.run_dir
             spec = DraftEndSpec(str(run_dir), options, keys, place, self._max_num_seqs)
