@@ -120,15 +120,15 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21390,
-    "protocol": 2260,
+    "../tests": 21440,
+    "protocol": 2285,
     "draft": 4840,
-    "lifecycle": 2480,
+    "lifecycle": 2515,
     "relay": 1650,
     "config": 930,
     "metrics": 600,
     "worker": 1940,
-    "hooks": 1350,
+    "hooks": 1360,
     "tools": 1970,
 }
 

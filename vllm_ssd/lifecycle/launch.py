@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.detached import start_detached
-from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
+from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import make_server_spec
@@ -67,14 +67,16 @@ class DraftLauncher:
 
     def start(self) -> None:
         """Make the table and start the draft server; returns before the draft is loaded. Raises
-        ``ValueError`` with a sentence if another service has the name; call ``stop`` then, too."""
+        ``NoRoom``, and ``ValueError`` with a sentence if another service has the name; call
+        ``stop`` then, too."""
         from vllm.platforms import current_platform
 
         shape = replace(table_shape(self._vllm_config), slots=1)
         owner = TableOwner(pid=os.getpid(), draft_server=self._named.name)
         self._files = OwnFiles(shape, owner)
         self.run_dir = self._files.run_dir
-        publish(self.run_dir, self._named)
+        with in_a_sentence("no room for the draft's description", FREE_FOLDER):
+            publish(self.run_dir, self._named)
         self._spec = make_server_spec(
             self._vllm_config,
             str(self.run_dir),

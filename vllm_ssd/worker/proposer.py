@@ -6,7 +6,6 @@ Wrappers of two methods of the model runner provide both (``hooks/runner_v1.py``
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +46,7 @@ class SSDProposer:
                 config.schedule, vllm_config.scheduler_config.max_num_seqs, config.k
             )
         if self._tp_group.is_first_rank:
-            connection = connect(Path(config.run_dir), vllm_config)
+            connection = connect(vllm_config)
             self._client = SpeculationClient(connection)
 
     def load_model(self, target_model: torch.nn.Module) -> None:

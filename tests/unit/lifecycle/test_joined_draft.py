@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.running import leftovers
 from tests.support.gpu_hosts import engine, parallel
 from tests.support.sentences import one_sentence
 from vllm_ssd.config.ssd_config import SSDConfig
@@ -203,7 +204,7 @@ def test_it_joins_and_leaves_nothing_behind(service, join):
     draft.stop()
     draft.stop()
     assert one.asked == [Join, Leave]
-    assert not run_dir.exists() and not rundir.table_path(run_dir).exists()
+    assert not leftovers(run_dir, [])
 
 
 @pytest.mark.parametrize(

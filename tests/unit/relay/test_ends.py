@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
+from benchmarks.common.running import leftovers
 from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import one_sentence
@@ -399,6 +400,6 @@ def test_nothing_is_left(server, relay, engine):
     theirs_dir = peer.run_dir
     ours.stop()
     until("end of the session", lambda: server.joined() == 0)
-    assert not ours_dir.exists() and not rundir.table_path(ours_dir).exists()
-    until("end", lambda: not theirs_dir.exists() and not rundir.table_path(theirs_dir).exists())
+    assert not leftovers(ours_dir, [])
+    until("end", lambda: not leftovers(theirs_dir, []))
     assert engine.run_dir.exists() and not engine.alive()
