@@ -120,15 +120,15 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21440,
+    "../tests": 21530,
     "protocol": 2285,
     "draft": 4840,
-    "lifecycle": 2515,
+    "lifecycle": 2545,
     "relay": 1650,
     "config": 930,
     "metrics": 600,
     "worker": 1940,
-    "hooks": 1360,
+    "hooks": 1380,
     "tools": 1970,
 }
 

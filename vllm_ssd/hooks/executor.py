@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,7 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     executor._ssd_draft = draft = _make_draft(vllm_config)
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
     executor._stop_draft = weakref.finalize(self, draft.stop)
+    _expect_end_at_sigterm(draft)
     try:
         draft.start()
         put_before(WithDraft, self)
@@ -51,6 +54,22 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
         executor._stop_draft()
         raise
     executor._or_shut_down(draft.workers_started)
+
+
+def _expect_end_at_sigterm(draft: JoinedDraft) -> None:
+    """Call ``draft.expect_end`` as soon as vLLM's engine core gets SIGTERM. vLLM ends the executor
+    only after the running requests. By then a SIGTERM to all processes, as systemd sends it, has
+    also ended the draft."""
+    vllms: Any = signal.getsignal(signal.SIGTERM)
+    if getattr(vllms, "__module__", "") != "vllm.v1.engine.core":
+        return  # the engine core is in the user's process
+
+    @functools.wraps(vllms)
+    def handler(*args: Any) -> None:
+        draft.expect_end()
+        vllms(*args)
+
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:

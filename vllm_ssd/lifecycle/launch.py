@@ -122,10 +122,14 @@ class DraftLauncher:
             self.given_up = True
         self._started = True
 
+    def expect_end(self) -> None:
+        """Miss neither draft nor keeper from now on. Takes no lock: signal handlers call this."""
+        self._stopping = True
+
     def begin_stop(self) -> None:
         """Tell the keeper to take the draft down, without waiting for it."""
         with self._ending:
-            self._stopping = True
+            self.expect_end()
             self._stop_begun = self._stop_begun or time.monotonic()
             if self._channel is not None:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
@@ -193,12 +197,14 @@ class DraftLauncher:
                     if not self._started:
                         logger.info("SSD: waiting for %s", text)
                 elif kind == "back" or (kind == "ready" and self._started):
-                    logger.warning("SSD: the draft is back: %s", text)
+                    if not self._stopping:
+                        logger.warning("SSD: the draft is back: %s", text)
                     self.given_up = False
                     self._keepers.served()
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
-                    logger.error("SSD: the draft %s", what)
+                    if not self._stopping:
+                        logger.error("SSD: the draft %s", what)
                     self.given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))

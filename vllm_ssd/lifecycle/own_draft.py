@@ -102,6 +102,11 @@ class OwnDraft(JoinedDraft):
             while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
                 pass  # the keeper killed a draft that hung: its successor must sleep
 
+    def expect_end(self) -> None:
+        super().expect_end()
+        if self._launcher is not None:
+            self._launcher.expect_end()
+
     def _begin_stop(self) -> None:
         self._stop_begun = self._stop_begun or time.monotonic()
         self._end_watch()

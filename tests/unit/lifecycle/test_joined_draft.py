@@ -262,6 +262,19 @@ def test_a_draft_that_is_lost_comes_back(service, join, caplog):
     assert one.asked == [Join, *[Leave, Join] * 2]
 
 
+def test_a_draft_that_ends_with_its_engine_is_not_missed(service, join, caplog):
+    one = service()
+    draft = join()
+    begin(draft)
+    draft.expect_end()
+    one.start_again()
+    until(lambda: draft._next_try == 0.0 and not lives(draft))
+    for _ in range(20):
+        assert draft._next_try == 0.0, "it tries to join"
+        time.sleep(0.02)
+    assert said(caplog) == [] and one.asked == [Join, Leave]
+
+
 def test_one_that_sleeps_is_woken_up(service, join, caplog):
     """Whoever was the last to leave it; a draft that goes away by itself is not lost."""
     one = service()

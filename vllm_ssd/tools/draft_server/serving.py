@@ -82,6 +82,8 @@ class LocalDrafts:
 
     def stop(self) -> None:
         """End all drafts at the same time and remove their files."""
+        for launcher in self._launchers:
+            launcher.expect_end()
         for relay in self._relays:
             relay.stop()
         for launcher in self._launchers:
