@@ -77,7 +77,7 @@ def make_ssd_config(
             target_parallel_config=target_parallel_config,
         )
     except ValidationError as error:
-        raise ValueError(_one_sentence(error, {**meant, **given})) from None
+        raise ValueError(_one_sentence(error, given)) from None
     if config.draft_server is None:
         devices = device_names(config.draft_device, current_platform)
         config.share_draft = engines > 1 and len(devices) < 2
@@ -126,5 +126,7 @@ def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
     if expected is None:
         said = first_sentence(error)
         return f"{option} is {options[option]!r}: {said}" if option in options else said
-    written = option if option in options else _VLLMS_K
-    return f"{written} must be {expected}, not {reprlib.repr(options[written])}"
+    # The option may be in neither form: a draft server has given it.
+    written = _VLLMS_K if option not in options and _VLLMS_K in options else option
+    value = options.get(written, finding["input"])
+    return f"{written} must be {expected}, not {reprlib.repr(value)}"
