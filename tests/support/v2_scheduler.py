@@ -27,6 +27,7 @@ def v2_scheduler(engine_args, monkeypatch, requests, blocks=64):
     config = engine_args.create_engine_config()
     monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)  # which needs a GPU
     config.scheduler_config.async_scheduling = True
+    config.speculative_config.run_dir = "of an engine that has files"
     config.cache_config.num_gpu_blocks = blocks
     layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
     scheduler = AsyncScheduler(

@@ -119,16 +119,16 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4460,
-    "../tests": 21510,
-    "protocol": 2235,
-    "draft": 4840,
-    "lifecycle": 2480,
-    "relay": 1645,
+    "../benchmarks": 4440,
+    "../tests": 21845,
+    "protocol": 2280,
+    "draft": 4810,
+    "lifecycle": 2545,
+    "relay": 1650,
     "config": 930,
     "metrics": 600,
     "worker": 1975,
-    "hooks": 1375,
+    "hooks": 1405,
     "tools": 1970,
 }
 

@@ -126,5 +126,7 @@ def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
     if expected is None:
         said = first_sentence(error)
         return f"{option} is {options[option]!r}: {said}" if option in options else said
-    written = option if option in options else _VLLMS_K
-    return f"{written} must be {expected}, not {reprlib.repr(options[written])}"
+    # The option may be in neither form: a draft server has given it.
+    written = _VLLMS_K if option not in options and _VLLMS_K in options else option
+    value = options.get(written, finding["input"])
+    return f"{written} must be {expected}, not {reprlib.repr(value)}"

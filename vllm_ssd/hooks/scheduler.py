@@ -13,7 +13,6 @@ takes longer even if none is verified, because the runner prepares for them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,12 +45,11 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
     give_own_seeds(self)
     if not config.use_v2_model_runner:
         return
-    from vllm_ssd.protocol import SpeculationTable, rundir
+    from vllm_ssd.lifecycle.own_table import open_table
 
     scheduler: Any = self
-    path = rundir.table_path(Path(config.speculative_config.run_dir))
     try:
-        scheduler._ssd_table = SpeculationTable.open(path, writable=False)
+        scheduler._ssd_table = open_table(config, writable=False)
     except OSError:  # costs metrics and speed, and must not end the engine
         logger.warning(
             "SSD: the scheduler does not find the speculation table: vLLM's metrics count all "

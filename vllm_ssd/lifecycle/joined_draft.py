@@ -59,6 +59,7 @@ class JoinedDraft:
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # result of the first try
         self._tried = self._started = self._lost = False
         self._speaks = True  # logs losses and returns; False: the launcher logs them
+        self._engine_ends = False
 
     @property
     def about(self) -> str:
@@ -120,6 +121,11 @@ class JoinedDraft:
             self._next_try = 0.0
             self._due = time.monotonic() + self._config.start_timeout_s
 
+    def expect_end(self) -> None:
+        """Miss no draft from now on: vLLM is told to end. Takes no lock: a signal handler calls
+        this."""
+        self._engine_ends = True
+
     def begin_stop(self) -> None:
         """Stop the draft before vLLM stops the target's workers: vLLM kills an engine core that
         takes too long afterwards. The workers keep the files that they need open."""
@@ -152,7 +158,7 @@ class JoinedDraft:
             with self._turn:
                 try:
                     self._tend()
-                    if time.monotonic() >= next_spread:
+                    if time.monotonic() >= next_spread and not self._engine_ends:
                         next_spread = time.monotonic() + SPREAD_S
                         self._spread()
                     rundir.touch(self._run_dir)
@@ -163,7 +169,7 @@ class JoinedDraft:
         """Check the draft that this engine has joined. If there is none, try to join one."""
         if self._draft is not None:
             self._check(self._draft)
-        elif not self._asleep and time.monotonic() >= self._next_try:
+        elif not (self._asleep or self._engine_ends) and time.monotonic() >= self._next_try:
             self._try_to_join()
             if self._draft is None and time.monotonic() >= self._due:
                 self._lose(f"not back within {self._config.start_timeout_s:g} s")
@@ -181,7 +187,7 @@ class JoinedDraft:
     def _lose(self, why: str) -> None:
         self._due = math.inf
         self._lost = True
-        if self._speaks:
+        if self._speaks and not self._engine_ends:
             what = "serving goes on without drafts until it is back"
             logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
 

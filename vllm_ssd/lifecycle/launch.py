@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.detached import start_detached
-from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
+from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import make_server_spec
@@ -67,14 +67,16 @@ class DraftLauncher:
 
     def start(self) -> None:
         """Make the table and start the draft server; returns before the draft is loaded. Raises
-        ``ValueError`` with a sentence if another service has the name; call ``stop`` then, too."""
+        ``NoRoom``, and ``ValueError`` with a sentence if another service has the name; call
+        ``stop`` then, too."""
         from vllm.platforms import current_platform
 
         shape = replace(table_shape(self._vllm_config), slots=1)
         owner = TableOwner(pid=os.getpid(), draft_server=self._named.name)
         self._files = OwnFiles(shape, owner)
         self.run_dir = self._files.run_dir
-        publish(self.run_dir, self._named)
+        with in_a_sentence("no room for the draft's description", FREE_FOLDER):
+            publish(self.run_dir, self._named)
         self._spec = make_server_spec(
             self._vllm_config,
             str(self.run_dir),
@@ -120,10 +122,14 @@ class DraftLauncher:
             self.given_up = True
         self._started = True
 
+    def expect_end(self) -> None:
+        """Miss neither draft nor keeper from now on. Takes no lock: signal handlers call this."""
+        self._stopping = True
+
     def begin_stop(self) -> None:
         """Tell the keeper to take the draft down, without waiting for it."""
         with self._ending:
-            self._stopping = True
+            self.expect_end()
             self._stop_begun = self._stop_begun or time.monotonic()
             if self._channel is not None:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
@@ -191,12 +197,14 @@ class DraftLauncher:
                     if not self._started:
                         logger.info("SSD: waiting for %s", text)
                 elif kind == "back" or (kind == "ready" and self._started):
-                    logger.warning("SSD: the draft is back: %s", text)
+                    if not self._stopping:
+                        logger.warning("SSD: the draft is back: %s", text)
                     self.given_up = False
                     self._keepers.served()
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
-                    logger.error("SSD: the draft %s", what)
+                    if not self._stopping:
+                        logger.error("SSD: the draft %s", what)
                     self.given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))

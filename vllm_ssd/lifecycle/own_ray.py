@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class OwnRay:
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._token)
+        ending = signal.getsignal(signal.SIGTERM)
         self._ray.init(
             address="local",
             num_cpus=1,
@@ -98,6 +100,7 @@ class OwnRay:
             _node_ip_address="127.0.0.1",
             logging_level=logging.WARNING,
         )
+        signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort this process
         self._vital = list(filter(_is_vital, psutil.Process().children()))
         self.check_listeners()
 

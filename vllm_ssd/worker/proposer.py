@@ -6,7 +6,6 @@ Wrappers of two methods of the model runner provide both (``hooks/runner_v1.py``
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +49,7 @@ class SSDProposer:
         # By requests of the batch, with room for another one.
         self._most_drafts = [min(n, most_that_fit(budget, rows + 1)) for rows, n in enumerate(most)]
         if self._tp_group.is_first_rank:
-            connection = connect(Path(config.run_dir), vllm_config)
+            connection = connect(vllm_config)
             self._client = SpeculationClient(connection)
 
     def load_model(self, target_model: torch.nn.Module) -> None:

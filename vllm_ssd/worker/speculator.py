@@ -4,7 +4,6 @@ proposes. ``hooks/runner_v2.py`` tells it which requests come and go."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,8 +147,7 @@ def connected_client(
 ) -> DeviceClient:
     """Connect the GPU to the engine's table. ``RuntimeError`` if the GPU cannot reach the table;
     also raises the errors of ``connect``."""
-    config: Any = vllm_config.speculative_config
-    connection = connect(Path(config.run_dir), vllm_config)
+    connection = connect(vllm_config)
     try:
         register(connection.table, device)
     except OSError as error:

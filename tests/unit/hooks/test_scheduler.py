@@ -80,6 +80,18 @@ def test_an_engine_without_a_table_goes_on(config):
     assert scheduler.scheduled == K
 
 
+def test_an_engine_without_files_schedules_no_drafts(config):
+    """There was no room for them, and drafts are not required."""
+    config.speculative_config.run_dir = ""
+    config.scheduler_config = SimpleNamespace(max_num_seqs=2)
+    config.model_config.get_vocab_size = lambda: 64
+    config.speculative_config.target_model_config = config.model_config
+    scheduler = Bare(config)
+    assert scheduler.make_stats("k tokens of each row") is None
+    scheduler._update_after_schedule(SimpleNamespace(num_spec_tokens_to_schedule=K))
+    assert scheduler.scheduled == 0
+
+
 def test_model_runner_v1_counts_by_itself(counters, config):
     config.use_v2_model_runner = False
     scheduler = Bare(config)

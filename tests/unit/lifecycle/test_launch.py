@@ -33,7 +33,7 @@ def spec(monkeypatch):
 
 def launcher(name: str, variable="CUDA_VISIBLE_DEVICES", **options) -> DraftLauncher:
     device = DraftDevice([], 1, {variable: "1"})
-    return DraftLauncher(engine(parallel(1), **options), DraftName(name, {}), device)
+    return DraftLauncher(engine(parallel(1), **options), DraftName(name, None), device)
 
 
 @pytest.fixture
@@ -144,6 +144,17 @@ def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     until(lambda: len(talk.specs) == 2)
     assert "could not be started again: [Errno 24] Too many open files" in caplog.text
     until(lambda: "back" in caplog.text)
+
+
+def test_nothing_is_missed_once_the_end_is_expected(talk, caplog):
+    made = talk(b'{"ready": "r"}\n', max_restarts=1)
+    made.wait_ready()
+    made.expect_end()
+    os.write(talk.keepers[0], b'{"lost": "dead"}\n{"back": "b"}\n{"given_up": "dead"}\n')
+    end(talk.keepers[0])
+    until(lambda: made.given_up and not made._listener.is_alive())
+    assert len(talk.specs) == 1
+    assert not [r for r in caplog.records if r.levelno > logging.INFO]
 
 
 def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):

@@ -16,11 +16,12 @@ from vllm_ssd.lifecycle.own_ray import OwnRay, token_path
 # Beside its first Ray a port is open; in the second one a worker opens one. Ends with its input.
 # Ray kills workers where the host's memory is used to the threshold, which is reached at once here.
 START = """
-import json, os, socket, sys, time
+import json, os, signal, socket, sys, time
 from pathlib import Path
 from vllm_ssd.lifecycle import own_ray
 
 run_dir = Path(sys.argv[1])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 own_ray.set_environment(run_dir)
 own = own_ray.OwnRay(run_dir)
 with socket.create_server(("0.0.0.0", 0)) as opened:
@@ -31,6 +32,7 @@ with socket.create_server(("0.0.0.0", 0)) as opened:
         said = {"open": str(error), "port": port, "stopped": not own.lives()}
 own_ray.token_path(run_dir).unlink()
 own.start()
+signal.raise_signal(signal.SIGTERM)
 import ray
 
 @ray.remote
