@@ -120,14 +120,14 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21200,
+    "../tests": 21280,
     "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,
     "relay": 1645,
     "config": 930,
     "metrics": 600,
-    "worker": 1940,
+    "worker": 1965,
     "hooks": 1350,
     "tools": 1970,
 }
