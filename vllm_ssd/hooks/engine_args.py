@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.patches import Original, Where, apply, check_vllm
@@ -19,7 +21,7 @@ def with_ssd_options(original: Original, self: EngineArgs, *args: Any, **kwargs:
     """Names no parameter of vLLM's: this also replaces the function of a vLLM that ssd does not
     know, whose engines without ssd get what it makes of its own arguments."""
     if not _asks_for_ssd(self):
-        return original(self, *args, **kwargs)
+        return _make_vllms(original, self, *args, **kwargs)
     check_vllm()
     apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
     apply(Where.WITH_SSD)
@@ -30,6 +32,22 @@ def _asks_for_ssd(args: EngineArgs) -> bool:
     options = args.speculative_config
     method = options.get("method") if isinstance(options, dict) else None
     return (method or getattr(args, "spec_method", None)) == METHOD
+
+
+def _make_vllms(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+    """Make vLLM's own config. If vLLM refuses options that were meant for ssd, raise a sentence
+    that says how to ask for ssd."""
+    options, said = copy(self.speculative_config), None  # vLLM adds to them
+    try:
+        return original(self, *args, **kwargs)
+    except Exception:
+        with suppress(Exception):  # vLLM's error counts more than one of ours
+            from vllm_ssd.config.options import how_to_ask
+
+            said = how_to_ask(options)
+        if said is None:
+            raise
+    raise ValueError(said)
 
 
 def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_config: Any) -> Any:

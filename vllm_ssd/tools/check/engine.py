@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -20,6 +20,7 @@ from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
+from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
 from vllm_ssd.lifecycle.draft_device import choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
@@ -46,17 +47,21 @@ class Subject:
     device: DraftDevice | None
 
 
-def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> EngineArgs:
-    """The arguments of ``vllm serve TARGET`` with method ssd. Invalid arguments end the process
-    with vLLM's usage line. draft: overrides the model in --speculative-config."""
+def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) -> EngineArgs:
+    """The arguments of ``vllm serve TARGET``, with method ssd unless they have another one. Invalid
+    arguments end the process with vLLM's usage line. own: options that replace those of
+    --speculative-config, None = not given."""
     parser = FlexibleArgumentParser(
         prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [arguments of vllm serve]"
     )
     words = ["--model", target, *further]
     args: EngineArgs = AsyncEngineArgs.from_cli_args(make_arg_parser(parser).parse_args(words))
-    options: dict[str, Any] = args.speculative_config or {}
-    named = {} if draft is None else {"model": draft}
-    return replace(args, speculative_config={"method": "ssd", **options, **named})
+    options: Any = args.speculative_config
+    if options is None:
+        options = {"method": METHOD}
+    if isinstance(options, dict):
+        options = options | {key: value for key, value in own.items() if value is not None}
+    return replace(args, speculative_config=options)
 
 
 def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
@@ -78,6 +83,10 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         yield refusal("engine", error) if ours else _vllms_own("engine", what, error)
         return None
     speculation: Any = config.speculative_config
+    if not uses_ssd(config):
+        method = f"the speculative method is {speculation.method!r}"
+        yield Finding("bad", "engine", method, 'write "method":"ssd" in --speculative-config')
+        return None
     yield from _about_draft(speculation, target)
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
     yield from examine_target_memory(config)

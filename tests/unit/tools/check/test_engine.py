@@ -31,7 +31,7 @@ def models(tmp_path_factory) -> SimpleNamespace:
 def look(models, draft, *further):
     """All findings, and the subject."""
     words = ["--dtype", "float32", "--enforce-eager", *further]
-    steps, found = examine_engine(parse_engine(models.target, draft, words)), []
+    steps, found = examine_engine(parse_engine(models.target, {"model": draft}, words)), []
     while True:
         try:
             found.append(next(steps))
@@ -42,7 +42,7 @@ def look(models, draft, *further):
 def test_a_pair_that_fits(models, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    options = ["--speculative-config", '{"k": 3, "f": 2}', "--max-num-seqs", "4"]
+    options = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}', "--max-num-seqs", "4"]
     found, subject = look(models, models.draft, *options)
     assert could_start(found)
     facts = {each.name: each.fact for each in found}
@@ -58,7 +58,11 @@ def test_a_pair_that_fits(models, monkeypatch):
     "further, name, remedy",
     [
         (["-pp", "2"], "engine", "--tensor-parallel-size"),
-        (["--speculative-config", '{"draft_device": "4000"}'], "engine", "choose from"),
+        (
+            ["--speculative-config", '{"method": "ssd", "draft_device": "4000"}'],
+            "engine",
+            "choose from",
+        ),
         (["--max-model-len", "100000"], "target", "until vllm serve starts without ssd"),
     ],
 )
@@ -69,6 +73,28 @@ def test_what_a_start_would_refuse(models, further, name, remedy):
     assert remedy in found[-1].remedy
 
 
+@pytest.mark.parametrize(
+    "options, fact",
+    [
+        ('{"k": 3}', "has 'k' and no method"),
+        ("[]", "is no JSON object but []"),
+        ('{"method": "ngram", "num_speculative_tokens": 2}', "the speculative method is 'ngram'"),
+    ],
+)
+def test_options_with_which_a_start_would_not_have_ssd(models, options, fact):
+    found, subject = look(models, None, "--speculative-config", options)
+    assert subject is None and found[-1].state == "bad"
+    assert fact in found[-1].fact and '"method":"ssd"' in found[-1].remedy
+
+
+def test_flags_replace_options(models):
+    words = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}']
+    own = {"model": models.draft, "k": 9, "f": None}
+    options = parse_engine(models.target, own, words).speculative_config
+    assert options == {"method": "ssd", "model": models.draft, "k": 9, "f": 2}
+    assert parse_engine(models.target, {}, []).speculative_config == {"method": "ssd"}
+
+
 def test_another_vocabulary(models):
     found, subject = look(models, models.other)
     assert subject is None and [each.state for each in found] == ["ok", "bad"]
@@ -77,7 +103,7 @@ def test_another_vocabulary(models):
 
 def test_all_arguments_of_vllm_serve_are_taken(models):
     words = ["--chat-template", "a.jinja", "--port", "8001", "--max-num-seqs", "4"]
-    assert parse_engine(models.target, models.draft, words).max_num_seqs == 4
+    assert parse_engine(models.target, {}, words).max_num_seqs == 4
 
 
 def test_weights_as_they_will_be_loaded(tmp_path):
