@@ -6,6 +6,7 @@ from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.hooks.one_sentence import told_in_one_sentence
 from vllm_ssd.hooks.patches import Original, Where, apply, check_vllm
 
 if TYPE_CHECKING:
@@ -20,12 +21,13 @@ _CONFIG_MODULE = "vllm_ssd.config.ssd_config"  # has one class, ``SSDConfig``
 def with_ssd_options(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
     """Names no parameter of vLLM's: this also replaces the function of a vLLM that ssd does not
     know, whose engines without ssd get what it makes of its own arguments."""
-    if not _asks_for_ssd(self):
-        return _make_vllms(original, self, *args, **kwargs)
-    check_vllm()
-    apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
-    apply(Where.WITH_SSD)
-    return _make_config(self, *args, **kwargs)
+    with told_in_one_sentence():
+        if not _asks_for_ssd(self):
+            return _make_vllms(original, self, *args, **kwargs)
+        check_vllm()
+        apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
+        apply(Where.WITH_SSD)
+        return _make_config(self, *args, **kwargs)
 
 
 def _asks_for_ssd(args: EngineArgs) -> bool:
@@ -84,7 +86,8 @@ def with_proposer(original: Original, self: EngineArgs, *args: Any, **kwargs: An
         from vllm_ssd.config.verification import choose_verification
 
         choose_verification(config)
-        check_runner(config)
+        with told_in_one_sentence():
+            check_runner(config)
     if uses_ssd(config) and not config.use_v2_model_runner:
         # With this method, the V1 runner takes a proposer from outside of vLLM.
         config.speculative_config.method = "custom_class"

@@ -74,7 +74,12 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
             return
     else:
         own = {"model": args.draft, "k": args.k, "f": args.f}
-        asked = yield from examine_engine(parse_engine(args.target, own, further))
+        try:
+            engine = parse_engine(args.target, own, further)
+        except ValueError as error:
+            yield refusal("target", error)
+            return
+        asked = yield from examine_engine(engine)
         if asked is None:
             return
         subject = asked

@@ -16,7 +16,7 @@ from vllm.transformers_utils.config import get_safetensors_params_metadata
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
@@ -49,13 +49,17 @@ class Subject:
 
 def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) -> EngineArgs:
     """The arguments of ``vllm serve TARGET``, with method ssd unless they have another one. Invalid
-    arguments end the process with vLLM's usage line. own: options that replace those of
-    --speculative-config, None = not given."""
+    arguments end the process with vLLM's usage line; ``ValueError`` with a sentence if vLLM cannot
+    find the target. own: options that replace those of --speculative-config, None = not given."""
     parser = FlexibleArgumentParser(
         prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [arguments of vllm serve]"
     )
     words = ["--model", target, *further]
-    args: EngineArgs = AsyncEngineArgs.from_cli_args(make_arg_parser(parser).parse_args(words))
+    given = make_arg_parser(parser).parse_args(words)
+    try:
+        args: EngineArgs = AsyncEngineArgs.from_cli_args(given)
+    except (OSError, ValueError) as error:
+        raise _unusable(target, given.revision, error) from None
     options: Any = args.speculative_config
     if options is None:
         options = {"method": METHOD}
@@ -71,7 +75,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     try:
         target = _config(replace(args, speculative_config=None)).model_config
     except Exception as error:  # from vLLM, or from libraries with which it reads models
-        yield _vllms_own("target", args.model, error)
+        yield refusal("target", _unusable(args.model, args.revision, error))
         return None
     sizes = f"{target.get_vocab_size()} tokens, texts up to {target.max_model_len}"
     yield Finding("ok", "target", f"{args.model} ({sizes})")
@@ -80,7 +84,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     except Exception as error:  # ssd's own are plain ``ValueError``
         ours = type(error) is ValueError
         what = "target and draft together"
-        yield refusal("engine", error) if ours else _vllms_own("engine", what, error)
+        yield refusal("engine", error if ours else _vllms_own(what, error))
         return None
     speculation: Any = config.speculative_config
     if not uses_ssd(config):
@@ -112,10 +116,21 @@ def _config(args: EngineArgs) -> VllmConfig:
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def _vllms_own(name: str, what: str, error: Exception) -> Finding:
-    """Finding about a refusal by vLLM. Only vLLM's own message may name a remedy."""
-    fact = f"vLLM does not take {what} ({first_sentence(error)})"
-    return Finding("bad", name, fact, "change what vLLM names, until vllm serve starts without ssd")
+def _unusable(target: str, revision: str | None, error: Exception) -> ValueError:
+    """What keeps vLLM from using a target, as a sentence."""
+    try:
+        check_source(target, revision, "target")
+    except ValueError as known:
+        return known
+    return _vllms_own(target, error)
+
+
+def _vllms_own(what: str, error: Exception) -> ValueError:
+    """A refusal by vLLM as a sentence. Only vLLM's own message may name a remedy."""
+    return ValueError(
+        f"vLLM does not take {what} ({first_sentence(error)}): change what vLLM names, until vllm "
+        "serve starts without ssd"
+    )
 
 
 def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from vllm.config import ModelConfig, ParallelConfig
+from vllm.engine.arg_utils import EngineArgs
 
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
+from vllm_ssd.config import draft_checks
 from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.tools.check import machine
+from vllm_ssd.tools.check import command, machine
 from vllm_ssd.tools.check.devices import Trial
 from vllm_ssd.tools.check.engine import examine_engine, parse_engine, usual_subject, weight_bytes
 from vllm_ssd.tools.check.findings import Finding, could_start
@@ -99,6 +103,30 @@ def test_another_vocabulary(models):
     found, subject = look(models, models.other)
     assert subject is None and [each.state for each in found] == ["ok", "bad"]
     assert "different vocabularies" in found[-1].fact and "name another" in found[-1].remedy
+
+
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize(
+    "target, fact, remedy",
+    [
+        ("/nowhere", "the target '/nowhere' is not a folder", "write its whole path"),
+        ("nobody/nothing", "no config.json can be read from the Hugging Face", "the spelling"),
+    ],
+)
+def test_targets_that_are_not_there(monkeypatch, offline, target, fact, remedy):
+    def unreachable(*_, **__):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(draft_checks, "file_or_path_exists", unreachable)
+    monkeypatch.setattr(EngineArgs, "create_engine_config", unreachable)
+    parser = argparse.ArgumentParser()
+    command.add_command(parser.add_subparsers())
+    args = parser.parse_args(["check", target])
+    monkeypatch.setattr("vllm_ssd.tools.check.software.examine_software", lambda: [])
+    (found,) = command._look(args, [])
+    assert found.state == "bad" and found.name == "target"
+    assert fact in found.fact and remedy in found.remedy
 
 
 def test_all_arguments_of_vllm_serve_are_taken(models):
