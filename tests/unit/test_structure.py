@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21470,
+    "../tests": 21530,
     "protocol": 2235,
     "draft": 4840,
-    "lifecycle": 2480,
+    "lifecycle": 2498,
     "relay": 1645,
-    "config": 947,
+    "config": 952,
     "metrics": 600,
     "worker": 1965,
     "hooks": 1417,
-    "tools": 2003,
+    "tools": 2014,
 }
 
 

@@ -16,6 +16,7 @@ from vllm.transformers_utils.config import get_safetensors_params_metadata
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from vllm_ssd.config.default_drafts import size_of
 from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
@@ -31,6 +32,7 @@ from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
 from vllm_ssd.tools.check.target_memory import examine_target_memory
 
 _CPU = torch.device("cpu")
+_SMALL = 1 / 4  # of the target's size; larger drafts get a note
 # Used if no draft is named: the attention of Llama-3.2-1B and the options' defaults.
 _USUAL_ATTENTION = AttentionShape(16, 32, 8, 64, 64**-0.5, torch.bfloat16, _CPU)
 _USUAL_TABLE = TableShape(slots=256, k=7, branches=24, top_m=32)
@@ -137,6 +139,15 @@ def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
     draft = config.draft_model_config
     fact = f"{config.draft_model}, k={config.k}, f={config.f}, on_miss={config.on_miss}"
     yield Finding("ok", "draft", fact)
+    share = size_of(draft.hf_text_config) / max(size_of(target.hf_text_config), 1)
+    if share > _SMALL:
+        yield Finding(
+            "note",
+            "draft's size",
+            f"about {share:.0%} of the target's: one of its steps may take so long that ssd gains "
+            "little",
+            "name a smaller draft, or let vllm-ssd tune compare",
+        )
     sizes = target.get_vocab_size(), draft.get_vocab_size()
     both = f"{sizes[0]} tokens" if len(set(sizes)) == 1 else f"{sizes[0]} and {sizes[1]} tokens"
     yield Finding("ok", "vocabularies", f"{both}, and each id means the same text in both models")

@@ -91,6 +91,16 @@ def test_options_with_which_a_start_would_not_have_ssd(models, options, fact):
     assert fact in found[-1].fact and '"method":"ssd"' in found[-1].remedy
 
 
+@pytest.mark.parametrize(("layers", "noted"), [(3, True), (4, False), (5, False)])
+def test_a_draft_that_is_nearly_as_large_as_its_target(models, tmp_path, layers, noted):
+    target = SimpleNamespace(target=write_model(tmp_path, layers=layers))
+    found, subject = look(target, models.draft)
+    notes = [each for each in found if each.name == "draft's size"]
+    assert subject is not None and len(notes) == noted
+    for note in notes:
+        assert note.state == "note" and note.fact.startswith("about 33% of the target's: ")
+
+
 def test_flags_replace_options(models):
     words = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}']
     own = {"model": models.draft, "k": 9, "f": None}
