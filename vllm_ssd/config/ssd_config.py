@@ -18,7 +18,7 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 from vllm_ssd.config.default_drafts import default_draft
 from vllm_ssd.config.draft_checks import (
     check_draft,
-    check_draft_source,
+    check_source,
     check_vocabulary,
     first_sentence,
 )
@@ -259,7 +259,7 @@ class SSDConfig(SpeculativeConfig):
             self.draft_model or self.model or default_draft(target.hf_text_config, target.model)
         )
         self.model = self.draft_model
-        check_draft_source(self.draft_model, self.revision)
+        check_source(self.draft_model, self.revision)
         try:
             draft = ModelConfig(
                 model=self.draft_model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
@@ -106,9 +106,9 @@ class ProgramCache:
         """The program that grows fallbacks of ``requests`` requests."""
         return self._grow(self.batch(requests), 1, True, sampled)
 
-    def warm_up(self, progress: Callable[[str], None]) -> None:
+    def warm_up(self) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
-        them all. progress: called with a sentence at each stage."""
+        them all."""
         if not self._recorded:
             for program in [*self._rounds(1), self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
@@ -116,11 +116,10 @@ class ProgramCache:
             return
         pool = torch.cuda.graph_pool_handle()
         context = min(_TRIAL_CONTEXT, self._model.max_len // 2)
-        for number, batch in enumerate(self._batches):
+        for batch in self._batches:
             for program in self._rounds(batch):
                 program.try_out(context)
                 program.run.record(pool)
-            progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.found_draft import FoundDraft
-from vllm_ssd.lifecycle.launch import join
+from vllm_ssd.lifecycle.launch import await_word, join
 from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
 from vllm_ssd.log import get_logger
@@ -75,7 +75,9 @@ class JoinedDraft:
         self._run_dir = self._files.run_dir
         self._config.run_dir = str(self._run_dir)
         self._table = self._files.table
-        logger.info("SSD: joining the draft of %r in %s", self._config, self._run_dir)
+        self._begun = time.monotonic()
+        if self._config.draft_server is not None:
+            logger.info("SSD: joining %s", self.about)
         self._try_to_join()
         if not self._words.empty():
             self.wait_ready()
@@ -92,12 +94,14 @@ class JoinedDraft:
             return
         timeout_s = self._config.start_timeout_s
         try:
-            refusal = self._words.get(timeout=timeout_s)
+            what = f"joining {self.about}"
+            refusal = await_word(self._words, timeout_s, self._begun, what)
         except queue.Empty:
             self._tried = True  # no caller waits for the result now: ``_say`` logs it
             refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
         if not refusal:
-            logger.info("SSD: %s drafts for this engine", self.about)
+            if self._config.draft_server is not None:
+                logger.info("SSD: %s drafts for this engine", self.about)
         elif self._config.required:
             self.stop()
             raise RuntimeError(f"SSD: {self.about} could not be joined: {refusal}")

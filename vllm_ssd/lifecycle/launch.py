@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_ssd.lifecycle.detached import start_detached
 from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
@@ -37,6 +37,8 @@ _LOSSES = {
 # Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
+SAY_S = 30.0  # between two log lines that the draft is still awaited
+Word = TypeVar("Word")
 
 
 class DraftLauncher:
@@ -62,6 +64,7 @@ class DraftLauncher:
         self._stop_begun = 0.0
         self._awaited = "the keeper"  # the step that the draft's start waits for
         self._started = False
+        self._begun = 0.0
         self.given_up = False  # there is no draft and none will be started
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
@@ -84,7 +87,11 @@ class DraftLauncher:
             current_platform,
             self._named.name if is_own_draft(self._named.name) else "",
         )
-        logger.info("SSD: starting the draft of %r in %s", self._config, self.run_dir)
+        draft, policy = self._spec.model.engine_args["model"], self._spec.policy
+        logger.info(
+            "SSD: starting draft %s on %s (k=%d, f=%d)", draft, self._device, policy.k, policy.f
+        )
+        self._begun = time.monotonic()
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
@@ -108,12 +115,12 @@ class DraftLauncher:
             return
         timeout_s = self._config.start_timeout_s
         try:
-            kind, text = self._words.get(timeout=timeout_s)
+            kind, text = await_word(self._words, timeout_s, self._begun, "loading the draft")
         except queue.Empty:
             kind = "failed"
             text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
         if kind == "ready":
-            logger.info("SSD: %s", text)
+            logger.info("SSD: draft ready (%s)", text)
         elif self._config.required:
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
         else:
@@ -194,8 +201,7 @@ class DraftLauncher:
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "awaited":
                     self._awaited = text
-                    if not self._started:
-                        logger.info("SSD: waiting for %s", text)
+                    logger.debug("SSD: waiting for %s", text)
                 elif kind == "back" or (kind == "ready" and self._started):
                     if not self._stopping:
                         logger.warning("SSD: the draft is back: %s", text)
@@ -208,6 +214,20 @@ class DraftLauncher:
                     self.given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
+
+
+def await_word(words: queue.SimpleQueue[Word], timeout_s: float, begun: float, what: str) -> Word:
+    """Return the next word. Raises ``queue.Empty`` after ``timeout_s`` seconds. Logs every
+    ``SAY_S`` seconds what takes so long. begun: when it began, in monotonic seconds."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return words.get(timeout=max(0.0, min(SAY_S, left_s)))
+        except queue.Empty:
+            if left_s <= SAY_S:
+                raise
+        logger.info("SSD: still %s (%.0f s)", what, time.monotonic() - begun)
 
 
 def join(thread: threading.Thread, timeout_s: float | None = None) -> None:

@@ -59,6 +59,9 @@ def set_environment(run_dir: Path) -> None:
     # The draft's process group has one member. Its sockets would listen at the address of the host
     # name, or on the interface that a cluster's environment chooses for its targets.
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    # The draft server's lines have vLLM's prefix. Ray would add its own, in colors.
+    os.environ["RAY_DISABLE_WORKER_LOG_PREFIX"] = "1"
+    os.environ["RAY_COLOR_PREFIX"] = "0"
     # The keeper has no parent. Ray would take the raylet for dead and end the keeper silently.
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 

@@ -91,6 +91,20 @@ def test_a_draft_that_has_failed_is_not_waited_for(talk):
             time.sleep(0.01)
 
 
+def test_a_start_is_said_in_three_ways(talk, caplog, monkeypatch):
+    monkeypatch.setattr(launch, "SAY_S", 0.01)
+    caplog.set_level(logging.INFO)
+    made = talk(b'{"awaited": "the draft\'s Ray"}\n', required=False, start_timeout_s=0.3)
+    made.wait_ready()
+    model = made._spec.model.engine_args["model"]
+    starting, *loading, _ = [record.getMessage() for record in caplog.records]
+    assert starting == f"SSD: starting draft {model} on GPU 1 (k=2, f=1)"
+    assert loading and set(loading) == {"SSD: still loading the draft (0 s)"}
+    caplog.clear()
+    talk(b'{"ready": "in no time"}\n', name="others").wait_ready()
+    assert [r.getMessage() for r in caplog.records][1:] == ["SSD: draft ready (in no time)"]
+
+
 def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     kinds = ("ready", "lost", "not_back", "back", "given_up")
     words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
