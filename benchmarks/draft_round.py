@@ -256,7 +256,7 @@ def main() -> None:
     policy = DraftPolicy(arguments.k, arguments.f, fallbacks=True, chunk=1024)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch, torch.inference_mode():
         engine, table = make_engine(arguments, policy, Path(scratch))
-        engine.warm_up(lambda text: print(text, file=sys.stderr, flush=True))
+        engine.warm_up()
         script = Script(engine, table, policy)
         measure(arguments, engine, script, table)
         if arguments.profile:

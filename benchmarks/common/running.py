@@ -61,5 +61,7 @@ def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 def leftovers(run_dir: Path, processes: Sequence[psutil.Process]) -> list[str]:
     """What is still there of an engine that should be gone: files, and of ``processes``, which
     were its own, those that still run."""
-    paths = [run_dir, rundir.table_path(run_dir)]
-    return [str(path) for path in paths if path.exists()] + [str(p) for p in alive(processes)]
+    paths = [run_dir] if run_dir.exists() else []
+    with suppress(FileNotFoundError):
+        paths.append(rundir.table_path(run_dir))
+    return [str(each) for each in (*paths, *alive(processes))]

@@ -45,6 +45,10 @@ class Answer:
             parts.append(f"{self.speculation.tokens_per_round:.2f} tokens a round")
         if self.speculation.hit_rate is not None:
             parts.append(f"{self.speculation.hit_rate:.0%} hits")
+        if self.speculation.off_rate:
+            share = self.speculation.off_rate
+            which = f"{share:.0%} of the rounds " if share < 1 else ""
+            parts.append(f"{which}without draft tokens")
         return ", ".join(parts)
 
 

@@ -23,10 +23,12 @@ Counters = Mapping[str, float]
 @dataclass(frozen=True)
 class Speculation:
     """Of a time in between two looks at the counters; a figure that the server does not give is
-    None. tokens_per_round: the accepted drafts, and one. hit_rate: share of rounds, 0..1."""
+    None. tokens_per_round: the accepted drafts, and one. hit_rate: share of the rounds that looked
+    for drafts, 0..1. off_rate: share of all rounds that did not look for any."""
 
     tokens_per_round: float | None
     hit_rate: float | None
+    off_rate: float = 0.0
 
 
 def read(url: str) -> Counters:
@@ -59,4 +61,5 @@ def between(earlier: Counters, later: Counters) -> Speculation:
         tokens_per_round = news[_ROUND_SUM] / news[_ROUND_COUNT]
     elif news[_DRAFTS]:
         tokens_per_round = 1 + news[_ACCEPTED] / news[_DRAFTS]
-    return Speculation(tokens_per_round, news["hit"] / looked_up if looked_up else None)
+    hit_rate = news["hit"] / looked_up if looked_up else None
+    return Speculation(tokens_per_round, hit_rate, news["off"] / max(looked_up + news["off"], 1))

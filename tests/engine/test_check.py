@@ -37,8 +37,10 @@ def test_a_pair_that_fits(checks):
     said, status = checks["right"].result()
     assert status == 0, said
     lines = [line.split() for line in said.splitlines() if line]
-    assert {line[0] for line in lines[:-1]} == {"ok"}, said
-    assert said.splitlines()[-1] == "ssd can start"
+    # These stand-ins are nearly of one size.
+    others = [line for line in lines[:-1] if line[0] not in ("ok", "->")]
+    assert [line[:3] for line in others] == [["note", "draft's", "size"]], said
+    assert said.splitlines()[-1] == "ssd can start, 1 to note"
     for words in ("49152 tokens", "sdpa: right in the self-test", "GiB of weights", "with a token"):
         assert words in said
 

@@ -223,10 +223,10 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(watched)
     core = next(c for c in children if "EngineCore" in " ".join(c.cmdline()))
     keeper = next(p for p in own if "vllm_ssd.lifecycle.keeper" in " ".join(p.cmdline()))
     assert len(own) > 2, "Ray and the draft server should be among them"
+    files = {str(run_dir), str(rundir.table_path(run_dir))}
     for process in (core, keeper):
         process.kill()
     wait_for("end of the draft", lambda: not psutil.pid_exists(keeper.pid), 20)
-    files = {str(run_dir), str(rundir.table_path(run_dir))}
     wait_for("end of the draft", lambda: set(leftovers(run_dir, own)) <= files, 20)
     rundir.sweep()
     assert leftovers(run_dir, own) == []

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,13 +25,22 @@ from benchmarks.common import server as serve
 from benchmarks.common.running import counters, leftovers, processes_of
 from tests.engine.conftest import ROOT
 from tests.support.chi_square import chance_of
-from tests.support.harness import ENGINE, OWN_PROCESS, SSD, START_S, wait_for, wait_gone
+from tests.support.harness import (
+    ENGINE,
+    ONE_PROCESS,
+    OWN_PROCESS,
+    SSD,
+    START_S,
+    wait_for,
+    wait_gone,
+)
 from tests.support.scraping import scrape
 from tests.support.terminal import terminal
 from tests.support.trace_collector import ENVIRONMENT, Collector, trace_collector
 
 # Without what conftest.py sets to save time: vLLM waits as it does by itself.
 AS_USERS_DO = {"PYTHONPATH": str(ROOT)}
+METRICS = "SSD metrics: "  # now and then
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
 
@@ -56,7 +68,8 @@ def traces():
 
 @pytest.fixture(scope="module")
 def servers(spoken_pair, traces, tmp_path_factory):
-    """Two servers on one machine, started together. The first one says more of each request."""
+    """Two servers on one machine, started together. The first one says more of each request, and
+    answers what it has begun before it ends."""
     folder = tmp_path_factory.mktemp("logs")
     target, draft = spoken_pair
     speculation = {**SSD, "k": 3, "f": 2, "model": draft}
@@ -64,6 +77,8 @@ def servers(spoken_pair, traces, tmp_path_factory):
     arguments["speculative_config"] = speculation
     environment = {**ENVIRONMENT, **AS_USERS_DO, "VLLM_LOGGING_LEVEL": "INFO"}
     more = {"otlp_traces_endpoint": traces.url, "per_request_spec_decode_metrics": "detailed"}
+    # vLLM's workers in processes of their own end at once at SIGTERM, and their requests with them.
+    more |= {"shutdown_timeout": 300, "distributed_executor_backend": ONE_PROCESS}
     started = [
         serve.Server(given, folder / f"{name}.log", environment)
         for name, given in (("one", arguments | more), ("two", arguments))
@@ -87,22 +102,17 @@ def lines_of_ssd(server: Server) -> list[str]:
 
 def test_a_start_is_a_few_lines(servers):
     for server in servers:
-        lines = [line.partition("SSD: ")[2] for line in lines_of_ssd(server)]
-        starting, joining, *stages, loaded, joined = lines
-        assert starting.startswith("starting the draft of ")
-        assert joining.startswith("joining the draft of ") and str(server.run_dir) in joining
-        assert stages == [
-            "waiting for the draft's Ray",
-            "waiting for the draft model",
-            "loading the draft's weights",
-        ]
-        assert loaded.startswith("draft ") and " loaded in " in loaded
-        assert joined == "the draft drafts for this engine"
+        starting, *waiting, ready = lines_of_ssd(server)
+        what = r"^\(EngineCore pid=\d+\) INFO [^()]* SSD: starting draft \S+ on CPU cores [\d,-]+ "
+        assert re.search(what + r"\(k=3, f=2\)$", starting)
+        assert all("SSD: still loading the draft (" in line for line in waiting)
+        assert " SSD: draft ready (loaded in " in ready
+        assert "\x1b" not in server.served.log.read_text(errors="replace"), "colors in a file"
 
 
-def completion(server: Server, prompt: str) -> Completion:
+def completion(server: Server, prompt: str, tokens: int = 24, **options: Any) -> Completion:
     return server.client.completions.create(
-        model=serve.NAME, prompt=prompt, max_tokens=24, temperature=0
+        model=serve.NAME, prompt=prompt, max_tokens=tokens, temperature=0, **options
     )
 
 
@@ -266,10 +276,23 @@ def test_chat_in_a_terminal(servers, tmp_path):
         assert chat.process.wait(30) == 0
 
 
-def test_interrupted_server_leaves_nothing_and_the_other_goes_on(servers):
+def test_sigterm_for_every_process_of_a_server_and_the_other_goes_on(servers):
+    """As systemd sends it. The server ends what it has begun, with its draft or without, and misses
+    neither draft nor keeper."""
     one, two = servers
-    one.served.end(signal.SIGINT)
+    rounds = counters(one.run_dir)["rounds"]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(completion, one, QUESTIONS[0], 400, extra_body={"ignore_eos": True})
+        wait_for("round", lambda: counters(one.run_dir)["rounds"] > rounds)
+        seen = len(lines_of_ssd(one))
+        for process in (*one.served.processes(), *one.own):
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        assert asked.result().usage.completion_tokens == 400
+    one.served.end()
+    assert one.served.process.returncode == 0
     wait_gone(one.run_dir, one.own)
+    assert [line for line in lines_of_ssd(one)[seen:] if METRICS not in line] == []
     assert not leftovers(two.run_dir, []) == []
     assert completed(two, QUESTIONS[0])
     assert counters(two.run_dir)["rounds"] > 0

@@ -41,6 +41,7 @@ def starts(spoken_pair, damaged, tmp_path_factory):
             "damaged": pool.submit(start, model=damaged),
             "vLLM": pool.submit(with_worker, *SMALL, model=draft),
             "table": pool.submit(start, *SMALL, model=draft, **TOO_MANY),
+            "not required": pool.submit(start, *SMALL, model=draft, required=False, **TOO_MANY),
         }
 
 
@@ -57,19 +58,32 @@ def test_a_damaged_draft_that_is_not_required(starts):
     assert "serving begins without drafts" in said
 
 
+needs_root = pytest.mark.skipif(
+    subprocess.run([*SMALL, "true"], capture_output=True).returncode != 0,
+    reason="only root can have a /dev/shm of its own",
+)
+
+
+@needs_root
 @pytest.mark.parametrize(
     "name, said_by",
     [
         ("vLLM", "Insufficient space in /dev/shm"),
-        ("table", "no room for the speculation table ("),
+        ("table", "no room for the speculation table of "),
     ],
     ids=["vLLM", "table"],
 )
 def test_a_container_with_little_shared_memory(starts, name, said_by):
     """64 MB is what containers have if nobody says otherwise: too little for vLLM itself, and for
     the table of many branches, which comes first."""
-    if subprocess.run([*SMALL, "true"], capture_output=True).returncode != 0:
-        pytest.skip("only root can have a /dev/shm of its own")
     said, status = starts[name].result()
     assert status != 0 and "served:" not in said, said
     assert said_by in said and "--shm-size" in said, said
+
+
+@needs_root
+def test_drafts_that_are_not_required_and_have_no_room(starts):
+    said, status = starts["not required"].result()
+    assert status == 0 and "served:" in said, said
+    (why,) = (line for line in said.splitlines() if "SSD: " in line and "ERROR" in line)
+    assert "no room for the speculation table of " in why and "begins without drafts" in why

@@ -70,7 +70,7 @@ def test_the_kernel_compiled_ahead_is_the_one_that_is_launched(shared_memory):
     connection = Connection(table, Sent(), WaitPolicy("wait", 0.1), 128256, 2048)
     lengths = torch.zeros(shape.slots, dtype=torch.int32, device=GPU)
     texts = torch.zeros(shape.slots, 2048, dtype=torch.int32, device=GPU)
-    client = DeviceClient(connection, lengths, texts, look_ns=900)
+    client = DeviceClient(connection, lengths, texts)
     variants = look_up_kernel.device_caches[0][0]
     variants.clear()
     client.compile_kernel()

@@ -24,5 +24,5 @@ def test_texts_have_the_targets_distribution(pair, method):
     cases = {**CUTS, **features(counts_anew=True)} if method == "probabilistic" else CUTS
     # What adaptive verification leaves out follows from what was accepted lately.
     seeds = method == "Saguaro"
-    fixed = {"enable_adaptive_verification": False} if seeds else {}
+    fixed = {"enable_adaptive_verification": False, "max_wait_ms": 20000} if seeds else {}
     check(pair, {**SSD, **METHODS[method], **fixed}, cases, seeds, **OPTIONS)

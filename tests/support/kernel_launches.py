@@ -67,7 +67,7 @@ def _look_up(table: SpeculationTable) -> None:
     connection = Connection(table, Sent(), WaitPolicy("wait", 0.1), _VOCAB, _MAX_LEN)
     rows, lengths = (_zeros(size, dtype=torch.int32) for size in (_BATCH, shape.slots))
     texts = _zeros(shape.slots, _MAX_LEN, dtype=torch.int32)
-    client = DeviceClient(connection, lengths, texts, look_ns=900)
+    client = DeviceClient(connection, lengths, texts)
     draft_probs = _zeros(_BATCH, _K, shape.top_m) if shape.top_m else None
     client.exchange(rows, rows, rows, _zeros(_BATCH, _K), draft_probs)
 

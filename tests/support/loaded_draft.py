@@ -39,7 +39,7 @@ def tiny_spec(checkpoint: Path, backend: Backend, run_dir: Path) -> ServerSpec:
 def tiny_draft(checkpoint: Path, backend: Backend) -> Iterator[LoadedDraft]:
     """Of a checkpoint of ``VOCAB`` tokens, not loaded yet."""
     with tempfile.TemporaryDirectory(prefix="vllm-ssd-test-") as run_dir:
-        path = rundir.table_path(Path(run_dir))
+        path = rundir.new_table_path(Path(run_dir))
         spec = tiny_spec(checkpoint, backend, Path(run_dir))
         SpeculationTable.create(path, spec.policy.table_shape(2))
         draft = LoadedDraft(spec)

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import triton.language as tl
 
+from tests.support import interpreter
 from tests.support.control_socket import Sent
 from tests.support.lookup_drafts import publish_at_random, publish_fallbacks_slowly
 from vllm_ssd.metrics.requests import read_request, request_key
@@ -21,6 +23,7 @@ from vllm_ssd.protocol.messages import Add, Remove
 from vllm_ssd.protocol.outcomes import OutcomeReader
 from vllm_ssd.protocol.pages import register
 from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.worker import lookup_kernel
 from vllm_ssd.worker.client import UNSEEN
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
@@ -30,7 +33,9 @@ K, MAX_LEN, VOCAB = 4, 90, 1000
 SHAPE = TableShape(slots=3, k=K, branches=6, tail=32)
 TOP_M = 3
 SAMPLED = replace(SHAPE, top_m=TOP_M)  # with what drafts were sampled from
-LOOK_NS = 100_000
+LOOK_NS = 100_000  # in the interpreter, which counts looks
+if interpreter.HERE:
+    lookup_kernel._SHORTEST_LOOK_NS = tl.constexpr(LOOK_NS)
 ENDLESS_S = 3600.0  # for waits that end by themselves
 
 
@@ -51,7 +56,7 @@ class Target:
             torch.zeros(SHAPE.slots, dtype=torch.int32, device=device),
             torch.zeros(self.texts.shape, dtype=torch.int32, device=device),
         )
-        self.client = DeviceClient(connection, *self.on_device, LOOK_NS)
+        self.client = DeviceClient(connection, *self.on_device)
 
     def add(self, name, slot, text):
         self.write(slot, text, start=0)
@@ -127,11 +132,10 @@ def a_dead_draft_is_waited_for_once(folder, device):
         assert target.step([(0, 1)]) == [[3 + round_] * K]
         assert target.confirmed(0, 1, round_) == []
         assert target.counted("timeouts") == 1
-    looks = int(5e-3 * 1e9 / LOOK_NS)
-    assert target.counted("wait_us") == looks * LOOK_NS // 1000, "the bound, to the look"
-    assert [i for i, count in enumerate(target.counted("waits")) if count] == [6], "3.2 to 6.4 ms"
-    assert sum(target.counted("waits")) == 1
-    assert target.counts_of("a") == (0, 0, 3, looks * LOOK_NS // 1000)
+    waited_us = target.counted("wait_us")
+    assert waited_us == 5000 or (device.type != "cpu" and waited_us > 5000), "the bound"
+    assert sum(target.counted("waits")) == sum(target.counted("waits")[6:]) == 1, "above 3.2 ms"
+    assert target.counts_of("a") == (0, 0, 3, waited_us)
     # too late, but it lives
     PredictionWriter(target.table).publish_fallback(0, make_stamp(1, 1), [8])
     target.write(0, [9])
@@ -236,9 +240,9 @@ def a_live_draft_is_waited_for(folder, device):
 def tokens_of_another_round_are_never_used(folder, device):
     """Not even while the records are being replaced."""
     # The interpreter takes milliseconds for a look, and must not always come too late.
-    rounds, hurry, looks = (3, 0.003, 50) if device.type == "cpu" else (80, 0.3, 2000)
+    rounds, hurry, wait_s = (3, 0.003, 5e-3) if device.type == "cpu" else (80, 0.3, 0.2)
     bonus = VOCAB - 1  # no draft, so that none is left over for the next round
-    target = Target(folder / "t", device, max_wait_s=looks * LOOK_NS / 1e9)
+    target = Target(folder / "t", device, max_wait_s=wait_s)
     beat(target.table, seconds_ahead=1000)
     target.add("a", 0, [1, 2])
     draft = _start(publish_at_random, folder / "t", rounds, bonus, hurry)

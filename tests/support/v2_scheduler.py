@@ -22,16 +22,17 @@ def apply_named(wrapper):
     apply_one(patch)
 
 
-def v2_scheduler(engine_args, monkeypatch, requests):
+def v2_scheduler(engine_args, monkeypatch, requests, blocks=64):
     """requests: by their ids, the number of tokens that each gets."""
     config = engine_args.create_engine_config()
     monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)  # which needs a GPU
     config.scheduler_config.async_scheduling = True
-    config.cache_config.num_gpu_blocks = 64
+    config.speculative_config.run_dir = "of an engine that has files"
+    config.cache_config.num_gpu_blocks = blocks
     layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
     scheduler = AsyncScheduler(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], layer)]),
+        kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], layer)]),
         structured_output_manager=StructuredOutputManager(config),
         block_size=16,
     )
@@ -41,11 +42,11 @@ def v2_scheduler(engine_args, monkeypatch, requests):
     return scheduler
 
 
-def run(scheduler, output):
+def run(scheduler, output, token=7):
     """A scheduled step's results: every other draft is accepted."""
     names = list(output.num_scheduled_tokens)
     drafts = [len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names]
-    sampled = [[7] * (1 + count // 2) for count in drafts]
+    sampled = [[token] * (1 + count // 2) for count in drafts]
     places = {name: place for place, name in enumerate(names)}
     found = scheduler.update_from_output(output, ModelRunnerOutput(names, places, sampled))
     return SimpleNamespace(

@@ -50,21 +50,45 @@ def test_without_engines(monkeypatch, capsys):
 def test_the_status_says_whether_all_drafts_serve(table, capsys):
     look_up(TargetCounters(table))
     assert cli.main(["stats"]) == 1
-    assert "process 0, loading" in shown(capsys)
+    assert "draft │ loading" in shown(capsys)
     beat(table)
     table.draft["restarts"] = 2
     table.draft["blocks"], table.draft["free_blocks"] = 4, 3
     assert cli.main(["stats"]) == 0
     text = shown(capsys)
-    assert "engine 1" in text and "the model, process 4321" in text
-    assert "process 7, serves" in text and "restarts │ 2" in text
+    assert "engine 1 ┃ ┃ ┃ process 4321" in text and "target │ the model" in text
+    assert "draft │ serves" in text and "process │ 7" in text and "restarts │ 2" in text
     assert "hit: drafts ready at once │ 100.0%" in text and "KV cache in use │ 25.0%" in text
     table.draft["heartbeat"] -= 6_000_000_000
     assert cli.main(["stats"]) == 1
-    assert "process 7, silent, last heartbeat 6." in shown(capsys)
+    text = shown(capsys)
+    assert "draft │ silent" in text and "last heartbeat │ 6." in text
     table.draft["heartbeat"] = 0
     assert cli.main(["stats"]) == 1
-    assert "process 7, lost, being restarted" in shown(capsys)
+    assert "draft │ lost, being restarted" in shown(capsys)
+
+
+def test_two_servers_are_told_apart_in_80_columns(tmp_path, monkeypatch, capsys):
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path, pid in zip(paths, (4_194_301, 4_194_302)):
+        table = SpeculationTable.create(
+            path, TableShape(slots=1, k=2, branches=2), TableOwner("Llama-3.3-70B", pid=pid)
+        )
+        beat(table)
+        for part in (table.target, table.draft):
+            for name in part.dtype.names:
+                if name not in ("heartbeat", "away", "started_s", "accepted", "link_us"):
+                    part[name] = 1_000_000
+        table.draft["link_us"] = 2_000
+    monkeypatch.setattr(rundir, "tables", lambda: paths)
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.main(["stats"])
+    lines = capsys.readouterr().out.splitlines()
+    heading, rows = lines[1:3], lines[4:-1]
+    assert "process 4194301" in heading[1] and "process 4194302" in heading[1]
+    labels = [label for label, _ in EngineReport.read(paths[0], table).rows()]
+    assert [line.split("│")[1].rstrip() for line in rows] == [f" {label}" for label in labels]
+    assert max(map(len, lines)) <= 80
 
 
 def test_its_page_has_a_line_for_each_row(table):

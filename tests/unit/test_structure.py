@@ -119,17 +119,17 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4460,
-    "../tests": 21200,
-    "protocol": 2235,
-    "draft": 4840,
-    "lifecycle": 2480,
-    "relay": 1645,
-    "config": 930,
+    "../benchmarks": 4440,
+    "../tests": 22180,
+    "protocol": 2280,
+    "draft": 4805,
+    "lifecycle": 2560,
+    "relay": 1650,
+    "config": 960,
     "metrics": 600,
-    "worker": 1940,
-    "hooks": 1350,
-    "tools": 1970,
+    "worker": 2000,
+    "hooks": 1475,
+    "tools": 2020,
 }
 
 

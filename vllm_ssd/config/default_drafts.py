@@ -57,6 +57,13 @@ FAMILIES = (
 )
 
 
+def size_of(config: Any) -> int:
+    """About how many weights a model with this Hugging Face text config has, in an own unit; 0 if
+    the config does not tell. A layer's weights grow with the square of the hidden size."""
+    layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    return int(layers * hidden**2)
+
+
 def default_draft(config: Any, model: str) -> str:
     """Name of the draft for a target with this Hugging Face text config.
 
@@ -70,9 +77,7 @@ def default_draft(config: Any, model: str) -> str:
             f"no default draft is known for the target {model!r} (model_type "
             f"{config.model_type!r} with {tokens} tokens): {ADVICE}"
         )
-    # A layer's weights grow with the square of the hidden size.
-    size = config.num_hidden_layers * config.hidden_size**2
-    if size <= family.draft_layers * family.draft_hidden**2:
+    if size_of(config) <= family.draft_layers * family.draft_hidden**2:
         raise ValueError(
             f"the target {model!r} is no larger than {family.draft}, the default draft for "
             f"{family.name}: {ADVICE} that is smaller, or serve it without speculation"

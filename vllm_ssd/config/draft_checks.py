@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import constants
 from pydantic import ValidationError
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
 from vllm.transformers_utils.repo_utils import file_or_path_exists
@@ -30,26 +31,32 @@ def first_sentence(error: Exception) -> str:
     return text.splitlines()[0].split(". ")[0].rstrip(".")
 
 
-def check_draft_source(draft: str, revision: str | None) -> None:
-    """Raise ``ValueError`` if the draft has no readable config; vLLM's own message is a page."""
-    if "://" in draft or Path(draft).is_file():
+def check_source(model: str, revision: str | None, what: str = "draft") -> None:
+    """Raise ``ValueError`` if a model has no readable config; vLLM's own message is a page. what:
+    the model's role, "draft" or "target"."""
+    if "://" in model or Path(model).is_file():
         return
-    if Path(draft).is_dir():
-        place, fix = "the folder of the draft", "give the folder of a model"
-    elif draft.startswith(("/", ".", "~")) or draft.count("/") > 1:
+    if Path(model).is_dir():
+        place, fix = f"the folder of the {what}", "give the folder of a model"
+    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise ValueError(
-            f"the draft {draft!r} is not a folder on this machine: write its whole path as "
-            '"model" in --speculative-config (~ is not expanded)'
+            f"the {what} {model!r} is not a folder on this machine: write its whole path (~ is not "
+            "expanded)"
         )
     else:
-        place, fix = (
-            "the Hugging Face Hub's model",
-            "check the spelling, the access and the network",
+        place = "the Hugging Face Hub's model"
+        fix = "check the spelling, the access and the network"
+        if constants.HF_HUB_OFFLINE:
+            fix = "check the spelling, or unset HF_HUB_OFFLINE so that it is downloaded"
+    found, why = False, ""
+    try:
+        found = any(
+            file_or_path_exists(model, name, revision) for name in ("config.json", "params.json")
         )
-    if not any(
-        file_or_path_exists(draft, name, revision) for name in ("config.json", "params.json")
-    ):
-        raise ValueError(f"no config.json can be read from {place} {draft!r}: {fix}")
+    except Exception as error:  # from any library that reads from the Hub
+        why = f" ({first_sentence(error)})"
+    if not found:
+        raise ValueError(f"no config.json can be read from {place} {model!r}{why}: {fix}")
 
 
 def check_draft(draft: ModelConfig) -> None:

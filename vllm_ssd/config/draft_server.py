@@ -6,23 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.lifecycle.server_spec import absolute
-from vllm_ssd.protocol.draft_names import NAME, DraftName, find
+from vllm_ssd.protocol.draft_names import NAME, CommonOptions, DraftName, find
 from vllm_ssd.relay.finding import described
 
 # Options that a draft server fixes for all its engines. Engines may leave them out.
-COMMON = (
-    "model",
-    "revision",
-    "code_revision",
-    "k",
-    "f",
-    "draft_sample_method",
-    "draft_top_m",
-    "saguaro",
-    "max_model_len",
-)
+COMMON = CommonOptions.__struct_fields__
+# Those that decide whose code comes with the draft's model.
+_OF_CODE = ("model", "revision", "code_revision")
 # Options of the draft's process, which an engine cannot change because it already runs.
 OF_ITS_PROCESS = (
     "draft_device",
@@ -44,14 +38,14 @@ def name_draft(name: str, config: SSDConfig) -> DraftName:
     options = {option: getattr(config, option) for option in COMMON}
     options["model"] = absolute(config.draft_model)
     options["draft_top_m"] = config.top_m or None
-    return DraftName(name, options)
+    return DraftName(name, CommonOptions(**options))
 
 
 def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an engine with a ``draft_server``, completed by those that the server fixes.
     Raises ``ValueError`` with a sentence if no draft has the name or the options do not fit."""
-    found = described(given) or _described_here(given["draft_server"])
-    name = found.name
+    name = given.get("draft_server")
+    fixed = msgspec.structs.asdict(described(given) or _described_here(name))
     for option in OF_ITS_PROCESS:
         if option in given:
             raise ValueError(
@@ -59,7 +53,7 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"already: leave {option} out, or give it to 'vllm-ssd draft'"
             )
     for option in COMMON:
-        theirs, ours = found.options[option], given.get(option)
+        theirs, ours = fixed[option], given.get(option)
         if option == "model" and ours is not None:
             ours = absolute(ours)
         if ours not in (None, theirs):
@@ -67,15 +61,18 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{option} is {ours!r} in --speculative-config and {theirs!r} at the draft server "
                 f"{name!r}, which fixes it for all its engines: leave {option} out"
             )
-    # The draft's max_model_len is not taken over: the target's texts may be shorter.
-    common = {**found.options, "max_model_len": None}
-    return {**given, **{option: value for option, value in common.items() if value is not None}}
+    del fixed["max_model_len"]  # not taken over: the target's texts may be shorter
+    common = {option: value for option, value in fixed.items() if value is not None}
+    named_here = all(option in given for option in _OF_CODE if option in common)
+    return {**given, **common, "model_named_here": named_here}
 
 
-def _described_here(name: str) -> DraftName:
+def _described_here(name: Any) -> CommonOptions:
     if not re.match(NAME, name):
         raise ValueError(
             f"draft_server {name!r} cannot be the name of a draft server: write the --name that "
             "'vllm-ssd draft' was started with"
         )
-    return find(name)[1]
+    options = find(name)[1].options
+    assert options is not None, "the service is not of a data parallel group, by its name"
+    return options

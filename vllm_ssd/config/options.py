@@ -55,6 +55,7 @@ _OTHER_NAMES = {
     "num_spec_tokens": "k",
     "spec_tokens": "k",
 }
+_OF_SSD_ONLY = {*OPTIONS, *_OTHER_NAMES} - _INHERITED
 
 
 def make_ssd_config(
@@ -85,6 +86,24 @@ def make_ssd_config(
     return config
 
 
+def how_to_ask(options: Any) -> str | None:
+    """Return a sentence for a ``--speculative-config`` that vLLM refuses, if it names no method or
+    seems to be meant for ssd; otherwise None."""
+    if not isinstance(options, Mapping):
+        shown = reprlib.repr(options)
+        return f'--speculative-config is no JSON object but {shown}: write {{"method":"ssd"}}'
+    method = options.get("method")
+    if method is not None:
+        letters = "".join(filter(str.isalpha, str(method).lower()))
+        wrong = f"the speculative method is {method!r}" if letters in ("ssd", "vllmssd") else None
+    else:
+        names = {str(key).lower().replace("-", "_"): key for key in options}
+        own = [key for name, key in names.items() if name in _OF_SSD_ONLY]
+        wrong = f"--speculative-config has {own[0]!r} and no method" if own else None
+        wrong = wrong or (None if options else "--speculative-config names no method")
+    return None if wrong is None else f'{wrong}: write "method":"ssd" to use ssd'
+
+
 def _take_vllms_name_of_k(options: dict[str, Any]) -> None:
     """Replace ``num_speculative_tokens`` by ``k``; ``ValueError`` if both are given and differ."""
     tokens = options.pop(_VLLMS_K, None)
@@ -110,7 +129,8 @@ def _is_ours(key: str, value: Any) -> bool:
             f"the option {key!r} of --speculative-config belongs to other speculative methods and "
             "would do nothing for ssd: leave it out"
         )
-    near = _OTHER_NAMES.get(key) or next(iter(difflib.get_close_matches(key, OPTIONS, 1)), None)
+    name = key.lower()
+    near = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, OPTIONS, 1)), None)
     hint = f" (did you mean {near!r}?)" if near else ""
     raise ValueError(
         f"the speculative method 'ssd' has no option {key!r}{hint}: its options are "
@@ -126,5 +146,7 @@ def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
     if expected is None:
         said = first_sentence(error)
         return f"{option} is {options[option]!r}: {said}" if option in options else said
-    written = option if option in options else _VLLMS_K
-    return f"{written} must be {expected}, not {reprlib.repr(options[written])}"
+    # The option may be in neither form: a draft server has given it.
+    written = _VLLMS_K if option not in options and _VLLMS_K in options else option
+    value = options.get(written, finding["input"])
+    return f"{written} must be {expected}, not {reprlib.repr(value)}"

@@ -18,7 +18,7 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 from vllm_ssd.config.default_drafts import default_draft
 from vllm_ssd.config.draft_checks import (
     check_draft,
-    check_draft_source,
+    check_source,
     check_vocabulary,
     first_sentence,
 )
@@ -136,6 +136,9 @@ class SSDConfig(SpeculativeConfig):
     for the V1 runner, where ssd follows this copy."""
     asked_for_adaptive_verification: bool = False
     """Whether the user set ``enable_adaptive_verification`` to true. Set with the config."""
+    model_named_here: bool = True
+    """Whether the user named the model to this engine, with its revisions, or a draft server did.
+    Set with the config."""
     run_dir: str = ""
     """The engine's private directory (``protocol/rundir.py``); set when the draft is launched."""
     run_dirs: dict[int, str] = Field(default_factory=dict)
@@ -256,7 +259,7 @@ class SSDConfig(SpeculativeConfig):
             self.draft_model or self.model or default_draft(target.hf_text_config, target.model)
         )
         self.model = self.draft_model
-        check_draft_source(self.draft_model, self.revision)
+        check_source(self.draft_model, self.revision)
         try:
             draft = ModelConfig(
                 model=self.draft_model,
@@ -264,7 +267,8 @@ class SSDConfig(SpeculativeConfig):
                 tokenizer=target.tokenizer,
                 tokenizer_mode=target.tokenizer_mode,
                 tokenizer_revision=target.tokenizer_revision,
-                trust_remote_code=target.trust_remote_code,
+                # A draft server must not choose what code runs here.
+                trust_remote_code=target.trust_remote_code and self.model_named_here,
                 dtype=target.dtype if self.draft_dtype == "auto" else self.draft_dtype,
                 seed=target.seed,
                 revision=self.revision,
@@ -273,10 +277,15 @@ class SSDConfig(SpeculativeConfig):
                 enforce_eager=target.enforce_eager,
                 spec_target_max_model_len=target.max_model_len,
             )
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:
+            fix = 'change what vLLM names, or name another with "model" in --speculative-config'
+            if not self.model_named_here:
+                fix = (
+                    'if it comes with code that you trust, repeat the "model" and the revisions of '
+                    "the draft server in --speculative-config"
+                )
             raise ValueError(
-                f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): "
-                'change what vLLM names, or name another with "model" in --speculative-config'
+                f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): {fix}"
             ) from error
         check_draft(draft)
         check_vocabulary(target, draft)

@@ -20,7 +20,7 @@ target does without drafts. In order of urgency:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_ssd.draft.budget import BranchBudget
@@ -62,9 +62,9 @@ class DraftEngine:
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
         self._prefill_due = 0  # tokens of new texts that go before the next glue
 
-    def warm_up(self, progress: Callable[[str], None]) -> None:
+    def warm_up(self) -> None:
         """Build, tune and record all programs now, before their first use."""
-        self._programs.warm_up(progress)
+        self._programs.warm_up()
 
     def join(self, table: SpeculationTable) -> ServedTable:
         """Serve a table from now on. Raises ``ValueError`` with a sentence if the table is not made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
@@ -119,9 +119,9 @@ class ProgramCache:
             sizes = [sum(branches)]
         return self._grow(next(rows for rows in sizes if fits(rows, branches)), sampled)
 
-    def warm_up(self, progress: Callable[[str], None]) -> None:
+    def warm_up(self) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
-        them all. progress: called with a sentence at each stage."""
+        them all."""
         if not self._recorded:
             grows = [self._grow(max(self._budget.branches(1), 1), s) for s in self._sampled]
             for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
@@ -137,11 +137,10 @@ class ProgramCache:
                 grow.try_out(context)
                 grow.run.record(pool)
         self._choose_rows(self._rows)
-        for number, batch in enumerate(self._batches):
+        for batch in self._batches:
             for program in self._rounds(batch):
                 program.try_out(context)
                 program.run.record(pool)
-            progress(f"draft: rounds recorded for {number + 1} of {len(self._batches)} batch sizes")
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.hooks.one_sentence import told_in_one_sentence
 from vllm_ssd.hooks.patches import Original, Where, apply, check_vllm
 
 if TYPE_CHECKING:
@@ -18,18 +21,35 @@ _CONFIG_MODULE = "vllm_ssd.config.ssd_config"  # has one class, ``SSDConfig``
 def with_ssd_options(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
     """Names no parameter of vLLM's: this also replaces the function of a vLLM that ssd does not
     know, whose engines without ssd get what it makes of its own arguments."""
-    if not _asks_for_ssd(self):
-        return original(self, *args, **kwargs)
-    check_vllm()
-    apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
-    apply(Where.WITH_SSD)
-    return _make_config(self, *args, **kwargs)
+    with told_in_one_sentence():
+        if not _asks_for_ssd(self):
+            return _make_vllms(original, self, *args, **kwargs)
+        check_vllm()
+        apply(Where.EVERY_PROCESS)  # raises what ``register`` could only log
+        apply(Where.WITH_SSD)
+        return _make_config(self, *args, **kwargs)
 
 
 def _asks_for_ssd(args: EngineArgs) -> bool:
     options = args.speculative_config
     method = options.get("method") if isinstance(options, dict) else None
     return (method or getattr(args, "spec_method", None)) == METHOD
+
+
+def _make_vllms(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+    """Make vLLM's own config. If vLLM refuses options that were meant for ssd, raise a sentence
+    that says how to ask for ssd."""
+    options, said = copy(self.speculative_config), None  # vLLM adds to them
+    try:
+        return original(self, *args, **kwargs)
+    except Exception:
+        with suppress(Exception):  # vLLM's error counts more than one of ours
+            from vllm_ssd.config.options import how_to_ask
+
+            said = how_to_ask(options)
+        if said is None:
+            raise
+    raise ValueError(said)
 
 
 def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_config: Any) -> Any:
@@ -66,7 +86,8 @@ def with_proposer(original: Original, self: EngineArgs, *args: Any, **kwargs: An
         from vllm_ssd.config.verification import choose_verification
 
         choose_verification(config)
-        check_runner(config)
+        with told_in_one_sentence():
+            check_runner(config)
     if uses_ssd(config) and not config.use_v2_model_runner:
         # With this method, the V1 runner takes a proposer from outside of vLLM.
         config.speculative_config.method = "custom_class"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,9 @@ from vllm.v1.executor.abstract import Executor
 
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, Where, apply, put_before
+from vllm_ssd.log import get_logger
+
+logger = get_logger(__name__)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,19 +29,47 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     if not uses_ssd(vllm_config):
         original(self, vllm_config)
         return
+    from vllm_ssd.lifecycle.own_table import NoRoom
+
     apply(Where.WITH_SSD)
     executor: Any = self
-    put_before(WithDraft, self)
+    config: Any = vllm_config.speculative_config
     executor._ssd_draft = draft = _make_draft(vllm_config)
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
     executor._stop_draft = weakref.finalize(self, draft.stop)
+    _expect_end_at_sigterm(draft)
     try:
         draft.start()
+        put_before(WithDraft, self)
         original(self, vllm_config)
+    except NoRoom as error:
+        executor._stop_draft()
+        if config.required:
+            raise
+        logger.error("%s; serving begins without drafts, as required is false", error)
+        config.run_dir = ""
+        original(self, vllm_config)
+        return
     except BaseException:
         executor._stop_draft()
         raise
     executor._or_shut_down(draft.workers_started)
+
+
+def _expect_end_at_sigterm(draft: JoinedDraft) -> None:
+    """Call ``draft.expect_end`` as soon as vLLM's engine core gets SIGTERM. vLLM ends the executor
+    only after the running requests. By then a SIGTERM to all processes, as systemd sends it, has
+    also ended the draft."""
+    vllms: Any = signal.getsignal(signal.SIGTERM)
+    if getattr(vllms, "__module__", "") != "vllm.v1.engine.core":
+        return  # the engine core is in the user's process
+
+    @functools.wraps(vllms)
+    def handler(*args: Any) -> None:
+        draft.expect_end()
+        vllms(*args)
+
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:

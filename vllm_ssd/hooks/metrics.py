@@ -62,7 +62,7 @@ def with_ssd_metrics(
         from vllm_ssd.metrics.prometheus import SpeculationCollector
 
         name = vllm_config.model_config.served_model_name
-        REGISTRY.register(SpeculationCollector(name, _table_paths(vllm_config)))
+        REGISTRY.register(SpeculationCollector(name, _run_dirs(vllm_config)))
 
 
 def with_ssd_collected(original: Original, self: MultiProcessCollector) -> Iterator[Any]:
@@ -82,11 +82,10 @@ def collectors() -> list[SpeculationCollector]:
     return [each for each in registered if isinstance(each, SpeculationCollector)]
 
 
-def _table_paths(vllm_config: VllmConfig) -> dict[int, Path]:
-    """Return the paths of the tables of the engines that this frontend has heard from."""
-    from vllm_ssd.protocol.rundir import table_path
-
+def _run_dirs(vllm_config: VllmConfig) -> dict[int, Path]:
+    """Return the run directories of the engines that this frontend has heard from and that have
+    one."""
     config: Any = vllm_config.speculative_config
     # An engine core in this process tells nothing: the config here has its run directory.
     run_dirs = config.run_dirs or {0: config.run_dir}
-    return {engine: table_path(Path(run_dir)) for engine, run_dir in run_dirs.items()}
+    return {engine: Path(run_dir) for engine, run_dir in run_dirs.items() if run_dir}

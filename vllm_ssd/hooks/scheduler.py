@@ -1,6 +1,7 @@
 """The scheduler of an engine with ssd under Model Runner V2.
 
-It schedules no draft tokens while the worker's plan has none. It also corrects the counts of vLLM's
+It schedules no draft tokens while the worker's plan has none, and never so many that another
+request would not fit the step. It also corrects the counts of vLLM's
 ``vllm:spec_decode_*`` and per-request metrics (``--per-request-spec-decode-metrics``).
 
 V2 schedules k tokens of every row, and vLLM's scheduler counts them all as draft tokens. These
@@ -12,7 +13,6 @@ takes longer even if none is verified, because the runner prepares for them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.seeds import give_own_seeds
 from vllm_ssd.log import get_logger
+from vllm_ssd.worker.draft_limit import most_that_fit
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -44,12 +45,11 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
     give_own_seeds(self)
     if not config.use_v2_model_runner:
         return
-    from vllm_ssd.protocol import SpeculationTable, rundir
+    from vllm_ssd.lifecycle.own_table import open_table
 
     scheduler: Any = self
-    path = rundir.table_path(Path(config.speculative_config.run_dir))
     try:
-        scheduler._ssd_table = SpeculationTable.open(path, writable=False)
+        scheduler._ssd_table = open_table(config, writable=False)
     except OSError:  # costs metrics and speed, and must not end the engine
         logger.warning(
             "SSD: the scheduler does not find the speculation table: vLLM's metrics count all "
@@ -99,8 +99,12 @@ class OwnScheduler(Scheduler):
             )
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """Schedule no draft tokens if the plan has none. They are those that this step proposes and
-        the next one would verify."""
+        """Schedule as many draft tokens of a row as let all requests into the next step, and none
+        if the plan has none. This step proposes them, and the next one verifies them."""
+        requests = min(len(self.running) + len(self.waiting), self.max_num_running_reqs)
+        most = most_that_fit(self.max_num_scheduled_tokens, requests)
         if self._ssd_table.plan["undrafted"][0]:
-            scheduler_output.num_spec_tokens_to_schedule = 0
+            most = 0
+        wanted = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = min(wanted, most)
         super()._update_after_schedule(scheduler_output)

@@ -38,7 +38,7 @@ def with_own_manager(
     """Make vLLM's manager an ``OwnManager``. Without one if vLLM refuses, unless the user asked for
     adaptive verification."""
     try:
-        manager: AdaptiveVerificationManager | None = original(vllm_config=vllm_config, **kwargs)
+        manager: Any = original(vllm_config=vllm_config, **kwargs)
     except ValueError as error:
         speculation = vllm_config.speculative_config
         if not uses_ssd(vllm_config) or speculation.asked_for_adaptive_verification:
@@ -47,6 +47,7 @@ def with_own_manager(
         return None
     if manager is not None and uses_ssd(vllm_config):
         put_before(OwnManager, manager)
+        manager._expected = torch.ones_like(manager._confidence_probs)
     return manager
 
 
@@ -58,17 +59,27 @@ class OwnManager(AdaptiveVerificationManager):
     _kv_tokens = 0
     _kv_token_ms: float | None = None
     cost_tables: Any  # vLLM's, by requests and by tokens
+    _confidence_probs: torch.Tensor  # vLLM's: float32 [slots, k], which rank the draft tokens
+    _expected: torch.Tensor  # float32 [slots, k]: chances that the budget is chosen by
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: InputBatch) -> None:
         """Record ssd's expected and current confidences. vLLM chooses a step's number of draft
         tokens by confidences of an earlier step, and the tokens by those of the step itself. ssd
-        states both, because it is chance which rows will have draft tokens."""
+        states both, because it is chance which rows will have draft tokens.
+
+        vLLM copies the confidences of all rows to the host. Current ones of a row that misses steps
+        are those of its pending draft tokens, and must not decide how many of these are verified.
+        So the copied ones have a tensor of their own."""
         speculator = getattr(self.req_states, SPECULATOR)
         if not speculator.has_proposed:
             return
+        for slot in self._pending_resets:  # of new requests, as vLLM resets the current ones
+            self._expected[slot].fill_(1.0)
+        current, self._confidence_probs = self._confidence_probs, self._expected
         super().record_confidences(speculator.expected_confidence_probs, input_batch)
-        current = speculator.draft_token_confidence_probs[: input_batch.num_reqs]
-        self._confidence_probs[input_batch.idx_mapping] = current
+        self._confidence_probs = current
+        of_step = speculator.draft_token_confidence_probs[: input_batch.num_reqs]
+        current[input_batch.idx_mapping] = of_step
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
         """Choose the steps to measure at start-up; ``step_costs.py`` gives the reasons."""

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.found_draft import FoundDraft
-from vllm_ssd.lifecycle.launch import join
+from vllm_ssd.lifecycle.launch import await_word, join
 from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
 from vllm_ssd.log import get_logger
@@ -59,6 +59,7 @@ class JoinedDraft:
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # result of the first try
         self._tried = self._started = self._lost = False
         self._speaks = True  # logs losses and returns; False: the launcher logs them
+        self._engine_ends = False
 
     @property
     def about(self) -> str:
@@ -74,7 +75,9 @@ class JoinedDraft:
         self._run_dir = self._files.run_dir
         self._config.run_dir = str(self._run_dir)
         self._table = self._files.table
-        logger.info("SSD: joining the draft of %r in %s", self._config, self._run_dir)
+        self._begun = time.monotonic()
+        if self._config.draft_server is not None:
+            logger.info("SSD: joining %s", self.about)
         self._try_to_join()
         if not self._words.empty():
             self.wait_ready()
@@ -91,12 +94,14 @@ class JoinedDraft:
             return
         timeout_s = self._config.start_timeout_s
         try:
-            refusal = self._words.get(timeout=timeout_s)
+            what = f"joining {self.about}"
+            refusal = await_word(self._words, timeout_s, self._begun, what)
         except queue.Empty:
             self._tried = True  # no caller waits for the result now: ``_say`` logs it
             refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
         if not refusal:
-            logger.info("SSD: %s drafts for this engine", self.about)
+            if self._config.draft_server is not None:
+                logger.info("SSD: %s drafts for this engine", self.about)
         elif self._config.required:
             self.stop()
             raise RuntimeError(f"SSD: {self.about} could not be joined: {refusal}")
@@ -119,6 +124,11 @@ class JoinedDraft:
             self._asleep = False
             self._next_try = 0.0
             self._due = time.monotonic() + self._config.start_timeout_s
+
+    def expect_end(self) -> None:
+        """Miss no draft from now on: vLLM is told to end. Takes no lock: a signal handler calls
+        this."""
+        self._engine_ends = True
 
     def begin_stop(self) -> None:
         """Stop the draft before vLLM stops the target's workers: vLLM kills an engine core that
@@ -152,7 +162,7 @@ class JoinedDraft:
             with self._turn:
                 try:
                     self._tend()
-                    if time.monotonic() >= next_spread:
+                    if time.monotonic() >= next_spread and not self._engine_ends:
                         next_spread = time.monotonic() + SPREAD_S
                         self._spread()
                     rundir.touch(self._run_dir)
@@ -163,7 +173,7 @@ class JoinedDraft:
         """Check the draft that this engine has joined. If there is none, try to join one."""
         if self._draft is not None:
             self._check(self._draft)
-        elif not self._asleep and time.monotonic() >= self._next_try:
+        elif not (self._asleep or self._engine_ends) and time.monotonic() >= self._next_try:
             self._try_to_join()
             if self._draft is None and time.monotonic() >= self._due:
                 self._lose(f"not back within {self._config.start_timeout_s:g} s")
@@ -181,7 +191,7 @@ class JoinedDraft:
     def _lose(self, why: str) -> None:
         self._due = math.inf
         self._lost = True
-        if self._speaks:
+        if self._speaks and not self._engine_ends:
             what = "serving goes on without drafts until it is back"
             logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
 

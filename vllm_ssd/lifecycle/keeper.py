@@ -51,7 +51,8 @@ class Keeper:
         self._name = spec.name  # if set, the draft stays while an engine has it in its table
 
     def run(self) -> None:
-        """Keep the draft until the engine core closes the channel and no engine needs the draft."""
+        """Keep the draft until the engine core closes the channel and no engine needs the draft, or
+        until SIGTERM. Then the engine core keeps the files for another keeper, unless it ends."""
         try:
             with contextlib.closing(DraftActor(self._spec)) as actor:
                 self._keep(actor)
@@ -61,9 +62,11 @@ class Keeper:
             self._say("failed", sentence(error))
             raise
         finally:
-            rundir.remove(Path(self._spec.run_dir))
-            # vLLM may have killed the engines, and the keeper outlives them to remove their files.
-            rundir.sweep()
+            if not (sys.exc_info()[0] is SystemExit and self._has_owner()):
+                rundir.remove(Path(self._spec.run_dir))
+                # vLLM may have killed the engines, and the keeper outlives them to remove their
+                # files.
+                rundir.sweep()
 
     def _keep(self, actor: DraftActor) -> None:
         """Run one draft server after the other, until ``OwnerGone``."""
@@ -124,11 +127,7 @@ class Keeper:
     def _rest(self, seconds: float | None) -> None:
         """Sleep for ``seconds``, None = for ever; ``OwnerGone`` once no process needs the draft."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
-        # The engine core writes nothing: a readable channel is closed. ``select`` would refuse a
-        # channel with a number above 1023, which a parent with many open files gives.
-        closed = select.poll()
-        closed.register(self._channel, select.POLLIN)
-        while closed.poll(None if seconds is None else seconds * 1000):
+        while not self._has_owner(seconds):
             if not (self._name and engines_of(self._name)):
                 raise OwnerGone
             # The engine that started the draft is gone, but other engines still share the draft.
@@ -136,6 +135,15 @@ class Keeper:
             if pause <= 0:
                 return
             time.sleep(pause)
+
+    def _has_owner(self, seconds: float | None = 0) -> bool:
+        """Wait for ``seconds``, None = for ever, and return whether the engine core still has the
+        channel. If not, return at once."""
+        # The engine core writes nothing: a readable channel is closed. ``select`` would refuse a
+        # channel with a number above 1023, which a parent with many open files gives.
+        closed = select.poll()
+        closed.register(self._channel, select.POLLIN)
+        return not closed.poll(None if seconds is None else seconds * 1000)
 
     def _say(self, kind: str, text: str) -> None:
         say(self._channel, kind, text)  # if nobody hears it, the next ``_rest`` finds that out

@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_ssd.lifecycle.detached import start_detached
-from vllm_ssd.lifecycle.own_table import OwnFiles, table_shape
+from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import make_server_spec
@@ -37,6 +37,8 @@ _LOSSES = {
 # Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
+SAY_S = 30.0  # between two log lines that the draft is still awaited
+Word = TypeVar("Word")
 
 
 class DraftLauncher:
@@ -62,19 +64,22 @@ class DraftLauncher:
         self._stop_begun = 0.0
         self._awaited = "the keeper"  # the step that the draft's start waits for
         self._started = False
+        self._begun = 0.0
         self.given_up = False  # there is no draft and none will be started
         self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Make the table and start the draft server; returns before the draft is loaded. Raises
-        ``ValueError`` with a sentence if another service has the name; call ``stop`` then, too."""
+        ``NoRoom``, and ``ValueError`` with a sentence if another service has the name; call
+        ``stop`` then, too."""
         from vllm.platforms import current_platform
 
         shape = replace(table_shape(self._vllm_config), slots=1)
         owner = TableOwner(pid=os.getpid(), draft_server=self._named.name)
         self._files = OwnFiles(shape, owner)
         self.run_dir = self._files.run_dir
-        publish(self.run_dir, self._named)
+        with in_a_sentence("no room for the draft's description", FREE_FOLDER):
+            publish(self.run_dir, self._named)
         self._spec = make_server_spec(
             self._vllm_config,
             str(self.run_dir),
@@ -82,7 +87,11 @@ class DraftLauncher:
             current_platform,
             self._named.name if is_own_draft(self._named.name) else "",
         )
-        logger.info("SSD: starting the draft of %r in %s", self._config, self.run_dir)
+        draft, policy = self._spec.model.engine_args["model"], self._spec.policy
+        logger.info(
+            "SSD: starting draft %s on %s (k=%d, f=%d)", draft, self._device, policy.k, policy.f
+        )
+        self._begun = time.monotonic()
         self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
@@ -106,12 +115,12 @@ class DraftLauncher:
             return
         timeout_s = self._config.start_timeout_s
         try:
-            kind, text = self._words.get(timeout=timeout_s)
+            kind, text = await_word(self._words, timeout_s, self._begun, "loading the draft")
         except queue.Empty:
             kind = "failed"
             text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
         if kind == "ready":
-            logger.info("SSD: %s", text)
+            logger.info("SSD: draft ready (%s)", text)
         elif self._config.required:
             raise RuntimeError(f"SSD: the draft could not be started: {text}")
         else:
@@ -120,10 +129,14 @@ class DraftLauncher:
             self.given_up = True
         self._started = True
 
+    def expect_end(self) -> None:
+        """Miss neither draft nor keeper from now on. Takes no lock: signal handlers call this."""
+        self._stopping = True
+
     def begin_stop(self) -> None:
         """Tell the keeper to take the draft down, without waiting for it."""
         with self._ending:
-            self._stopping = True
+            self.expect_end()
             self._stop_begun = self._stop_begun or time.monotonic()
             if self._channel is not None:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
@@ -188,18 +201,33 @@ class DraftLauncher:
                 (kind, text), *_ = json.loads(line).items()
                 if kind == "awaited":
                     self._awaited = text
-                    if not self._started:
-                        logger.info("SSD: waiting for %s", text)
+                    logger.debug("SSD: waiting for %s", text)
                 elif kind == "back" or (kind == "ready" and self._started):
-                    logger.warning("SSD: the draft is back: %s", text)
+                    if not self._stopping:
+                        logger.warning("SSD: the draft is back: %s", text)
                     self.given_up = False
                     self._keepers.served()
                 elif kind in _LOSSES:
                     what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
-                    logger.error("SSD: the draft %s", what)
+                    if not self._stopping:
+                        logger.error("SSD: the draft %s", what)
                     self.given_up |= kind == "given_up"
                 else:
                     self._words.put((kind, text))
+
+
+def await_word(words: queue.SimpleQueue[Word], timeout_s: float, begun: float, what: str) -> Word:
+    """Return the next word. Raises ``queue.Empty`` after ``timeout_s`` seconds. Logs every
+    ``SAY_S`` seconds what takes so long. begun: when it began, in monotonic seconds."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return words.get(timeout=max(0.0, min(SAY_S, left_s)))
+        except queue.Empty:
+            if left_s <= SAY_S:
+                raise
+        logger.info("SSD: still %s (%.0f s)", what, time.monotonic() - begun)
 
 
 def join(thread: threading.Thread, timeout_s: float | None = None) -> None:

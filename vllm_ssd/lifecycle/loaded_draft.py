@@ -24,13 +24,8 @@ from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.lifecycle.memory_errors import clear_words
 from vllm_ssd.lifecycle.server_spec import ServerSpec
-from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.publisher import HostPublisher, Publisher
-
-logger = get_logger(__name__)
-
-PROGRESS_S = 10.0
 
 
 class LoadedDraft:
@@ -63,7 +58,6 @@ class LoadedDraft:
         chosen = self._of_model.kv_cache_bytes is not None
         with nullcontext() if self._spec.cores else clear_words(chosen_kv_cache=chosen):
             if self._model is None:
-                logger.info("SSD: loading the draft's weights")
                 self._model = DraftModel(self._of_model, self._run_dir)
             self._shape = _shape(self._model)
             publisher = _publisher(self.table.shape, self._model)
@@ -71,18 +65,16 @@ class LoadedDraft:
             engine = DraftEngine(self._model, self._spec.policy, publisher, seats)
             self.served = engine.join(self.table)
             with torch.inference_mode():
-                engine.warm_up(_Progress())
+                engine.warm_up()
         self.engine = engine
         # Exclude the loaded objects from collection: scanning them stops the loop for milliseconds.
         gc.collect()
         gc.freeze()
-        model, cores = self._model, self._spec.cores
+        model = self._model
         layers = "fused layers, " if model.fused else ""
         return (
-            f"draft {self._of_model.engine_args['model']} ({model.device.type}"
-            f"{', cores ' + str(cores) if cores else ''}, "
-            f"{model.tree_backend} attention, {layers}{model.num_blocks * BLOCK_SIZE} tokens of "
-            f"KV cache) loaded in {time.monotonic() - started:.1f} s"
+            f"loaded in {time.monotonic() - started:.1f} s, {model.tree_backend} attention, "
+            f"{layers}{model.num_blocks * BLOCK_SIZE} tokens of KV cache"
         )
 
     def put_away(self) -> None:
@@ -125,18 +117,6 @@ class LoadedDraft:
 def _shape(model: DraftModel) -> tuple[Any, ...]:
     """Properties that two checkpoints of one model share."""
     return model.embedded, model.max_len, model.attention.shape
-
-
-class _Progress:
-    """Logs the progress of a long preparation, at most once in ``PROGRESS_S`` seconds."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + PROGRESS_S
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + PROGRESS_S
-            logger.info("SSD: %s", text)
 
 
 def _publisher(shape: TableShape, model: DraftModel) -> Publisher:

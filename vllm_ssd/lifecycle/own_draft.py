@@ -61,7 +61,7 @@ class OwnDraft(JoinedDraft):
             for note in self._device.notes:
                 logger.warning("SSD: %s", note)
         if starts:
-            named = DraftName(self._name, options={})
+            named = DraftName(self._name, options=None)
             self._launcher = DraftLauncher(self._vllm_config, named, self._device)
             self._launcher.start()
             self._speaks = False  # the launcher logs losses and returns
@@ -101,6 +101,11 @@ class OwnDraft(JoinedDraft):
             timeout_s = self._config.start_timeout_s
             while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
                 pass  # the keeper killed a draft that hung: its successor must sleep
+
+    def expect_end(self) -> None:
+        super().expect_end()
+        if self._launcher is not None:
+            self._launcher.expect_end()
 
     def _begin_stop(self) -> None:
         self._stop_begun = self._stop_begun or time.monotonic()

@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ def set_environment(run_dir: Path) -> None:
     # The draft's process group has one member. Its sockets would listen at the address of the host
     # name, or on the interface that a cluster's environment chooses for its targets.
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    # The draft server's lines have vLLM's prefix. Ray would add its own, in colors.
+    os.environ["RAY_DISABLE_WORKER_LOG_PREFIX"] = "1"
+    os.environ["RAY_COLOR_PREFIX"] = "0"
     # The keeper has no parent. Ray would take the raylet for dead and end the keeper silently.
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 
@@ -88,6 +92,7 @@ class OwnRay:
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._token)
+        ending = signal.getsignal(signal.SIGTERM)
         self._ray.init(
             address="local",
             num_cpus=1,
@@ -98,6 +103,7 @@ class OwnRay:
             _node_ip_address="127.0.0.1",
             logging_level=logging.WARNING,
         )
+        signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort this process
         self._vital = list(filter(_is_vital, psutil.Process().children()))
         self.check_listeners()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.placement import engine_index
@@ -56,27 +59,55 @@ def engines_of(draft_server: str) -> list[TableOwner]:
     return found
 
 
+class NoRoom(RuntimeError):
+    """Files of an engine or a draft cannot be made. The text is a sentence."""
+
+
+@contextlib.contextmanager
+def in_a_sentence(problem: str, fix: str) -> Iterator[None]:
+    """Raise ``NoRoom`` in place of ``OSError``."""
+    try:
+        yield
+    except OSError as error:
+        raise NoRoom(f"SSD: {problem} ({error}): {fix}") from error
+
+
+FREE_FOLDER = "free some space in the temporary folder, or set TMPDIR to another one"
+
+
+def open_table(vllm_config: VllmConfig, writable: bool = True) -> SpeculationTable:
+    """Open the table of this process's engine. Errors: ``SpeculationTable.open``'s."""
+    config: Any = vllm_config.speculative_config
+    if not config.run_dir:  # there was no room for its files
+        return SpeculationTable.without_draft(table_shape(vllm_config))
+    return SpeculationTable.open(rundir.table_path(Path(config.run_dir)), writable)
+
+
 class OwnFiles:
     """A run directory and its table, made by this process and held until ``remove``. First removes
     the files that killed engines have left. locks: file descriptors that hold directory and
     table."""
 
     def __init__(self, shape: TableShape, owner: TableOwner):
-        """Raises ``OSError`` if there is no room in the temporary folder, and ``RuntimeError`` with
-        a sentence if there is none in shared memory."""
+        """Raises ``NoRoom``."""
         rundir.sweep()
-        self.run_dir, self.locks = rundir.create()
+        with in_a_sentence("no room for the run directory", FREE_FOLDER):
+            self.run_dir, self.locks = rundir.create()
+        problem = f"no room for the speculation table of {shape.size / 2**20:.1f} MiB"
         try:
-            self.table = SpeculationTable.create(rundir.table_path(self.run_dir), shape, owner)
-            self.table.target["started_s"] = int(time.time())  # a target's worker sets it again
-            self.locks.append(rundir.hold_table(self.run_dir))
-        except OSError as error:
+            with in_a_sentence(problem, "free shared memory, or in a container raise --shm-size"):
+                self.table = self._make_table(shape, owner)
+                self.locks.append(rundir.hold_table(self.run_dir))
+        except NoRoom:
             self.remove()
-            size = shape.size / 2**20
-            raise RuntimeError(
-                f"SSD: no room for the speculation table ({size:.1f} MiB of shared memory: "
-                f"{error}): free some, or in a container raise --shm-size"
-            ) from error
+            raise
+        self.table.target["started_s"] = int(time.time())  # a target's worker sets it again
+
+    def _make_table(self, shape: TableShape, owner: TableOwner) -> SpeculationTable:
+        while True:
+            path = rundir.new_table_path(self.run_dir)
+            with contextlib.suppress(FileExistsError):
+                return SpeculationTable.create(path, shape, owner)
 
     def remove(self) -> None:
         """Remove the directory and the table; a second call does nothing."""

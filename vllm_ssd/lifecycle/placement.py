@@ -37,6 +37,15 @@ class DraftDevice:
     reservation: Any = None
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """The device's name for messages."""
+        if self.gpu is not None:
+            return f"GPU {self.gpu}"
+        cores = ",".join(map(str, self.cores))
+        if len(self.cores) > 1 and self.cores == [*range(self.cores[0], self.cores[-1] + 1)]:
+            cores = f"{self.cores[0]}-{self.cores[-1]}"
+        return f"CPU cores {cores}"
+
 
 def local_engines(parallel: ParallelConfig) -> int:
     """Number of engines on this host. Call it while the config is made: vLLM later tells the

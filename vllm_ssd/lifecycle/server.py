@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from multiprocessing import current_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ class DraftServer:
 
     def load(self) -> str:
         """Load the draft and return a line that describes it. Errors: see ``LoadedDraft.load``."""
+        current_process().name = "DraftServer"  # vLLM's log lines begin with it
         hush_vllm()
         gc.disable()  # imports of vLLM leave little garbage: to look for it takes over a second
         try:
@@ -150,7 +152,7 @@ class DraftServer:
         self._status["away"] = 0
         line = self._draft.load()
         self._draft.served.beat()
-        logger.info("SSD: %s", line)
+        logger.info("SSD: draft ready (%s)", line)
 
     def _stop(self, message: Stop) -> None:
         self._stopped = True

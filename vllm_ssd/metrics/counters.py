@@ -75,7 +75,7 @@ class TargetCounters:
         current = snapshot(self._table)
         self._acceptance.check(current["verified"][0], current["taken"][0])
         news = subtract(current, self._logged)
-        if news["rounds"]:
+        if news["rounds"] or news["off"]:
             logger.info("SSD metrics: %s", describe(news))
         self._logged = current
 

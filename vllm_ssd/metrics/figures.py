@@ -66,7 +66,8 @@ def describe(counters: Mapping[str, Any]) -> str:
     derived = rates(counters)
     acceptance = ", ".join(f"{share:.3f}" for share in derived["acceptance"])
     return (
-        f"Rounds: {counters['rounds']}, Hit rate: {derived['hit']:.1%}, "
+        f"Rounds: {counters['rounds']}, Off: {counters['off']}, "
+        f"Hit rate: {derived['hit']:.1%}, "
         f"Miss rate: {derived['miss']:.1%}, Late rate: {derived['late']:.1%}, "
         f"Timeouts: {counters['timeouts']}, "
         f"Mean acceptance length: {derived['tokens_per_round']:.2f}, "

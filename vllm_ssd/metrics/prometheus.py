@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import snapshot, total
-from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.protocol import SpeculationTable, rundir
 from vllm_ssd.protocol.heartbeat import draft_lives, heartbeat_age_s
 from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
 
@@ -35,23 +35,23 @@ _Engines = Sequence[tuple[tuple[str, str], SpeculationTable, Mapping[str, Any]]]
 
 
 class SpeculationCollector(Collector):
-    """Collects the metrics of a server's engines. Engines on other machines have none here. paths:
-    of the engines' tables, by their index in the data parallel group."""
+    """Collects the metrics of a server's engines. Engines on other machines have none here.
+    run_dirs: of the engines, by their index in the data parallel group."""
 
     # vLLM unregisters collectors with such a name before it registers its metrics anew.
     _name = "vllm:ssd"
 
-    def __init__(self, model: str, paths: Mapping[int, Path]):
+    def __init__(self, model: str, run_dirs: Mapping[int, Path]):
         self._model = model
-        self._paths = paths
+        self._run_dirs = run_dirs
         self._opened: dict[Path, SpeculationTable | None] = {}
 
     def tables(self) -> Iterator[tuple[int, SpeculationTable]]:
         """Yield each engine's index and its table, which is opened on first use."""
-        for engine, path in sorted(self._paths.items()):
-            if path not in self._opened:
-                self._opened[path] = _open(path)
-            table = self._opened[path]
+        for engine, run_dir in sorted(self._run_dirs.items()):
+            if run_dir not in self._opened:
+                self._opened[run_dir] = _open(run_dir)
+            table = self._opened[run_dir]
             if table is not None:
                 yield engine, table
 
@@ -68,9 +68,9 @@ class SpeculationCollector(Collector):
             yield from _of_rounds(engines)
 
 
-def _open(path: Path) -> SpeculationTable | None:
+def _open(run_dir: Path) -> SpeculationTable | None:
     try:
-        return SpeculationTable.open(path, writable=False)
+        return SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     except (OSError, ValueError) as error:  # for example, the engine is on another machine
         logger.warning("SSD: no metrics of an engine whose table cannot be read here: %s", error)
         return None

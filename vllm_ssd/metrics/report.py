@@ -86,14 +86,16 @@ class EngineReport:
         counted, of_rounds = self.counted, rates(self.counted)
         rounds = max(counted["rounds"], 1)
         owner = self.owner
-        yield "target", f"{owner.model or 'of each engine'}, process {owner.pid}"
         whose = f" of {owner.named_by_user}" if owner.named_by_user else ""
-        yield "draft", f"process {counted['pid']}{whose}, {self._state()}"
+        away = self.heartbeat_age_s is None
+        yield "target", owner.model or "of each engine"
+        yield "draft", _STATES[self.state] if away or self.serves else "silent"
+        yield "  process", f"{counted['pid']}{whose}"
+        yield "  last heartbeat", "none" if away else f"{self.heartbeat_age_s:.1f} s ago"
         yield "  engines that share it", str(counted["joined"])
         link_us = counted["link_us"]
         yield "  network round trip", f"{link_us / 1000:.2f} ms" if link_us else "none: same node"
         yield "  restarts", str(counted["restarts"])
-        away = self.heartbeat_age_s is None
         yield "  requests it drafts for", "none" if away else str(counted["live"])
         yield "  KV cache in use", "none" if away else f"{self._kv_usage():.1%}"
         yield "  busy", f"{self._busy():.0%} of the time"
@@ -102,33 +104,28 @@ class EngineReport:
             mean_ms = counted[f"{kind}_us"] / max(done, 1) / 1000
             yield f"  {label}", f"{done}, {mean_ms:.2f} ms each"
         branches = counted["branches"] / max(counted["drafted_ahead"], 1)
-        yield "  branches", f"{branches:.1f} per request and round"
+        yield "  branches", f"{branches:.1f} per round"
         yield "rounds", str(counted["rounds"])
         yield "  hit: drafts ready at once", f"{of_rounds['hit']:.1%} of rounds"
-        yield "  miss: outcome not predicted", f"{of_rounds['miss']:.1%} of rounds"
+        yield "  miss: not predicted", f"{of_rounds['miss']:.1%} of rounds"
         yield "  late: drafts not ready", f"{of_rounds['late']:.1%} of rounds"
-        yield "  off: plain decoding was faster", f"{counted['off']} rounds"
+        yield "  off: plain was faster", f"{counted['off']} rounds"
         ready = total(counted["ready"]) / max(sum(counted["ready"]), 1)
         yield "  draft tokens ready at once", f"{ready:.2f} per round"
         yield "  wait for drafts", f"{of_rounds['wait_ms']:.2f} ms per round"
         yield "  waits that timed out", f"{counted['timeouts']} requests"
         yield "  draft tokens given", f"{counted['drafts'] / rounds:.2f} per round"
         accepted = sum(counted["taken"]) / max(sum(counted["verified"]), 1)
-        yield "  draft tokens accepted", f"{accepted:.1%} of those verified"
+        yield "  draft tokens accepted", f"{accepted:.1%} of verified"
         yield "  tokens generated", f"{of_rounds['tokens_per_round']:.2f} per round"
 
     @property
     def title(self) -> str:
-        """The heading of this report's column."""
+        """The heading of this report's column. The process tells engines of two servers apart."""
         owner = self.owner
         is_service = owner.draft_server and not owner.model
-        return f"draft server {owner.draft_server}" if is_service else f"engine {owner.engine}"
-
-    def _state(self) -> str:
-        if self.heartbeat_age_s is None:
-            return _STATES[self.state]
-        seen = f"last heartbeat {self.heartbeat_age_s:.1f} s ago"
-        return f"serves, {seen}" if self.serves else f"silent, {seen}"
+        name = f"draft server {owner.draft_server}" if is_service else f"engine {owner.engine}"
+        return f"{name}\nprocess {owner.pid}"
 
     @property
     def serves(self) -> bool:
@@ -148,7 +145,7 @@ class EngineReport:
 def as_table(reports: Sequence[EngineReport]) -> Table:
     """Return a table with one column per report."""
     table = Table()
-    table.add_column()
+    table.add_column(no_wrap=True)
     for report in reports:
         table.add_column(report.title, justify="right", overflow="fold")
     for cells in zip(*(report.rows() for report in reports)):

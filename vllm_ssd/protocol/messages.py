@@ -19,6 +19,8 @@ import zmq
 Slot = Annotated[int, msgspec.Meta(ge=0)]
 Generation = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]  # 64 bits: msgpack has no longer integers
+# What msgspec raises for bytes that do not fit: the last is for values in thousands of lists.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):

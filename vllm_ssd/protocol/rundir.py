@@ -1,7 +1,8 @@
 """One engine's private files: a directory with its lock, socket and Ray files, and its table.
 
-The directory is in the temporary folder, the table in shared memory. Both have the same name, which
-other users cannot guess, and only the owner can read them. There are two locks: a file in the
+The directory is in the temporary folder, the table in shared memory. Only the owner can read them.
+The table's name is the directory's and more that other users cannot guess, or they could make a
+file with this name as soon as they see the directory. There are two locks: a file in the
 directory, and the directory itself, because cleaners of temporary folders remove old files. The
 engine core and the keeper of its draft hold both locks until both have ended, however they ended. A
 process that can take the locks may remove the rest. The engine core also locks its table. Engines
@@ -11,12 +12,15 @@ with another temporary folder do not find the directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from vllm_ssd.log import get_logger
@@ -44,10 +48,22 @@ def _prefix() -> str:
     return f"vllm-ssd-{os.getuid()}-"
 
 
+def new_table_path(run_dir: Path) -> Path:
+    """A path for the table of a run directory, another one at each call."""
+    return _memory(run_dir) / f"{run_dir.name}-{secrets.token_hex(8)}.table"
+
+
 def table_path(run_dir: Path) -> Path:
-    """The path of the table that belongs to a run directory."""
-    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else run_dir.parent
-    return memory / f"{run_dir.name}.table"
+    """The path of the table that belongs to a run directory; raises ``FileNotFoundError``."""
+    memory, pattern = _memory(run_dir), f"{run_dir.name}-*.table"
+    for path in memory.glob(pattern):
+        if _is_own(path, stat.S_ISREG):
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(memory / pattern))
+
+
+def _memory(run_dir: Path) -> Path:
+    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else run_dir.parent
 
 
 def create() -> tuple[Path, list[int]]:
@@ -108,23 +124,25 @@ def touch(run_dir: Path) -> None:
     it now and then: it works once in ``TOUCH_S`` seconds, by the time of the lock file, which
     nothing else writes. That of the directory changes with each new file in it."""
     lock = run_dir / "lock"
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         if time.time() - (lock if lock.exists() else run_dir).stat().st_mtime < TOUCH_S:
             return
-    for path in (run_dir, *run_dir.rglob("*")):
-        with contextlib.suppress(OSError):  # Ray's files come and go
-            os.utime(path, follow_symlinks=False)
+    for folder, folders, files in os.walk(run_dir):  # skips folders that it cannot read
+        for name in (".", *folders, *files):
+            with contextlib.suppress(OSError):  # Ray's files come and go
+                os.utime(os.path.join(folder, name), follow_symlinks=False)
 
 
 def remove(run_dir: Path) -> None:
     """Remove the directory and its table, as far as they exist."""
-    table_path(run_dir).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        table_path(run_dir).unlink()
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def is_run_dir(path: Path) -> bool:
     """True if this may be the run directory of an engine of this user."""
-    return path.is_absolute() and path.name.startswith(_prefix()) and _is_own_folder(path)
+    return path.is_absolute() and path.name.startswith(_prefix()) and _is_own(path)
 
 
 def living() -> list[Path]:
@@ -144,14 +162,12 @@ def sweep() -> None:
             logger.info("SSD: removing what a killed engine left in %s", path)
             remove(path)
     for table in _all_tables():
-        run_dir = _base() / table.name.removesuffix(".table")
-        if not run_dir.exists() and _is_abandoned(table):
+        if _is_abandoned(table):
             table.unlink(missing_ok=True)
 
 
 def _all_tables() -> list[Path]:
-    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else _base()
-    return list(memory.glob(f"{_prefix()}*.table"))
+    return list(_memory(_base() / _prefix()).glob(f"{_prefix()}*.table"))
 
 
 def _is_abandoned(table: Path) -> bool:
@@ -164,12 +180,13 @@ def _is_abandoned(table: Path) -> bool:
 
 
 def _all() -> list[Path]:
-    return [path for path in _base().glob(f"{_prefix()}*") if _is_own_folder(path)]
+    return [path for path in _base().glob(f"{_prefix()}*") if _is_own(path)]
 
 
-def _is_own_folder(path: Path) -> bool:
+def _is_own(path: Path, kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
+    """True if this is a folder, or a file of another ``kind``, of this user."""
     try:
         about = path.lstat()
     except FileNotFoundError:
         return False  # removed by another engine that sweeps
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+    return kind(about.st_mode) and about.st_uid == os.getuid()

@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol.messages import Join, Leave, Request, Wake, endpoint
+from vllm_ssd.protocol.messages import UNREADABLE, Join, Leave, Request, Wake, endpoint
 
 logger = get_logger(__name__)
 
@@ -81,7 +81,7 @@ class Sockets:
             sender, *_, body = socket.recv_multipart()
             try:
                 handle(_requests.decode(body), lambda text: _answer(socket, sender, text))
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 logger.warning("SSD: ignored a malformed control message: %s", error)
 
         self.add(socket, read)

@@ -68,6 +68,13 @@ class SpeculationTable:
         return table
 
     @classmethod
+    def without_draft(cls, shape: TableShape) -> SpeculationTable:
+        """A table in this process's own memory, for an engine that has no files and no draft."""
+        table = cls(Path(os.devnull), shape, mmap.mmap(-1, shape.size), writable=True)
+        table.plan["undrafted"] = True
+        return table
+
+    @classmethod
     def open(cls, path: Path, writable: bool = True) -> SpeculationTable:
         """Open a table. Raises ``PermissionError`` if it is not this user's, ``OSError`` if it
         cannot be opened, and ``ValueError`` if it is not of this version."""

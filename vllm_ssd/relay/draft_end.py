@@ -12,12 +12,12 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
+from vllm_ssd.protocol.draft_names import CommonOptions
 from vllm_ssd.protocol.heartbeat import draft_lives
 from vllm_ssd.protocol.messages import Add, Leave, Remove, Wake
 from vllm_ssd.protocol.sockets import Sockets
@@ -57,7 +57,7 @@ class DraftEndSpec(msgspec.Struct, frozen=True):
     it listens at any free one. max_num_seqs: most requests that the draft serves at a time."""
 
     run_dir: str
-    options: dict[str, Any]
+    options: CommonOptions
     keys: KeyFile
     place: int
     max_num_seqs: int

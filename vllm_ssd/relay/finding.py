@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_ssd.protocol.draft_names import DraftName
+from vllm_ssd.protocol.draft_names import CommonOptions
 from vllm_ssd.protocol.sockets import Sockets
-from vllm_ssd.relay.frames import Hello, Refused, Welcome, decode_to_target, encode
+from vllm_ssd.relay.frames import Hello, Malformed, Refused, Welcome, decode_to_target, encode
 from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.link import TargetLink
 
 REACH_S = 5.0  # timeout of its answer
 
 
-def described(options: Mapping[str, Any]) -> DraftName | None:
-    """Name and options of the service that these options of ``--speculative-config`` name; None if
-    it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached."""
+def described(options: Mapping[str, Any]) -> CommonOptions | None:
+    """What the service that these options of ``--speculative-config`` name fixes for its engines;
+    None if it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached."""
     key_file, name = (
         value if isinstance(value := options.get(option), str) else None
         for option in ("draft_server_key", "draft_server")
@@ -34,7 +34,7 @@ def described(options: Mapping[str, Any]) -> DraftName | None:
 
 
 @functools.lru_cache(maxsize=8)  # vLLM makes a config several times
-def _ask(name: str, key_file: Path) -> DraftName:
+def _ask(name: str, key_file: Path) -> CommonOptions:
     """Ask the first draft in the key file for the service's options. Raises ``ValueError`` with a
     sentence if it does not answer or refuses."""
     keys = read_keys(key_file, name)
@@ -56,8 +56,13 @@ def _ask(name: str, key_file: Path) -> DraftName:
             "draft' runs there, that this node reaches the address, and that both have the same "
             "key file"
         )
-    (answer,) = decode_to_target(messages[0])
-    if isinstance(answer, Welcome):
-        return DraftName(name, answer.options)
-    assert isinstance(answer, Refused)
-    raise ValueError(answer.why)
+    try:
+        match decode_to_target(messages[0]):
+            case [Welcome(options)]:
+                return options
+            case [Refused(why)]:
+                raise ValueError(why)
+            case _:
+                raise Malformed("neither a welcome nor a refusal")
+    except Malformed as error:
+        raise ValueError(f"the draft server {name!r} at {address} answers {error}") from error

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Union
 import msgspec
 
 from vllm_ssd.protocol import TableOwner, TableShape
-from vllm_ssd.protocol.messages import Add, Leave, Remove, Slot, Wake
+from vllm_ssd.protocol.draft_names import CommonOptions
+from vllm_ssd.protocol.messages import UNREADABLE, Add, Leave, Remove, Slot, Wake
 from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
 
 VERSION = 7
@@ -98,9 +99,9 @@ class Plan(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. options: options that the service fixes for all its engines."""
+    """The answer to ``Hello``."""
 
-    options: dict[str, Any]
+    options: CommonOptions
 
 
 class Refused(Frame):
@@ -159,5 +160,5 @@ def _decode(message: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
         raise Malformed(f"a message of {len(message)} bytes, and the most are {LARGEST}")
     try:
         return decoder.decode(memoryview(message)[2:])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Malformed(f"a message that cannot be read: {error}") from error

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import zmq
 
+from vllm_ssd.protocol.messages import UNREADABLE
 from vllm_ssd.protocol.own_file import open_own
 
 Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
@@ -61,7 +62,7 @@ def read_keys(path: Path, name: str | None = None) -> KeyFile:
             f"the key file {path} cannot be read ({error.strerror}): copy it from the draft's "
             "node, where 'vllm-ssd draft' has it as --key-file"
         ) from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"{path} is no key file ({error}): copy it from the draft's node once more"
         ) from error

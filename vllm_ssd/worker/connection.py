@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.lifecycle.own_table import open_table
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.messages import ControlClient, endpoint
-from vllm_ssd.protocol.rundir import table_path
 from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.waiting import WaitPolicy
 
@@ -31,15 +32,15 @@ class Connection:
     always_certain: bool = False
 
 
-def connect(run_dir: Path, vllm_config: VllmConfig) -> Connection:
-    """Connect to the draft whose files are in ``run_dir``. Errors: ``SpeculationTable.open``'s."""
+def connect(vllm_config: VllmConfig) -> Connection:
+    """Connect to the engine's files. Errors: ``SpeculationTable.open``'s."""
     config: Any = vllm_config.speculative_config
     limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
     if not vllm_config.use_v2_model_runner:
         limits = "plans"
     return Connection(
-        SpeculationTable.open(table_path(run_dir)),
-        ControlClient(endpoint(run_dir)),
+        open_table(vllm_config),
+        ControlClient(endpoint(Path(config.run_dir or os.devnull))),
         WaitPolicy(config.on_miss, config.max_wait_ms / 1000, limits),
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,

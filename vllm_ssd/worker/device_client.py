@@ -2,8 +2,8 @@
 
 vLLM schedules ahead: when the CPU hears that a request is gone, the GPU may still have steps of it
 to run. So only copies in the GPU's stream change its slot states. The client enqueues a copy with
-the first step that needs it. The client waits for the GPU only in ``measure_look_ns``, and to read
-the text of a request that a draft has lost.
+the first step that needs it. The client waits for the GPU only to read the text of a request that a
+draft has lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vllm_ssd.worker.slots import SlotMap
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 
 _EMPTY = (0,) * SLOT_STATE_FIELDS  # the row of a slot without a request
-_MAX_LOOKS = 2**31 - 1
+_LONGEST_WAIT_US = 2**31 - 1  # a kernel's argument of 32 bits, like the 0 of a dead draft
 _TRIAL_LOOKS = 2000
 # About how many steps without draft tokens lie between two updates of the device's counters.
 _UNCOUNTED_STEPS = 64
@@ -55,17 +55,10 @@ class DeviceClient:
     and ``remove`` as requests come and go.
 
     A request's slot in the table is its slot in vLLM. lengths, texts: int32 [slots] and int32
-    [slots, ..], the requests' texts on the device, as vLLM keeps them. look_ns: nanoseconds that a
-    look at the table takes.
+    [slots, ..], the requests' texts on the device, as vLLM keeps them.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        lengths: torch.Tensor,
-        texts: torch.Tensor,
-        look_ns: int,
-    ):
+    def __init__(self, connection: Connection, lengths: torch.Tensor, texts: torch.Tensor):
         table, policy = connection.table, connection.policy
         self._table = table
         self._planner = WaitPlanner(policy, table)
@@ -73,7 +66,7 @@ class DeviceClient:
         self._device = texts.device
         self.slots = SlotMap(connection)
         layout = KernelLayout.of(table.shape)
-        self._look_limit = min(max(1, int(policy.max_wait_s * 1e9 / look_ns)), _MAX_LOOKS)
+        self._longest_wait_us = min(max(1, int(policy.max_wait_s * 1e6)), _LONGEST_WAIT_US)
         count, k, top_m = table.shape.slots, table.shape.k, table.shape.top_m
         # slot -> its new row of the slot states, to be copied with the next step
         self._staged: dict[int, tuple[int, ...]] = {}
@@ -96,7 +89,7 @@ class DeviceClient:
             *(chances.first, chances.usual, chances.supply),
             *(chances.current, chances.expected),
         )
-        self._constants = (look_ns, connection.max_len, connection.vocab_size, layout)
+        self._constants = (connection.max_len, connection.vocab_size, layout)
         self._turn = 0
         # Tokens that requests with a draft got in steps scheduled without draft tokens: all, and
         # those that the device's counters include.
@@ -193,7 +186,7 @@ class DeviceClient:
             *(num_sampled, num_rejected, slots),
             *(drafts, drafts if draft_probs is None else draft_probs),
             *self._kept,
-            self._look_limit if draft_lives(self._table) else 0,
+            self._longest_wait_us if draft_lives(self._table) else 0,
             *plan,
             int(self._planner.waits_for_texts),
             int(len(drafts) < MANY_ROWS),

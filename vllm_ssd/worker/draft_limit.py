@@ -11,11 +11,16 @@ and come by chance. So they are compared with other steps that have prompts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from math import log2
 from typing import Literal
 
 import numpy as np
+
+from vllm_ssd.log import get_logger
+
+logger = get_logger(__name__)
 
 MOST_DRAFTS = 16  # most draft tokens of a row, whatever k is
 # The component that limits a step's draft tokens. "nobody": each row verifies k tokens. "plans":
@@ -37,6 +42,14 @@ _CLEARLY = 1.02  # factor by which another limit must be better to replace the b
 _LARGE, _SURE = 12, 2
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
+_SAY_S = 10.0  # between two log lines of a size class
+
+
+def most_that_fit(budget: int, requests: int) -> int:
+    """Return how many draft tokens each of these requests may have in steps of ``budget`` tokens.
+    With more, vLLM leaves out the last requests of its list, step after step. Then the size of a
+    batch would also depend on the limit, and no two limits would be measured at the same size."""
+    return max(budget // max(requests, 1) - 1, 0)
 
 
 class _SizeClass:
@@ -52,6 +65,7 @@ class _SizeClass:
         self._known = {limit: np.zeros((2, 3)) for limit in limits}
         self._turn: list[int] | None = None  # the limits that are still to be tried; None: no turn
         self._until_turn = 0  # steps of the best limit
+        self._said_off, self._said_at = False, float("-inf")
         self.begin(after=0)
 
     def begin(self, after: int | None = None) -> None:
@@ -72,6 +86,7 @@ class _SizeClass:
             known += self._stretch
             before = self.current
             self._choose()
+            self._say_switch()
             self.begin(before)
 
     def _choose(self) -> None:
@@ -90,6 +105,23 @@ class _SizeClass:
             rare /= self._step_s(self.best)
             self._until_turn = int(min(max(rare, _SOONEST_TURN), _RAREST_TURN))
         self.current = self._turn.pop(0) if self._turn else self.best
+
+    def _say_switch(self) -> None:
+        """Log if the best limit has become 0, or is no longer, since the last line. Says nothing
+        before both ways are measured."""
+        off, now = self.best == 0, time.monotonic()
+        gain = max((self._gain(n) for n in self._limits if (n == 0) != off), default=0.0)
+        if off == self._said_off or not gain or now < self._said_at + _SAY_S:
+            return
+        self._said_off, self._said_at = off, now
+        _, seconds, tokens = self._known[self.best].sum(axis=0).tolist()
+        speed, about = tokens / max(seconds, 1e-9), 2**self.size
+        logger.info(
+            "SSD: off at about %d request%s: %.1f tokens/s without draft tokens, %.1f with them"
+            if off
+            else "SSD: on at about %d request%s: %.1f tokens/s with draft tokens, %.1f without",
+            *(about, "s" * (about > 1), speed, speed * gain),
+        )
 
     def _step_s(self, limit: int) -> float:
         """Return the mean seconds of a step."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda, is_hip
 
 from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.protocol.outcome_kernels import confirm, publish
@@ -28,17 +29,18 @@ from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 # that the draft was not told of. The kernel publishes nothing for it.
 SLOT_STATE_FIELDS = 7
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
+# A look takes at least this long. So a wait ends even if the timer stands still.
+_SHORTEST_LOOK_NS = tl.constexpr(100)
 
 
 @triton.jit(
     do_not_specialize=[
-        "look_limit",
+        "longest_wait_us",
         "branch_depth",
         "fallback_depth",
         "most_drafts",
         "waits_for_texts",
         "expects_drafts",
-        "look_ns",
         "turn",
     ],
     do_not_specialize_on_alignment=[
@@ -63,7 +65,7 @@ def look_up_kernel(
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
     tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
-    waits,  # int64 [2]: the most looks of a row, in this step at [turn], in the last at [1 - turn]
+    waits,  # int64 [2]: nanoseconds that a row waited at most, in this step at [turn]
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
     last_probs,  # int64 [slots, k, top_m], what they were sampled from
     last_top_probs,  # float32 [slots, k], as the table has them
@@ -74,14 +76,13 @@ def look_up_kernel(
     supply,  # float32 [k + 1], as ``count_supply`` counts it
     confidences,  # float32 [rows, k], written: chances of these draft tokens
     expected,  # float32 [rows, k], written: chances for the next step's number of draft tokens
-    look_limit,  # looks at the table before a wait ends; 0: do not wait
+    longest_wait_us,  # microseconds before a row's wait ends; 0: do not wait
     branch_depth,  # drafts to wait for where the outcome was predicted
     fallback_depth,  # drafts to wait for where it was not
     most_drafts,  # drafts that a row may have; 0: the draft is told nothing
     waits_for_texts,  # 1: wait in a request's first round and while the draft reads its text, too
     expects_drafts,  # 1: expect a row without draft tokens to have all of them next
     turn,  # 0 and 1 in alternate steps
-    look_ns,  # nanoseconds that a look takes
     MAX_LEN: tl.constexpr,
     VOCAB: tl.constexpr,
     AT: tl.constexpr,
@@ -109,7 +110,7 @@ def look_up_kernel(
     tl.store(expected + confidence_at, 0.0, mask=lane < AT.k)
     if row == 0:  # count the last step's wait once for all its rows, as the host does
         last = waits + 1 - turn
-        count_wait(counters, tl.load(last) * look_ns // 1000, AT)
+        count_wait(counters, tl.load(last) // 1000, AT)
         tl.store(last, 0)
     if (generation != 0) & (sampled > 0) & (most_drafts == 0):
         tl.atomic_add(
@@ -156,14 +157,16 @@ def look_up_kernel(
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
-        may_wait = (overdue == 0) & (look_limit > 0) & ((round_ > 0) | (waits_for_texts != 0))
+        may_wait = (overdue == 0) & (longest_wait_us > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
         looks = tl.full([], 0, tl.int64)
         heads = tl.zeros([4], tl.int64)  # a wait's first look takes all as new
         while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
         hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
         waiting = short & may_wait & (hopeless == 0)
-        while waiting & (looks < look_limit):
+        waited_ns, longest_ns = tl.full([], 0, tl.int64), longest_wait_us.to(tl.int64) * 1000
+        started_ns = timer_ns()
+        while waiting & (waited_ns < longest_ns):
             now = read_heads(stamps, prediction, fallback)
             hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
             if tl.max((now != heads).to(tl.int32)) == 1:
@@ -182,6 +185,7 @@ def look_up_kernel(
                 wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
             heads = now
             looks += 1
+            waited_ns = tl.maximum(timer_ns() - started_ns, looks * _SHORTEST_LOOK_NS)
             waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
         overdue = tl.where(waiting, stamp, overdue)
 
@@ -236,9 +240,25 @@ def look_up_kernel(
         tl.atomic_add(counters + found, 1, sem="relaxed")
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
-        tl.atomic_max(waits + turn, looks, sem="relaxed")
-        waited_us += looks * look_ns // 1000
-        count_waited(stamps, tallies, slot, record, waited_us, AT)
+        tl.atomic_max(waits + turn, waited_ns, sem="relaxed")
+        count_waited(stamps, tallies, slot, record, waited_us + waited_ns // 1000, AT)
+
+
+@triton.jit
+def timer_ns():
+    """Return the GPU's time in nanoseconds, which runs at the same rate for all rows, however long
+    their looks take. Triton's interpreter has no timer: there it is always 0."""
+    if is_cuda():
+        now = tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+    elif is_hip():  # 100 MHz
+        now = 10 * tl.inline_asm_elementwise(
+            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], tl.int64, is_pure=False, pack=1
+        )
+    else:
+        now = tl.full([], 0, tl.int64)
+    return now
 
 
 @triton.jit

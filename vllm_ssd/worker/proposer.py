@@ -6,7 +6,6 @@ Wrappers of two methods of the model runner provide both (``hooks/runner_v1.py``
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import dense
+from vllm_ssd.worker.draft_limit import most_that_fit
 from vllm_ssd.worker.draft_sampling import draft_sampling
 
 if TYPE_CHECKING:
@@ -41,13 +41,15 @@ class SSDProposer:
         # certain, which vLLM assumes anyway.
         self._draft_probs: NDArray[np.int64] | None = None
         self._has_prompts = False  # in the step that is running
-        self._most_drafts = [config.k] * (1 + vllm_config.scheduler_config.max_num_seqs)  # by batch
+        limits = vllm_config.scheduler_config
+        most = [config.k] * (1 + limits.max_num_seqs)
         if config.schedule is not None:
-            self._most_drafts = build_dynamic_sd_schedule_lookup(
-                config.schedule, vllm_config.scheduler_config.max_num_seqs, config.k
-            )
+            most = build_dynamic_sd_schedule_lookup(config.schedule, limits.max_num_seqs, config.k)
+        budget = limits.max_num_scheduled_tokens or limits.max_num_batched_tokens
+        # By requests of the batch, with room for another one.
+        self._most_drafts = [min(n, most_that_fit(budget, rows + 1)) for rows, n in enumerate(most)]
         if self._tp_group.is_first_rank:
-            connection = connect(Path(config.run_dir), vllm_config)
+            connection = connect(vllm_config)
             self._client = SpeculationClient(connection)
 
     def load_model(self, target_model: torch.nn.Module) -> None:

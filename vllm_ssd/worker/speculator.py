@@ -4,7 +4,6 @@ proposes. ``hooks/runner_v2.py`` tells it which requests come and go."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm_ssd.protocol.pages import REMEDY, register
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import DraftLogits
-from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
+from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.draft_sampling import draft_sampling
 
 if TYPE_CHECKING:
@@ -148,17 +147,14 @@ def connected_client(
 ) -> DeviceClient:
     """Connect the GPU to the engine's table. ``RuntimeError`` if the GPU cannot reach the table;
     also raises the errors of ``connect``."""
-    config: Any = vllm_config.speculative_config
-    connection = connect(Path(config.run_dir), vllm_config)
+    connection = connect(vllm_config)
     try:
         register(connection.table, device)
     except OSError as error:
         raise RuntimeError(
             f"SSD: the GPU cannot reach the speculation table ({error}): {REMEDY}"
         ) from error
-    look_ns = measure_look_ns(connection.table, device)
-    lengths, texts = states.total_len.gpu, states.all_token_ids.gpu
-    client = DeviceClient(connection, lengths, texts, look_ns)
+    client = DeviceClient(connection, states.total_len.gpu, states.all_token_ids.gpu)
     client.compile_kernel()
     return client
 

@@ -16,8 +16,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits, Limits
+
+logger = get_logger(__name__)
 
 _ACCEPTANCE = 0.8  # of each draft token, assumed
 # A fallback begins only after its outcome, so its first token takes as long as two. It is worth a
@@ -66,8 +69,16 @@ class WaitPlanner:
     def plan(self, batch: int, has_prompts: bool, undrafted: int = 0) -> WaitPlan:
         """Return the plan for a step of ``batch`` requests. has_prompts: whether it reads prompts.
         undrafted: tokens so far that the draft was not told of."""
-        if self._fixed is not None:
-            return self._fixed
+        if self._fixed is None:
+            try:
+                return self._by_measurements(batch, has_prompts, undrafted)
+            except Exception:  # costs speed, and must not end the target's step
+                logger.exception("SSD: from now on, the target waits for no drafts")
+                self._fixed = WaitPlan(0, 0)
+        return self._fixed
+
+    def _by_measurements(self, batch: int, has_prompts: bool, undrafted: int) -> WaitPlan:
+        """Return the plan of ``auto``."""
         tokens = int(self._accepted @ self._gained) + undrafted
         now = time.monotonic()
         seconds, gained = now - (self._now or now), tokens - self._tokens
@@ -90,7 +101,8 @@ class WaitPlanner:
     def _worth(self) -> int:
         """Return how many tokens the batch waits for."""
         steps, took_us = int(self._draft["branch"]), int(self._draft["branch_us"])
-        if not took_us or not self._mean_s or self._mean_tokens <= 0:
+        # The draft may be between two writes, and its side of the table may be damaged.
+        if steps <= 0 or took_us <= 0 or not self._mean_s or self._mean_tokens <= 0:
             return self._k
         lost = took_us / steps / 1e6 * self._mean_tokens / self._mean_s  # in a step of the draft
         return min(max(ceil(log(lost) / log(_ACCEPTANCE)), 0), self._k)

@@ -102,6 +102,9 @@ def test_bad_value_of_an_inherited_option(refusal):
         ("fan_out", "f"),
         ("draft", "model"),
         ("num_spec_tokens", "k"),
+        ("K", "k"),
+        ("On_Miss", "on_miss"),
+        ("Fan-Out", "f"),
     ],
 )
 def test_unknown_option(refusal, option, meant):

@@ -1,10 +1,15 @@
 """Options of an engine whose drafts come from a draft server."""
 
+from copy import copy
+
 import pytest
+from msgspec.structs import replace
+from vllm.config import ParallelConfig
 
 from tests.support.model_folders import write_model
+from tests.support.sentences import one_sentence
 from vllm_ssd.config import draft_server
-from vllm_ssd.config.options import OPTIONS
+from vllm_ssd.config.options import OPTIONS, make_ssd_config
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.draft_names import publish
@@ -12,14 +17,14 @@ from vllm_ssd.protocol.draft_names import publish
 
 @pytest.fixture
 def serve(make):
-    """Publishes a draft server of this name with these options, until the test ends. draft: in
-    place of the one that was checked."""
+    """Publishes a draft server of this name with these options, until the test ends. published: in
+    place of those that were checked."""
     begun = []
 
-    def serve(name: str, draft: str | None = None, **options) -> None:
+    def serve(name: str, published=(), **options) -> None:
         named = draft_server.name_draft(name, make(**options))
-        if draft is not None:
-            named.options["model"] = draft
+        if published:
+            named = replace(named, options=replace(named.options, **published))
         begun.append(OwnFiles(TableShape(1, 2, 3), TableOwner()))
         publish(begun[-1].run_dir, named)
 
@@ -72,8 +77,49 @@ def test_what_does_not_fit_is_refused(refusal, serve, options, said):
 
 def test_the_vocabularies_are_compared(refusal, serve, tmp_path):
     words = [f"v{i}" for i in range(60)]
-    serve("drafts", draft=write_model(tmp_path, words=words))
+    serve("drafts", {"model": write_model(tmp_path, words=words)})
     assert "have different vocabularies" in refusal(draft_server="drafts", model=None)
+
+
+@pytest.mark.parametrize("option, value", [("k", 99), ("f", -1), ("saguaro", 0.0)])
+def test_a_value_that_no_engine_takes(refusal, serve, option, value):
+    serve("drafts", {option: value})
+    assert f"{option} must be a" in refusal(draft_server="drafts", model=None)
+
+
+@pytest.fixture
+def with_code(tmp_path):
+    """A model whose config is code that comes with it, and the file that this code writes."""
+    written = tmp_path / "ran"
+    about = {"model_type": "ours", "auto_map": {"AutoConfig": "code.Config"}}
+    model = write_model(tmp_path / "model", **about)
+    (tmp_path / "model" / "code.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig\n"
+        f"Path({str(written)!r}).touch()\n"
+        "class Config(LlamaConfig):\n"
+        "    model_type = 'ours'\n"
+    )
+    return model, written
+
+
+def test_a_draft_server_chooses_no_code(target, serve, with_code):
+    """Of a target whose own code the user trusts."""
+    model, written = with_code
+    trusting = copy(target)
+    trusting.trust_remote_code = True
+
+    def make(**options):
+        return make_ssd_config({"draft_server": "drafts", **options}, trusting, ParallelConfig())
+
+    serve("drafts", {"model": model, "revision": "r"})
+    for options in ({}, {"model": model}):
+        with pytest.raises(ValueError) as error:
+            make(**options)
+        assert 'repeat the "model" and the revisions of the draft server' in one_sentence(error)
+        assert not written.exists()
+    make(model=model, revision="r")
+    assert written.exists()
 
 
 def test_a_target_with_shorter_texts(make, serve, draft):

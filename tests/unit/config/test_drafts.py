@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from vllm.config import ParallelConfig
 
 from tests.support.model_folders import write_model
@@ -27,6 +28,17 @@ def test_unknown_hub_name(refusal, monkeypatch):
     said = refusal(model="nobody/nothing")
     assert "Hugging Face Hub's model 'nobody/nothing'" in said
     assert "check the spelling, the access and the network" in said
+
+
+def test_a_hub_that_is_not_reached(refusal, monkeypatch):
+    def unreachable(*_):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(draft_checks, "file_or_path_exists", unreachable)
+    said = refusal(model="nobody/nothing")
+    assert "'nobody/nothing' (Name or service not known): check the spelling" in said
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "or unset HF_HUB_OFFLINE so that it is downloaded" in refusal(model="nobody/nothing")
 
 
 def test_no_default_draft(target):

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
@@ -105,3 +107,15 @@ def test_logits_hold_the_newest_distribution_only():
             assert torch.equal(logits > -math.inf, expected[row] > 0)
             if warmth[slot]:
                 torch.testing.assert_close((logits / warmth[slot]).exp(), expected[row])
+
+
+def test_logits_are_finite_at_every_temperature_that_vllm_allows():
+    """Temperature times log probability would be infinite from 1e36 on, for the least probability.
+    The target would take a token that was drawn for one that cannot be."""
+    with pytest.raises(VLLMValidationError, match="temperature must be in"):
+        SamplingParams(temperature=2.1)
+    temperatures = torch.tensor([0.01, 2.0])
+    held = DraftLogits(2, 1, 2, VOCAB, CPU)
+    least = torch.tensor([1.0, 2.0**-149]).expand(2, 1, 2).contiguous()
+    held.update(torch.arange(2), pack(torch.tensor([[[1, 2]]] * 2), least), temperatures)
+    assert held.logits[:, 0, 1:3].isfinite().all()

@@ -37,6 +37,15 @@ def test_hits_and_tokens_a_round_are_those_between_two_looks():
     assert between(earlier, later) == Speculation(tokens_per_round=3.0, hit_rate=0.75)
 
 
+def test_rounds_without_draft_tokens_are_said():
+    earlier, later = (f'{{engine="0",result="off"}} {count}' for count in (4.0, 10.0))
+    name = "vllm:ssd_rounds_total"
+    all_off = between(parse(name + earlier + "\n"), parse(name + later + "\n"))
+    assert Answer(speculation=all_off).summary().endswith("tokens/s, without draft tokens")
+    some_off = Speculation(tokens_per_round=3.0, hit_rate=0.5, off_rate=0.25)
+    assert Answer(speculation=some_off).summary().endswith("25% of the rounds without draft tokens")
+
+
 def test_a_server_without_ssds_metrics_has_tokens_a_round_by_vllms_own():
     earlier = parse(VLLM.format(drafts=2.0, accepted=2.0))
     later = parse(VLLM.format(drafts=6.0, accepted=12.0))

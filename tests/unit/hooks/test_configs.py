@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
 from vllm.config import ParallelConfig, SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 
@@ -64,6 +65,37 @@ def test_other_methods_are_vllms_own(engine_args):
         engine_args(dict(options), spec_method="ssd").create_engine_config()
     with pytest.raises(ValueError, match="Unexpected keyword argument"):
         engine_args(options | {"f": 3}).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    "options, wrong",
+    [
+        ({"method": "SSD"}, "the speculative method is 'SSD'"),
+        ({"method": "vllm-ssd", "k": 3}, "the speculative method is 'vllm-ssd'"),
+        ({"k": 7, "num_speculative_tokens": 7}, "has 'k' and no method"),
+        ({"on-miss": "wait"}, "has 'on-miss' and no method"),
+        ({"F": 3}, "has 'F' and no method"),
+        ({}, "names no method"),
+        (["ssd"], "is no JSON object but ['ssd']"),
+        ("ssd", "is no JSON object but 'ssd'"),
+    ],
+)
+def test_how_to_ask_for_ssd(engine_args, options, wrong):
+    with pytest.raises(ValueError) as error:
+        engine_args(options).create_engine_config()
+    assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
+    said = one_sentence(error)
+    assert wrong in said and '"method":"ssd"' in said
+    assert error.value.__suppress_context__ or error.value.__context__ is None
+
+
+def test_what_vllm_takes_or_refuses_without_a_method_is_its_own(engine_args, models):
+    options = {"model": models.draft, "num_speculative_tokens": 3}
+    config = engine_args(dict(options)).create_engine_config().speculative_config
+    assert type(config) is SpeculativeConfig and config.method == "draft_model"
+    for bad in ({"num_speculative_tokens": 3}, options | {"xyzzy": 1}, {"method": "ngrams"}):
+        with pytest.raises(ValidationError):
+            engine_args(bad).create_engine_config()
 
 
 def test_flags_are_merged(engine_args, models):

@@ -1,5 +1,6 @@
 """The draft starts and stops with its target, whatever becomes of either."""
 
+import signal
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -8,6 +9,7 @@ import pytest
 from vllm.v1.executor.abstract import Executor
 
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.lifecycle.own_table import NoRoom, in_a_sentence
 
 
 class FakeDraft:
@@ -32,6 +34,9 @@ class FakeDraft:
 
     def wait_ready(self):
         self._happen("draft ready")
+
+    def expect_end(self):
+        self._happen("expect end")
 
     def begin_stop(self):
         self._happen("begin to stop draft")
@@ -87,6 +92,54 @@ def test_a_draft_that_does_not_get_ready_takes_the_target_down(
         Target(config).compile_or_warm_up_model()
     assert events[:3] == ["start draft", "start target", "workers started"]
     assert events[-4:] == [fails_in, "begin to stop draft", "stop target", "stop draft"]
+
+
+@pytest.mark.parametrize("module", ["vllm.v1.engine.core", "of_the_user"])
+def test_sigterm_is_told_before_vllm_ends(events, config, module):
+    """Only vLLM's own engine core ends at it for sure."""
+
+    def handler(number, frame):
+        events.append(f"signal {number}")
+
+    handler.__module__ = module
+    former = signal.signal(signal.SIGTERM, handler)
+    try:
+        Target(config)
+        events.clear()
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    told = ["expect end"] if module == "vllm.v1.engine.core" else []
+    assert events == [*told, f"signal {int(signal.SIGTERM)}"]
+
+
+def test_without_room_for_files_it_serves_without_drafts_if_none_are_required(
+    events, engine_args, models, monkeypatch, caplog
+):
+    def no_room(draft):
+        with in_a_sentence("no room for the run directory", "free some"):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FakeDraft, "start", no_room)
+    for required in (True, False):
+        options = {"method": "ssd", "model": models.draft, "required": required}
+        config = engine_args(options).create_engine_config()
+        config.speculative_config.run_dir = "half made"
+        if required:
+            with pytest.raises(NoRoom):
+                Target(config)
+            assert events == ["stop draft"]
+    target = Target(config)
+    target.compile_or_warm_up_model()
+    target.shutdown()
+    started = ["start target", "target: compile_or_warm_up_model", "stop target"]
+    assert events == ["stop draft", "stop draft", *started]
+    assert config.speculative_config.run_dir == ""
+    (said,) = (message for message in caplog.messages if message.startswith("SSD: "))
+    assert said == (
+        "SSD: no room for the run directory ([Errno 28] No space left on device): free some; "
+        "serving begins without drafts, as required is false"
+    )
 
 
 def test_targets_without_ssd_have_no_draft(events, engine_args):

@@ -3,6 +3,7 @@ tokens that were verified; and what it schedules while the worker does without d
 after."""
 
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from vllm_ssd.hooks.scheduler import with_own_class
 from vllm_ssd.hooks.worker import OwnWorker
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
+from vllm_ssd.worker.draft_limit import DraftLimits
 
 
 class Bare(Scheduler):
@@ -29,6 +31,9 @@ class Bare(Scheduler):
 
     def make_stats(self, stats, other=None):
         return stats
+
+    max_num_scheduled_tokens, max_num_running_reqs = 8 * (K + 1), 7
+    running = waiting = ()
 
     def _update_after_schedule(self, output):
         """Drafts of a row that the next step will have."""
@@ -75,6 +80,18 @@ def test_an_engine_without_a_table_goes_on(config):
     assert scheduler.scheduled == K
 
 
+def test_an_engine_without_files_schedules_no_drafts(config):
+    """There was no room for them, and drafts are not required."""
+    config.speculative_config.run_dir = ""
+    config.scheduler_config = SimpleNamespace(max_num_seqs=2)
+    config.model_config.get_vocab_size = lambda: 64
+    config.speculative_config.target_model_config = config.model_config
+    scheduler = Bare(config)
+    assert scheduler.make_stats("k tokens of each row") is None
+    scheduler._update_after_schedule(SimpleNamespace(num_spec_tokens_to_schedule=K))
+    assert scheduler.scheduled == 0
+
+
 def test_model_runner_v1_counts_by_itself(counters, config):
     config.use_v2_model_runner = False
     scheduler = Bare(config)
@@ -87,16 +104,28 @@ def test_other_methods_are_left_alone(counters, config):
     assert Bare(config).make_stats("its own") == "its own"
 
 
-ALIKE = {"on_miss": "wait"}  # all rounds are, on V1
+ALIKE = {"on_miss": "wait", "max_wait_ms": 5000}  # all rounds are, on V1
 FEWER = {"num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 64, 1)]}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {**ALIKE, "enable_adaptive_verification": True}, {**ALIKE, **FEWER}, ALIKE]
+    "options, rows",
+    [
+        ({}, 7),
+        ({**ALIKE, "enable_adaptive_verification": True}, 7),
+        ({**ALIKE, **FEWER}, 7),
+        ({**ALIKE, "max_wait_ms": 4999}, 7),
+        (ALIKE, 8),
+        (ALIKE, 7),
+    ],
 )
-def test_requests_share_random_numbers_only_where_all_rounds_are_alike(config, options):
-    """Else the numbers of one decide how many of another's draft tokens are verified."""
+def test_requests_share_random_numbers_only_where_all_rounds_are_alike(
+    config, options, rows, monkeypatch
+):
+    """Else the numbers of one decide how many of another's draft tokens are verified. Rounds differ
+    also if a wait times out, and if not all draft tokens of all rows fit a step."""
     config.speculative_config = SSDConfig(k=K, **options)
+    monkeypatch.setattr(Bare, "max_num_running_reqs", rows)
     config.use_v2_model_runner = False
     scheduler, found = Bare(config), []
     for seed in (asked := [5, 5, 6, None]):
@@ -105,7 +134,21 @@ def test_requests_share_random_numbers_only_where_all_rounds_are_alike(config, o
         scheduler.add_request(request)
         found.append(scheduler.sampling.seed)
         assert given.seed == seed, "the caller's own"
-    assert found == asked if options == ALIKE else len({*asked, *found}) == 6
+    alike = options == ALIKE and rows == 7
+    assert found == asked if alike else len({*asked, *found}) == 6
+
+
+@pytest.mark.parametrize("v2, kept", [(False, True), (True, False)])
+def test_a_request_without_draft_tokens_keeps_its_seed(counters, config, v2, kept):
+    """Without ssd it has none on V1, and its text is plain vLLM's. On V2 it is given guesses."""
+    config.use_v2_model_runner = v2
+    scheduler = Bare(config)
+    for extra in ({"ssd": False}, {"ssd": True}):
+        sampling = SamplingParams(seed=5, extra_args=extra)
+        scheduler.add_request(
+            SimpleNamespace(sampling_params=sampling, spec_decode_metrics=None, request_id="a")
+        )
+        assert (scheduler.sampling.seed == 5) == (kept and not extra["ssd"])
 
 
 class Worker(WorkerBase):
@@ -135,18 +178,25 @@ TOKENS = 40
 
 
 @pytest.fixture
-def engine(engine_args, models, tmp_path, monkeypatch):
-    """(scheduler of two requests, the worker's table)"""
+def make_engine(engine_args, models, tmp_path, monkeypatch):
+    """Makes a scheduler of some requests, and the worker's table."""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
     apply_named("scheduler.with_own_class")
-    options = {"method": "ssd", "k": K, "model": models.draft}
-    args = engine_args(options, enable_prefix_caching=False)
-    table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
-    return v2_scheduler(args, monkeypatch, {"a": TOKENS, "b": TOKENS}), table
+
+    def make(requests, tokens=TOKENS, **args):
+        options = {"method": "ssd", "k": K, "model": models.draft}
+        args = engine_args(options, enable_prefix_caching=False, **args)
+        (tmp_path / "t").unlink(missing_ok=True)
+        table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
+        asked = {f"r{number}": tokens for number in range(requests)}
+        with monkeypatch.context() as patch:
+            return v2_scheduler(args, patch, asked, blocks=512), table
+
+    return make
 
 
-def test_drafts_come_and_go_with_the_plan(engine):
-    scheduler, table = engine
+def test_drafts_come_and_go_with_the_plan(make_engine):
+    scheduler, table = make_engine(2)
     requests = list(scheduler.requests.values())
     ahead = scheduler.schedule()  # vLLM schedules a step before the last one has ended
     steps = []
@@ -166,3 +216,47 @@ def test_drafts_come_and_go_with_the_plan(engine):
         run(scheduler, ahead)
         ahead = following
     assert [request.num_output_tokens for request in requests] == [TOKENS, TOKENS]
+
+
+@pytest.mark.parametrize("requests, most", [(13, 3), (16, 3), (17, 2), (20, 2), (33, 0)])
+def test_all_requests_are_in_every_step(make_engine, requests, most):
+    """Also where k draft tokens of each do not fit, and whether there are drafts or not. So batches
+    do not change their size with the limit, which then settles."""
+    scheduler, table = make_engine(
+        requests, tokens=300, max_num_seqs=64, max_num_batched_tokens=16 * (K + 1)
+    )
+    limits, followed, drafts = DraftLimits(K, "vLLM"), [], set()
+    ahead = scheduler.schedule()
+    for number in range(160):
+        following = scheduler.schedule()
+        step = run(scheduler, ahead)
+        ahead = following
+        if number < requests:
+            continue  # all prompts are read
+        assert len(step.tokens) == requests
+        drafts.add(tuple({*step.drafts}))
+        seconds = 0.03 if any(step.drafts) else 0.02
+        followed.append(limits.limit(requests, False, seconds, requests))
+        table.plan["undrafted"] = int(followed[-1] == 0)
+    assert drafts == {(most,), (0,)}
+    changes = sum(one != other for one, other in pairwise(followed))
+    assert changes <= 4
+    assert followed[-1] == 0 or not most, "which is faster here"
+
+
+def test_what_is_cut_does_not_follow_from_tokens(make_engine):
+    """The scheduler cuts draft tokens before there are any: by the number of running requests, the
+    step's token budget and the longest text."""
+    found = []
+    for token in (7, 9):
+        scheduler, _ = make_engine(5, tokens=60, max_num_batched_tokens=21, max_model_len=40)
+        ahead, steps = scheduler.schedule(), []
+        while scheduler.has_unfinished_requests():
+            following = scheduler.schedule()
+            drafts = ahead.scheduled_spec_decode_tokens
+            assert {each for of_row in drafts.values() for each in of_row} <= {-1}
+            steps.append(run(scheduler, ahead, token).drafts)
+            ahead = following
+        found.append(steps)
+    assert found[0] == found[1]
+    assert {count for step in found[0] for count in step} == {0, 1, 2, 3}

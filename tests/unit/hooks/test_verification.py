@@ -1,5 +1,7 @@
 """What verify steps cost, and what of vLLM's adaptive verification is prepared at start-up."""
 
+import random
+from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
@@ -18,6 +20,17 @@ from vllm_ssd.worker.step_costs import KV_STEPS, kv_batch, kv_token_ms, sizes_to
 
 ROWS, K = 64, 5
 KV_MS, STEP_MS, TOKEN_MS = 0.001, 20.0, 0.25
+
+
+class Copied:
+    """Confidences on the device, and their copy on the host."""
+
+    def __init__(self):
+        self.gpu = torch.ones(ROWS, K)
+        self.np = np.full((ROWS, K), 0.7, np.float32)
+
+    def copy_to_cpu(self):
+        self.np[:] = self.gpu.numpy()
 
 
 class Manager(OwnManager):
@@ -39,8 +52,12 @@ class Manager(OwnManager):
         self._max_total_logits = 10_000
         self._batch_draft_capacity = torch.empty(ROWS, dtype=torch.int32)
         self._confidence_probs = torch.rand(ROWS, K)
-        self._stale_confidences = [SimpleNamespace(np=np.full((ROWS, K), 0.7, np.float32))] * 2
+        self._expected = torch.ones(ROWS, K)
+        self._stale_confidences = [Copied(), Copied()]
         self._stale_idx = 0
+        self._pending_resets = []
+        self._copy_events = [SimpleNamespace(synchronize=int, record=int)] * 2
+        self._copy_stream = SimpleNamespace(wait_stream=lambda stream: None)
         self._batch_budget = None
 
     def set_cost_curves(self, draft_curve, verify_curve):
@@ -108,15 +125,20 @@ def test_only_engines_with_ssd_have_it():
         raise ValueError("not with this attention")
 
     config = SimpleNamespace(speculative_config=SSDConfig(k=2))
-    make = AdaptiveVerificationManager.__new__
-    made = with_own_manager(lambda **kwargs: make(AdaptiveVerificationManager), vllm_config=config)
+
+    def make(**kwargs):
+        manager = AdaptiveVerificationManager.__new__(AdaptiveVerificationManager)
+        manager._confidence_probs = torch.empty(ROWS, K)
+        return manager
+
+    made = with_own_manager(make, vllm_config=config)
     assert isinstance(made, OwnManager)
     assert with_own_manager(refuse, vllm_config=config) is None
     config.speculative_config = SSDConfig(k=2, enable_adaptive_verification=True)
     with pytest.raises(ValueError, match="not with this"):
         with_own_manager(refuse, vllm_config=config)
     config.speculative_config = None
-    made = with_own_manager(lambda **kwargs: make(AdaptiveVerificationManager), vllm_config=config)
+    made = with_own_manager(make, vllm_config=config)
     assert type(made) is AdaptiveVerificationManager
     with pytest.raises(ValueError, match="not with this"):
         with_own_manager(refuse, vllm_config=config)
@@ -170,6 +192,67 @@ def test_what_is_verified_does_not_follow_from_what_was_drawn(by_drawn_token, ch
             before = row, place, *drawn[2 * row : 2 * row + place], *rows[1 - row].tolist()
             verified.setdefault(before, set()).add(bool(counts[row] > place))
     assert any(len(found) > 1 for found in verified.values()) == changes
+
+
+@pytest.fixture
+def without_streams(monkeypatch):
+    monkeypatch.setattr(adaptive_verification, "gpu_sync_allowed", nullcontext)
+    monkeypatch.setattr(adaptive_verification, "stream", lambda *streams: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+
+
+def budgets(pending, seed):
+    """The number of draft tokens to verify, step by step, and what is then known of their chances.
+    Rows come, end and miss steps at random. pending: the chance of all pending draft tokens."""
+    manager, rng, found = Manager(), random.Random(seed), []
+    steps = np.repeat(np.arange(1.0, 40.0), 8) + 10
+    manager.cost_tables = np.zeros(ROWS + 1), steps  # as recorded graphs cost
+    ours = SimpleNamespace(has_proposed=True)
+    setattr(manager.req_states, SPECULATOR, ours)
+    for _ in range(12):
+        for slot in range(4):
+            if rng.random() < 0.2:
+                manager.add_request(slot)  # of a new request
+        rows = rng.sample(range(4), rng.randint(1, 4))
+        ours.has_proposed = rng.random() < 0.8
+        ours.expected_confidence_probs = torch.full((4, K), rng.random())
+        ours.draft_token_confidence_probs = torch.full((4, K), pending)
+        scheduled = {f"r{slot}": [0] * K for slot in rows}
+        tokens = manager.get_num_tokens(dict.fromkeys(scheduled, K + 1), scheduled)
+        batch = SimpleNamespace(num_reqs=len(rows), idx_mapping=torch.tensor(rows))
+        manager.record_confidences(None, batch)
+        if ours.has_proposed:
+            assert (manager._confidence_probs[rows] == pending).all(), "which rank the tokens"
+        found.append((tokens, manager._stale_confidences[manager._stale_idx].np[:4].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_number_to_verify_does_not_follow_from_pending_drafts(without_streams, seed):
+    """Their chances follow from the tokens drawn before them. If these decided how many tokens of
+    the same row are verified, texts would get another distribution. They would if a row missed two
+    steps, because vLLM copies the chances of all rows to the host."""
+    low, high = budgets(0.05, seed), budgets(0.95, seed)
+    assert low == high
+    assert len({tokens for tokens, _ in low}) > 1
+
+
+def test_a_new_request_is_expected_to_accept_until_more_is_known(without_streams):
+    manager = Manager()
+    expected = torch.full((1, K), 0.3)
+    ours = SimpleNamespace(
+        has_proposed=True, expected_confidence_probs=expected, draft_token_confidence_probs=expected
+    )
+    setattr(manager.req_states, SPECULATOR, ours)
+    for slot in (0, 1, 1):
+        manager.record_confidences(
+            None, SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([slot]))
+        )
+    manager.add_request(0)  # in the slot of one that has ended; it misses the next steps
+    for _ in range(3):
+        assert (manager._stale_confidences[manager._stale_idx].np[0] == 1).all()
+        manager.record_confidences(None, SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([1])))
+    assert (manager._confidence_probs[0] == 1).all()
 
 
 def test_confidences_are_recorded_where_there_are_drafts(monkeypatch):

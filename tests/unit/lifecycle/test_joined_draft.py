@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.running import leftovers
 from tests.support.gpu_hosts import engine, parallel
 from tests.support.sentences import one_sentence
 from vllm_ssd.config.ssd_config import SSDConfig
@@ -43,7 +44,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-NAMED = DraftName("drafts", {})
+NAMED = DraftName("drafts", None)
 
 
 class FakeService:
@@ -203,7 +204,7 @@ def test_it_joins_and_leaves_nothing_behind(service, join):
     draft.stop()
     draft.stop()
     assert one.asked == [Join, Leave]
-    assert not run_dir.exists() and not rundir.table_path(run_dir).exists()
+    assert not leftovers(run_dir, [])
 
 
 @pytest.mark.parametrize(
@@ -259,6 +260,19 @@ def test_a_draft_that_is_lost_comes_back(service, join, caplog):
     assert [lost in line for line in said(caplog)] == [True, False] * 2
     assert [back in line for line in said(caplog)] == [False, True] * 2
     assert one.asked == [Join, *[Leave, Join] * 2]
+
+
+def test_a_draft_that_ends_with_its_engine_is_not_missed(service, join, caplog):
+    one = service()
+    draft = join()
+    begin(draft)
+    draft.expect_end()
+    one.start_again()
+    until(lambda: draft._next_try == 0.0 and not lives(draft))
+    for _ in range(20):
+        assert draft._next_try == 0.0, "it tries to join"
+        time.sleep(0.02)
+    assert said(caplog) == [] and one.asked == [Join, Leave]
 
 
 def test_one_that_sleeps_is_woken_up(service, join, caplog):

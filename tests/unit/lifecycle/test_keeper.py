@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -136,6 +137,19 @@ def test_a_parent_with_many_open_files(keep, monkeypatch):
         assert keep("one")[0] == [{"ready": "one"}]
     finally:
         resource.setrlimit(files, former)
+
+
+@pytest.mark.parametrize("owner", [True, False])
+def test_sigterm_leaves_the_files_to_an_engine_that_goes_on(tmp_path, monkeypatch, owner):
+    """It starts another keeper on them."""
+    ours, theirs = socket.socketpair()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    actor = Script(lambda: (owner or ours.close(), sys.exit(0)), "one")
+    monkeypatch.setattr(keeper, "DraftActor", lambda *_: actor)
+    with ours, theirs, pytest.raises(SystemExit):
+        Keeper(tiny_spec(tmp_path, "sdpa", run_dir), theirs).run()
+    assert run_dir.exists() == owner
 
 
 def test_a_draft_of_a_group_stays_for_those_that_are_left(keep, monkeypatch):

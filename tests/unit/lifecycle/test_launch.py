@@ -33,7 +33,7 @@ def spec(monkeypatch):
 
 def launcher(name: str, variable="CUDA_VISIBLE_DEVICES", **options) -> DraftLauncher:
     device = DraftDevice([], 1, {variable: "1"})
-    return DraftLauncher(engine(parallel(1), **options), DraftName(name, {}), device)
+    return DraftLauncher(engine(parallel(1), **options), DraftName(name, None), device)
 
 
 @pytest.fixture
@@ -91,6 +91,20 @@ def test_a_draft_that_has_failed_is_not_waited_for(talk):
             time.sleep(0.01)
 
 
+def test_a_start_is_said_in_three_ways(talk, caplog, monkeypatch):
+    monkeypatch.setattr(launch, "SAY_S", 0.01)
+    caplog.set_level(logging.INFO)
+    made = talk(b'{"awaited": "the draft\'s Ray"}\n', required=False, start_timeout_s=0.3)
+    made.wait_ready()
+    model = made._spec.model.engine_args["model"]
+    starting, *loading, _ = [record.getMessage() for record in caplog.records]
+    assert starting == f"SSD: starting draft {model} on GPU 1 (k=2, f=1)"
+    assert loading and set(loading) == {"SSD: still loading the draft (0 s)"}
+    caplog.clear()
+    talk(b'{"ready": "in no time"}\n', name="others").wait_ready()
+    assert [r.getMessage() for r in caplog.records][1:] == ["SSD: draft ready (in no time)"]
+
+
 def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     kinds = ("ready", "lost", "not_back", "back", "given_up")
     words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
@@ -144,6 +158,17 @@ def test_a_keeper_is_started_again_whatever_fails(talk, caplog, monkeypatch):
     until(lambda: len(talk.specs) == 2)
     assert "could not be started again: [Errno 24] Too many open files" in caplog.text
     until(lambda: "back" in caplog.text)
+
+
+def test_nothing_is_missed_once_the_end_is_expected(talk, caplog):
+    made = talk(b'{"ready": "r"}\n', max_restarts=1)
+    made.wait_ready()
+    made.expect_end()
+    os.write(talk.keepers[0], b'{"lost": "dead"}\n{"back": "b"}\n{"given_up": "dead"}\n')
+    end(talk.keepers[0])
+    until(lambda: made.given_up and not made._listener.is_alive())
+    assert len(talk.specs) == 1
+    assert not [r for r in caplog.records if r.levelno > logging.INFO]
 
 
 def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):

@@ -163,7 +163,7 @@ def test_a_group_that_follows_another_one(launchers, group):
 
 def test_a_service_that_ends_is_waited_for(launchers, group):
     """It has no engines, and its keeper takes its time."""
-    former = FakeService(loaded=False, named=DraftName(NAME, {}))
+    former = FakeService(loaded=False, named=DraftName(NAME, None))
     (first, _) = group()
     start = threading.Thread(target=begin, args=(first,))
     start.start()

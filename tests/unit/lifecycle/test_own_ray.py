@@ -11,16 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.unit.lifecycle.test_joined_draft import until
 from vllm_ssd.lifecycle.own_ray import OwnRay, token_path
 
 # Beside its first Ray a port is open; in the second one a worker opens one. Ends with its input.
 # Ray kills workers where the host's memory is used to the threshold, which is reached at once here.
 START = """
-import json, os, socket, sys, time
+import json, os, signal, socket, sys, time
 from pathlib import Path
 from vllm_ssd.lifecycle import own_ray
 
 run_dir = Path(sys.argv[1])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 own_ray.set_environment(run_dir)
 own = own_ray.OwnRay(run_dir)
 with socket.create_server(("0.0.0.0", 0)) as opened:
@@ -31,11 +33,13 @@ with socket.create_server(("0.0.0.0", 0)) as opened:
         said = {"open": str(error), "port": port, "stopped": not own.lives()}
 own_ray.token_path(run_dir).unlink()
 own.start()
+signal.raise_signal(signal.SIGTERM)
 import ray
 
 @ray.remote
 class Worker:
     def work(self):
+        print("a line", file=sys.stderr, flush=True)
         time.sleep(3)
         return os.nice(0)
 
@@ -65,9 +69,10 @@ print("keys:", GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, 10))
 
 
 @pytest.fixture(scope="module")
-def ray():
+def ray(tmp_path_factory):
     """What was seen of one that was refused, and of the next one, after a cleaner had been there.
     process: in which it runs."""
+    log = tmp_path_factory.mktemp("log") / "log"
     environment = os.environ | {
         "HOME": "/proc/nowhere",
         "RAY_AUTH_MODE": "disabled",
@@ -79,18 +84,24 @@ def ray():
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log.open("w"),
             text=True,
         )
         with process:
             assert process.stdin is not None and process.stdout is not None
             said = json.loads(process.stdout.readline())
-            yield {"folder": Path(folder), "process": process, **said}
+            yield {"folder": Path(folder), "process": process, "log": log, **said}
             process.stdin.close()
         assert process.returncode == 0
 
 
 def test_it_needs_no_home_and_spares_the_draft_when_memory_is_short(ray):
     assert ray["lives"] and "niceness" in ray
+
+
+def test_lines_of_its_process_get_no_prefix(ray):
+    until(lambda: "a line" in ray["log"].read_text())
+    assert "a line" in ray["log"].read_text().splitlines()
 
 
 def test_its_work_is_as_urgent_as_that_of_others(ray):

@@ -66,6 +66,23 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     ]
 
 
+def test_rounds_without_draft_tokens_have_their_line(table, monkeypatch):
+    now = [100.0]
+    lines: list[str] = []
+    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        target_counters.logger, "info", lambda text, *args: lines.append(text % args)
+    )
+    counters = TargetCounters(table)
+    counters.went_without(3)
+    now[0] += 11
+    counters.log()
+    now[0] += 11
+    counters.log()
+    (line,) = lines
+    assert line.startswith("SSD metrics: Rounds: 0, Off: 3, ")
+
+
 def test_one_warning_when_acceptance_has_halved(table, monkeypatch):
     now = [100.0]
     lines: list[str] = []

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.support.scraping import values
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.metrics.prometheus import SpeculationCollector
-from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.predictions import LookupResult
 
 HIT, MISS = (True, True), (True, False)
@@ -20,7 +20,8 @@ def result(published, predicted, tokens):
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path, monkeypatch):
+    monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir)
     return SpeculationTable.create(tmp_path / "t", TableShape(slots=1, k=2, branches=2))
 
 

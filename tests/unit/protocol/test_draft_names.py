@@ -1,10 +1,12 @@
 """Draft services are found by their names as long as they live."""
 
+import json
 import os
 import stat
 
 import pytest
 
+from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.sentences import one_sentence
 from vllm_ssd.protocol import rundir
 from vllm_ssd.protocol.draft_names import DraftName, find, find_all, publish
@@ -34,7 +36,7 @@ def start():
 
 def test_a_name_is_found_until_its_service_is_gone(start):
     run_dir, kill = start()
-    named = DraftName("one", {"k": 3, "f": 2, "model": "draft", "draft_top_m": None})
+    named = DraftName("one", COMMON_OPTIONS)
     publish(run_dir, named)
     assert find("one") == (run_dir, named)
     (file,) = [path for path in run_dir.iterdir() if "server" in path.name]
@@ -47,24 +49,44 @@ def test_a_name_is_found_until_its_service_is_gone(start):
 
 def test_a_name_that_is_taken(start):
     (first, kill), (second, _) = start(), start()
-    publish(first, DraftName("one", {}))
+    publish(first, DraftName("one", None))
     with pytest.raises(ValueError) as error:
-        publish(second, DraftName("one", {}))
+        publish(second, DraftName("one", None))
     assert f"there is a draft server 'one' already, in {first}" in one_sentence(error)
     kill()
-    publish(second, DraftName("one", {}))
+    publish(second, DraftName("one", None))
     assert find("one")[0] == second
 
 
-def test_a_service_of_another_version_is_none(start):
+@pytest.mark.parametrize(
+    "published, why",
+    [
+        ('{"name": 5}', "Expected `str`, got `int`"),
+        ('{"more": ' + "[" * 100_000, "recursion depth"),
+        (b'{"name": "\xff"}', "can't decode byte"),
+        ({"k": "3"}, "Expected `int`"),
+        ({"saguaro": None}, "missing required field `saguaro`"),
+        ({"rejection_sample_method": "synthetic"}, "unknown field `rejection_sample_method`"),
+    ],
+)
+def test_a_service_of_another_version_is_none(start, published, why):
+    if isinstance(published, dict):
+        named = {"name": "two", "options": changed(**published), "service": "a"}
+        published = json.dumps(named)
+    if isinstance(published, str):
+        published = published.encode()
     run_dir, _ = start()
-    (run_dir / "draft-server.json").write_text('{"name": 5}')
-    publish(start()[0], DraftName("one", {}))
+    (run_dir / "draft-server.json").write_bytes(published)
+    publish(start()[0], DraftName("one", None))
     assert len(find_all("one")) == 1
+    with pytest.raises(ValueError) as error:
+        find("two")
+    said = one_sentence(error)
+    assert f"another version of vllm-ssd runs the one in {run_dir} (" in said and why in said
 
 
 def test_those_that_are_there_are_listed(start):
     for name in ("two", "dp:1", "one"):
-        publish(start()[0], DraftName(name, {}))
+        publish(start()[0], DraftName(name, None))
     with pytest.raises(ValueError, match=r"\(running: (?!.*dp).*one, .*two"):
         find("three")

@@ -1,5 +1,7 @@
 """Run directories: private, found while they live, swept once their owners are gone."""
 
+import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -13,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ssd.lifecycle.own_table import OwnFiles, engines_of
+from tests.support.sentences import one_sentence
+from vllm_ssd.lifecycle.own_table import NoRoom, OwnFiles, engines_of
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.protocol.own_file import open_own
 from vllm_ssd.tools.stats import Reading
@@ -22,11 +25,17 @@ HOLD = """
 import sys, time
 from vllm_ssd.protocol import rundir
 path, locks = rundir.create()
-rundir.table_path(path).write_bytes(b"x")
+rundir.new_table_path(path).write_bytes(b"x")
 (path / "control.sock").touch()
 print(path, flush=True)
 time.sleep(600)
 """
+
+
+def has_table(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return rundir.table_path(path).exists()
+    return False
 
 
 def close(locks: list[int]) -> None:
@@ -57,16 +66,61 @@ def test_a_killed_owners_files_are_swept_and_only_those(owner):
         process.wait()
         assert not rundir.is_alive(path)
         rundir.sweep()
-        assert not path.exists() and not rundir.table_path(path).exists()
+        assert not path.exists() and not has_table(path)
         assert mine.exists()
     finally:
         close(locks)
         rundir.remove(mine)
 
 
+def test_a_name_that_another_has_is_not_taken(monkeypatch):
+    """Of the table. Others see the directory before, and may have any file by then."""
+    make, theirs = rundir.create, []
+
+    def create():
+        run_dir, locks = make()
+        memory = rundir.new_table_path(run_dir).parent
+        theirs.extend(memory / f"{run_dir.name}{end}.table" for end in ("", "-taken"))
+        for path in theirs:
+            path.symlink_to("elsewhere")
+        return run_dir, locks
+
+    names = iter(["taken", "taken", "free"])
+    monkeypatch.setattr(rundir, "create", create)
+    monkeypatch.setattr(rundir.secrets, "token_hex", lambda _: next(names, "free"))
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    try:
+        assert mine.table.path == rundir.table_path(mine.run_dir) in rundir.tables()
+        assert not set(theirs) & set(rundir.tables())
+        mine.remove()
+        assert not has_table(mine.run_dir) and all(path.is_symlink() for path in theirs)
+    finally:
+        for path in theirs:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    "module, function, said",
+    [
+        (tempfile, "mkdtemp", "set TMPDIR to another one"),
+        (os, "posix_fallocate", "in a container raise --shm-size"),
+    ],
+)
+def test_no_room_for_files(monkeypatch, module, function, said):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = set(rundir.living()), set(rundir.tables())
+    monkeypatch.setattr(module, function, full)
+    with pytest.raises(NoRoom) as error:
+        OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    assert "No space left on device" in one_sentence(error) and said in one_sentence(error)
+    assert before == (set(rundir.living()), set(rundir.tables()))
+
+
 def test_tables_without_a_directory_are_swept():
     path, locks = rundir.create()
-    table = rundir.table_path(path)
+    table = rundir.new_table_path(path)
     table.touch()
     close(locks)
     (path / "lock").unlink()
@@ -80,7 +134,7 @@ def test_tables_without_a_directory_are_swept():
 
 def test_a_living_engine_with_another_temporary_folder_keeps_its_table(monkeypatch):
     path, locks = rundir.create()
-    table = rundir.table_path(path)
+    table = rundir.new_table_path(path)
     table.touch()
     os.utime(table, (0, 0))
     held = rundir.hold_table(path)
@@ -114,6 +168,29 @@ def test_foreign_links_are_not_followed(tmp_path):
         rundir.remove(path)
 
 
+def test_files_are_touched_while_folders_of_ray_come_and_go(tmp_path, monkeypatch):
+    files = [tmp_path / "lock", tmp_path / "ray" / "log", tmp_path / "link"]
+    going = tmp_path / "ray" / "going"
+    going.mkdir(parents=True)
+    for file in files[:2]:
+        file.touch()
+    files[2].symlink_to("nowhere")
+    for path in files:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    enter = os.scandir
+
+    def scandir(path):
+        if Path(path) == going:
+            going.rmdir()  # after its folder was listed, and before it is entered
+        return enter(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    rundir.touch(tmp_path)
+    assert not going.exists()
+    assert all(path.lstat().st_mtime > 0 for path in files)
+    rundir.touch(tmp_path / "gone")
+
+
 def in_time(function):
     """What a function returns, which must not wait for anybody."""
     answers = []
@@ -129,7 +206,7 @@ def test_what_others_put_beside_the_tables_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
     mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target", draft_server="one"))
     (table,) = tmp_path.iterdir()
-    fifo, link, bound, folder = (tmp_path / f"{mine.run_dir.name}{end}.table" for end in "@+=,")
+    fifo, link, bound, folder = (tmp_path / f"{mine.run_dir.name}-{end}.table" for end in "@+=,")
     os.mkfifo(fifo)
     link.symlink_to(table)
     folder.mkdir()
@@ -194,7 +271,7 @@ def test_an_engine_outlives_a_cleaner_of_its_files(owner):
     watched = rundir.watch(path)
     (path / "lock").unlink()
     rundir.sweep()
-    assert rundir.is_alive(path) and path in rundir.living() and rundir.table_path(path).exists()
+    assert rundir.is_alive(path) and path in rundir.living() and has_table(path)
     shutil.rmtree(path)
     assert rundir.is_held(watched), "it is unknown where the directory is, not whether it is held"
     process.kill()
@@ -227,14 +304,15 @@ def test_files_look_used_once_touched():
 
 def test_files_that_another_sweep_has_just_removed(monkeypatch):
     path, locks = rundir.create()
-    table = rundir.table_path(path)
+    table = rundir.new_table_path(path)
     table.touch()
     close(locks)
     seen = Path.glob
 
     def others_are_faster(folder: Path, pattern: str) -> list[Path]:
         found = list(seen(folder, pattern))
-        rundir.remove(path)
+        table.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
         return found
 
     monkeypatch.setattr(Path, "glob", others_are_faster)

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
+from benchmarks.common.running import leftovers
+from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, Reference, Target
@@ -39,7 +41,6 @@ from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.waiting import WaitPolicy
 
 ANSWER_S = 60.0
-OPTIONS = {"k": 2, "model": "draft"}
 
 
 class Stranger:
@@ -111,7 +112,7 @@ def relay(server, key_file, monkeypatch):
     monkeypatch.setattr(draft_end, "PEER_GONE_S", 2.0)
     with ExitStack() as ends:
         keys = read_keys(key_file)
-        spec = DraftEndSpec(str(server.run_dir), OPTIONS, keys, 0, 4)
+        spec = DraftEndSpec(str(server.run_dir), COMMON_OPTIONS, keys, 0, 4)
         theirs = Stepping(DraftEnd(spec, Sockets()))
         ends.callback(theirs.stop)
         write_keys(key_file, msgspec.structs.replace(keys, addresses=[theirs.end.word]))
@@ -352,8 +353,7 @@ def test_ends_that_do_not_understand_each_other(relay, caplog, monkeypatch):
 
 def test_what_all_engines_have_in_common(relay, key_file):
     options = {"draft_server": "drafts", "draft_server_key": str(key_file)}
-    found = described(options)
-    assert found is not None and (found.name, found.options) == ("drafts", OPTIONS)
+    assert described(options) == COMMON_OPTIONS
     assert described({"draft_server": "drafts"}) is None
     for wrong, said in (
         ({"draft_server": "other"}, "is the key file of the draft server 'drafts', and not of"),
@@ -363,6 +363,22 @@ def test_what_all_engines_have_in_common(relay, key_file):
         with pytest.raises(ValueError) as error:
             described({**options, **wrong})
         assert said in one_sentence(error)
+
+
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (["Welcome", changed(max_wait_ms=1e9)], "unknown field `max_wait_ms`"),
+        (["Joined", ""], "answers neither a welcome nor a refusal"),
+    ],
+)
+def test_a_draft_server_decides_nothing_else(relay, key_file, monkeypatch, answer, said):
+    finding._ask.cache_clear()
+    monkeypatch.setattr(draft_end, "Welcome", lambda _: answer)
+    with pytest.raises(ValueError) as error:
+        described({"draft_server": "drafts", "draft_server_key": str(key_file)})
+    assert "the draft server 'drafts' at 127.0.0.1:" in one_sentence(error)
+    assert said in one_sentence(error)
 
 
 def test_a_service_that_does_not_answer(server, key_file, monkeypatch):
@@ -384,6 +400,6 @@ def test_nothing_is_left(server, relay, engine):
     theirs_dir = peer.run_dir
     ours.stop()
     until("end of the session", lambda: server.joined() == 0)
-    assert not ours_dir.exists() and not rundir.table_path(ours_dir).exists()
-    until("end", lambda: not theirs_dir.exists() and not rundir.table_path(theirs_dir).exists())
+    assert not leftovers(ours_dir, [])
+    until("end", lambda: not leftovers(theirs_dir, []))
     assert engine.run_dir.exists() and not engine.alive()

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.sentences import one_sentence
 from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.messages import Add, Leave, Reload, Remove, Wake
@@ -35,7 +36,7 @@ TO_DRAFT = [
     Changed(0, 3, STAMP, 100, b"1234", b"12345678"),
 ]
 TO_TARGET = [
-    Welcome({"k": 7, "f": 2, "model": "draft", "revision": None, "saguaro": 0.5}),
+    Welcome(COMMON_OPTIONS),
     Status([-1, 2**40], [], 2**62),
     Changed(1, 3, STAMP),
     Changed(3, 3, STAMP, 2, b"", b"12345678", b"1"),
@@ -90,6 +91,28 @@ def test_what_is_none_of_them_is_refused(wrong):
     message = wrong if isinstance(wrong, bytes) else encode(wrong)
     with pytest.raises(Malformed):
         decode_to_draft(message)
+
+
+DEEP = b"\x91" * 100_000 + b"\xc0"  # a list in a list, and so on
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [["Welcome", changed(rejection_sample_method="synthetic")]],
+        [["Welcome", changed(saguaro=None)]],
+        [["Welcome", changed(k="3")]],
+        [["Welcome", changed(draft_sample_method="synthetic")]],
+        b"\x91\x93\xa6Joined\xa0" + DEEP,
+        b"\x91\x92\xa6Joined\xa1\xff",
+    ],
+)
+def test_what_a_draft_cannot_say_is_refused(wrong):
+    """Options that are no common ones, and bytes that no decoder takes."""
+    message = encode([])[:2] + wrong if isinstance(wrong, bytes) else encode(wrong)
+    with pytest.raises(Malformed) as error:
+        decode_to_target(message)
+    assert "a message that cannot be read" in one_sentence(error)
 
 
 def test_a_message_that_is_too_large(monkeypatch):

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from benchmarks.common.running import leftovers
+from tests.support.common_options import COMMON_OPTIONS
 from tests.support.gpu_hosts import engine, parallel
 from tests.unit.lifecycle.test_joined_draft import SHAPE, FakeService, begin, lives, said, until
 from tests.unit.relay.test_ends import Stepping
@@ -29,7 +30,7 @@ from vllm_ssd.relay.keys import make_keys, write_keys
 from vllm_ssd.relay.remote_draft import RemoteDraft
 
 # Of its own, as other tests have services at the same time.
-NAMED = DraftName("far-drafts", {})
+NAMED = DraftName("far-drafts", COMMON_OPTIONS)
 
 
 class Far:
@@ -39,8 +40,16 @@ class Far:
         key_file = folder / "drafts.key"
         keys = make_keys(NAMED.name, ["127.0.0.1:0"] * count)
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
+
+        def spec(one: FakeService, at: int) -> DraftEndSpec:
+            return DraftEndSpec(str(one.files.run_dir), COMMON_OPTIONS, keys, at, 4)
+
         self.ends = [
-            Stepping(DraftEnd(DraftEndSpec(str(one.files.run_dir), {}, keys, at, 4), Sockets()))
+            Stepping(
+                DraftEnd(
+                    DraftEndSpec(str(one.files.run_dir), COMMON_OPTIONS, keys, at, 4), Sockets()
+                )
+            )
             for at, one in enumerate(self.services)
         ]
         addresses = [end.end.word for end in self.ends]

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from vllm_ssd.worker import draft_limit
 from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits
 
 K = 7
@@ -109,3 +110,46 @@ def test_a_batch_that_is_one_smaller_now_and_then_is_of_the_same_size():
     for step in range(1500):
         target.run(1, batch=16 - step % 2)
     assert target.run(500, batch=15)[0][0] > 400
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(draft_limit.logger, "info", lambda text, *args: lines.append(text % args))
+    return lines
+
+
+def test_each_switch_is_said_with_both_speeds(said, monkeypatch):
+    target = gpu(0.5, noise=0.0)
+    monkeypatch.setattr(draft_limit.time, "monotonic", lambda: target.now)
+    target.run(2000)
+    target.rates[MOST_DRAFTS] = 2.0
+    target.run(20_000)
+    off, on = said
+    assert off == (
+        "SSD: off at about 64 requests: 64.0 tokens/s without draft tokens, 32.0 with them"
+    )
+    assert on.startswith("SSD: on at about 64 requests: ") and on.endswith(" without")
+
+
+def test_a_batch_that_begins_without_draft_tokens_says_so_once_measured(said, monkeypatch):
+    target = Target("plans", {MOST_DRAFTS: 0.5, HALF: 0.25, 0: 1.0}, noise=0.0)
+    monkeypatch.setattr(draft_limit.time, "monotonic", lambda: target.now)
+    target.run(12, batch=4)
+    assert not said, "nothing to compare yet"
+    target.run(1000, batch=4)
+    (line,) = said
+    assert line == "SSD: off at about 4 requests: 4.0 tokens/s without draft tokens, 2.0 with them"
+
+
+def test_many_switches_have_few_lines_and_the_last_one_is_right(said, monkeypatch):
+    target = gpu(0.5, noise=0.0)
+    now = 0.0
+    monkeypatch.setattr(draft_limit.time, "monotonic", lambda: now)
+    for turn in range(10):
+        target.rates[MOST_DRAFTS] = 0.5 if turn % 2 else 3.0
+        target.run(5000)
+    assert len(said) <= 1, "no time has passed"
+    now = 60.0
+    target.run(1000)
+    assert target.run(1000)[0][0] > 900 and said[-1].startswith("SSD: off")

@@ -88,7 +88,7 @@ def ranks(tmp_path, monkeypatch):
     connection = Connection(table, control, WaitPolicy("skip", 1.0, "vLLM"), VOCAB, 40)
     states = [States(), States()]
     lengths, texts = states[0].total_len.gpu, states[0].all_token_ids.gpu
-    client = DeviceClient(connection, lengths, texts, look_ns=1000)
+    client = DeviceClient(connection, lengths, texts)
     monkeypatch.setattr(speculator, "connected_client", lambda *_: client)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(k=K, top_m=TOP_M, enable_adaptive_verification=True),

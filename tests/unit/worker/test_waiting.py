@@ -84,6 +84,34 @@ def test_before_the_draft_has_done_anything(make):
     assert make("auto").planner.plan(1, False) == WaitPlan(K, K)
 
 
+NUMBERS = (-(2**63), -1, 0, 1, 2**63 - 1)
+
+
+@pytest.mark.parametrize("steps", NUMBERS)
+@pytest.mark.parametrize("took_us", NUMBERS)
+def test_whatever_the_drafts_counters_are_there_is_a_plan(make, caplog, steps, took_us):
+    target = make("auto")
+    usual = target.steps(1)
+    target.table.draft["branch"], target.table.draft["branch_us"] = steps, took_us
+    target.table.target[0]["accepted"][3] += 1
+    target.now += 0.02
+    plan = target.planner.plan(1, has_prompts=False)
+    assert 0 <= plan.branch <= K and 0 <= plan.fallback <= K and plan.drafts == usual.drafts
+    assert not caplog.records, "the planner has not failed"
+
+
+def test_a_planner_that_fails_plans_no_waits_from_then_on(make, monkeypatch, caplog):
+    target = make("auto")
+    target.steps(1)
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(target.planner._limits, "limit", fail)
+    assert {target.step(1), target.step(1)} == {WaitPlan(0, 0)}
+    assert len(caplog.records) == 1
+
+
 def test_where_drafts_do_not_pay_nothing_is_waited_for(make):
     """Every step verifies one token, whatever drafts there are, and takes longer with them."""
     target, plans = make("auto", "plans"), []

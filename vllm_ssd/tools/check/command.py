@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_ssd.tools.check.findings import Finding, could_start, quiet_vllm, refusal, summary
+from vllm_ssd.tools.options import add_option
 
 
 def add_command(commands: Any) -> None:
@@ -26,6 +27,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("target", nargs="?", metavar="TARGET", help=about)
     about = "The draft model. Default: by the target's family."
     parser.add_argument("--draft", metavar="DRAFT", help=about)
+    add_option(parser, "--k TOKENS", "Draft tokens per round, 1 to 16. Default: 7.", int)
+    about = "Bonus tokens predicted for each accepted length, in the mean. Default: 3."
+    add_option(parser, "--f COUNT", about, int)
     parser.add_argument(
         "--all-backends",
         action="store_true",
@@ -37,8 +41,8 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     """Print all findings and return the process's exit status. further: arguments for vLLM."""
-    if args.target is None and (further or args.draft is not None):
-        print("vllm-ssd check: TARGET is missing: write it before --draft and vLLM's arguments")
+    if args.target is None and (further or {args.draft, args.k, args.f} != {None}):
+        print("vllm-ssd check: TARGET is missing: write it before the options")
         return 2
     findings = []
     with quiet_vllm():
@@ -69,7 +73,13 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
             yield refusal("draft's device", error)
             return
     else:
-        asked = yield from examine_engine(parse_engine(args.target, args.draft, further))
+        own = {"model": args.draft, "k": args.k, "f": args.f}
+        try:
+            engine = parse_engine(args.target, own, further)
+        except ValueError as error:
+            yield refusal("target", error)
+            return
+        asked = yield from examine_engine(engine)
         if asked is None:
             return
         subject = asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -16,10 +16,12 @@ from vllm.transformers_utils.config import get_safetensors_params_metadata
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.config.default_drafts import size_of
+from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
+from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
 from vllm_ssd.lifecycle.draft_device import choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
@@ -30,6 +32,7 @@ from vllm_ssd.tools.check.findings import Finding, refusal, say_wait
 from vllm_ssd.tools.check.target_memory import examine_target_memory
 
 _CPU = torch.device("cpu")
+_SMALL = 1 / 4  # of the target's size; larger drafts get a note
 # Used if no draft is named: the attention of Llama-3.2-1B and the options' defaults.
 _USUAL_ATTENTION = AttentionShape(16, 32, 8, 64, 64**-0.5, torch.bfloat16, _CPU)
 _USUAL_TABLE = TableShape(slots=256, k=7, branches=24, top_m=32)
@@ -46,17 +49,25 @@ class Subject:
     device: DraftDevice | None
 
 
-def parse_engine(target: str, draft: str | None, further: Sequence[str]) -> EngineArgs:
-    """The arguments of ``vllm serve TARGET`` with method ssd. Invalid arguments end the process
-    with vLLM's usage line. draft: overrides the model in --speculative-config."""
+def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) -> EngineArgs:
+    """The arguments of ``vllm serve TARGET``, with method ssd unless they have another one. Invalid
+    arguments end the process with vLLM's usage line; ``ValueError`` with a sentence if vLLM cannot
+    find the target. own: options that replace those of --speculative-config, None = not given."""
     parser = FlexibleArgumentParser(
         prog="vllm-ssd", usage="vllm-ssd COMMAND TARGET [options] [arguments of vllm serve]"
     )
     words = ["--model", target, *further]
-    args: EngineArgs = AsyncEngineArgs.from_cli_args(make_arg_parser(parser).parse_args(words))
-    options: dict[str, Any] = args.speculative_config or {}
-    named = {} if draft is None else {"model": draft}
-    return replace(args, speculative_config={"method": "ssd", **options, **named})
+    given = make_arg_parser(parser).parse_args(words)
+    try:
+        args: EngineArgs = AsyncEngineArgs.from_cli_args(given)
+    except (OSError, ValueError) as error:
+        raise _unusable(target, given.revision, error) from None
+    options: Any = args.speculative_config
+    if options is None:
+        options = {"method": METHOD}
+    if isinstance(options, dict):
+        options = options | {key: value for key, value in own.items() if value is not None}
+    return replace(args, speculative_config=options)
 
 
 def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
@@ -66,7 +77,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     try:
         target = _config(replace(args, speculative_config=None)).model_config
     except Exception as error:  # from vLLM, or from libraries with which it reads models
-        yield _vllms_own("target", args.model, error)
+        yield refusal("target", _unusable(args.model, args.revision, error))
         return None
     sizes = f"{target.get_vocab_size()} tokens, texts up to {target.max_model_len}"
     yield Finding("ok", "target", f"{args.model} ({sizes})")
@@ -75,9 +86,13 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     except Exception as error:  # ssd's own are plain ``ValueError``
         ours = type(error) is ValueError
         what = "target and draft together"
-        yield refusal("engine", error) if ours else _vllms_own("engine", what, error)
+        yield refusal("engine", error if ours else _vllms_own(what, error))
         return None
     speculation: Any = config.speculative_config
+    if not uses_ssd(config):
+        method = f"the speculative method is {speculation.method!r}"
+        yield Finding("bad", "engine", method, 'write "method":"ssd" in --speculative-config')
+        return None
     yield from _about_draft(speculation, target)
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
     yield from examine_target_memory(config)
@@ -103,16 +118,36 @@ def _config(args: EngineArgs) -> VllmConfig:
     return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def _vllms_own(name: str, what: str, error: Exception) -> Finding:
-    """Finding about a refusal by vLLM. Only vLLM's own message may name a remedy."""
-    fact = f"vLLM does not take {what} ({first_sentence(error)})"
-    return Finding("bad", name, fact, "change what vLLM names, until vllm serve starts without ssd")
+def _unusable(target: str, revision: str | None, error: Exception) -> ValueError:
+    """What keeps vLLM from using a target, as a sentence."""
+    try:
+        check_source(target, revision, "target")
+    except ValueError as known:
+        return known
+    return _vllms_own(target, error)
+
+
+def _vllms_own(what: str, error: Exception) -> ValueError:
+    """A refusal by vLLM as a sentence. Only vLLM's own message may name a remedy."""
+    return ValueError(
+        f"vLLM does not take {what} ({first_sentence(error)}): change what vLLM names, until vllm "
+        "serve starts without ssd"
+    )
 
 
 def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
     draft = config.draft_model_config
     fact = f"{config.draft_model}, k={config.k}, f={config.f}, on_miss={config.on_miss}"
     yield Finding("ok", "draft", fact)
+    share = size_of(draft.hf_text_config) / max(size_of(target.hf_text_config), 1)
+    if share > _SMALL:
+        yield Finding(
+            "note",
+            "draft's size",
+            f"about {share:.0%} of the target's: one of its steps may take so long that ssd gains "
+            "little",
+            "name a smaller draft, or let vllm-ssd tune compare",
+        )
     sizes = target.get_vocab_size(), draft.get_vocab_size()
     both = f"{sizes[0]} tokens" if len(set(sizes)) == 1 else f"{sizes[0]} and {sizes[1]} tokens"
     yield Finding("ok", "vocabularies", f"{both}, and each id means the same text in both models")

@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
+from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.config.draft_server import FLAGS
 from vllm_ssd.lifecycle.cores import available_cores, parse_cores
 from vllm_ssd.lifecycle.placement import device_names
@@ -39,20 +40,23 @@ def devices(given: str | None) -> list[str]:
 
 def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
     """Config of an engine whose target is the draft itself, so that vLLM makes all start checks."""
+    check_source(args.model, args.revision)
     given = {option: getattr(args, option) for option in FLAGS}
-    engine = EngineArgs(
-        model=args.model,
-        revision=args.revision,
-        code_revision=args.code_revision,
-        trust_remote_code=args.trust_remote_code,
-        dtype=args.dtype,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        speculative_config={
-            "method": "ssd",
-            "model": args.model,
-            "draft_device": device,
-            **given,
-        },
-    )
-    return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    speculation = {"method": "ssd", "model": args.model, "draft_device": device, **given}
+    try:
+        engine = EngineArgs(
+            model=args.model,
+            revision=args.revision,
+            code_revision=args.code_revision,
+            trust_remote_code=args.trust_remote_code,
+            dtype=args.dtype,
+            max_model_len=args.max_model_len,
+            max_num_seqs=args.max_num_seqs,
+            speculative_config=speculation,
+        )
+        return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except (OSError, ValueError) as error:
+        if type(error) is ValueError:
+            raise  # has a sentence
+        said = f"vLLM does not take the draft {args.model!r} ({first_sentence(error)})"
+        raise ValueError(f"{said}: change what vLLM names") from error

@@ -57,6 +57,7 @@ class LocalDrafts:
 
     def _listen(self, keys: KeyFile) -> None:
         options, addresses = self._named.options, [*keys.addresses]
+        assert options is not None
         for place, launcher in enumerate(self._launchers):
             run_dir = launcher.run_dir
             spec = DraftEndSpec(str(run_dir), options, keys, place, self._max_num_seqs)
@@ -81,6 +82,8 @@ class LocalDrafts:
 
     def stop(self) -> None:
         """End all drafts at the same time and remove their files."""
+        for launcher in self._launchers:
+            launcher.expect_end()
         for relay in self._relays:
             relay.stop()
         for launcher in self._launchers:

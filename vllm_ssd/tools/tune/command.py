@@ -106,7 +106,7 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
 
     drafts: list[str] = []
     for draft in args.draft or [args.speculative_config.get("model")]:
-        engine: Any = parse_engine(args.target, draft, further)
+        engine: Any = parse_engine(args.target, {"model": draft}, further)
         if engine.speculative_config.keys() - {"method", "model"}:  # plain vLLM would get them, too
             raise ValueError(
                 "--speculative-config is given in parts, with dots: write it as one JSON object, "

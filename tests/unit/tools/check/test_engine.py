@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from vllm.config import ModelConfig, ParallelConfig
+from vllm.engine.arg_utils import EngineArgs
 
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
+from vllm_ssd.config import draft_checks
 from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.tools.check import machine
+from vllm_ssd.tools.check import command, machine
 from vllm_ssd.tools.check.devices import Trial
 from vllm_ssd.tools.check.engine import examine_engine, parse_engine, usual_subject, weight_bytes
 from vllm_ssd.tools.check.findings import Finding, could_start
@@ -31,7 +35,7 @@ def models(tmp_path_factory) -> SimpleNamespace:
 def look(models, draft, *further):
     """All findings, and the subject."""
     words = ["--dtype", "float32", "--enforce-eager", *further]
-    steps, found = examine_engine(parse_engine(models.target, draft, words)), []
+    steps, found = examine_engine(parse_engine(models.target, {"model": draft}, words)), []
     while True:
         try:
             found.append(next(steps))
@@ -42,7 +46,7 @@ def look(models, draft, *further):
 def test_a_pair_that_fits(models, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    options = ["--speculative-config", '{"k": 3, "f": 2}', "--max-num-seqs", "4"]
+    options = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}', "--max-num-seqs", "4"]
     found, subject = look(models, models.draft, *options)
     assert could_start(found)
     facts = {each.name: each.fact for each in found}
@@ -58,7 +62,11 @@ def test_a_pair_that_fits(models, monkeypatch):
     "further, name, remedy",
     [
         (["-pp", "2"], "engine", "--tensor-parallel-size"),
-        (["--speculative-config", '{"draft_device": "4000"}'], "engine", "choose from"),
+        (
+            ["--speculative-config", '{"method": "ssd", "draft_device": "4000"}'],
+            "engine",
+            "choose from",
+        ),
         (["--max-model-len", "100000"], "target", "until vllm serve starts without ssd"),
     ],
 )
@@ -69,15 +77,71 @@ def test_what_a_start_would_refuse(models, further, name, remedy):
     assert remedy in found[-1].remedy
 
 
+@pytest.mark.parametrize(
+    "options, fact",
+    [
+        ('{"k": 3}', "has 'k' and no method"),
+        ("[]", "is no JSON object but []"),
+        ('{"method": "ngram", "num_speculative_tokens": 2}', "the speculative method is 'ngram'"),
+    ],
+)
+def test_options_with_which_a_start_would_not_have_ssd(models, options, fact):
+    found, subject = look(models, None, "--speculative-config", options)
+    assert subject is None and found[-1].state == "bad"
+    assert fact in found[-1].fact and '"method":"ssd"' in found[-1].remedy
+
+
+@pytest.mark.parametrize(("layers", "noted"), [(3, True), (4, False), (5, False)])
+def test_a_draft_that_is_nearly_as_large_as_its_target(models, tmp_path, layers, noted):
+    target = SimpleNamespace(target=write_model(tmp_path, layers=layers))
+    found, subject = look(target, models.draft)
+    notes = [each for each in found if each.name == "draft's size"]
+    assert subject is not None and len(notes) == noted
+    for note in notes:
+        assert note.state == "note" and note.fact.startswith("about 33% of the target's: ")
+
+
+def test_flags_replace_options(models):
+    words = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}']
+    own = {"model": models.draft, "k": 9, "f": None}
+    options = parse_engine(models.target, own, words).speculative_config
+    assert options == {"method": "ssd", "model": models.draft, "k": 9, "f": 2}
+    assert parse_engine(models.target, {}, []).speculative_config == {"method": "ssd"}
+
+
 def test_another_vocabulary(models):
     found, subject = look(models, models.other)
     assert subject is None and [each.state for each in found] == ["ok", "bad"]
     assert "different vocabularies" in found[-1].fact and "name another" in found[-1].remedy
 
 
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize(
+    "target, fact, remedy",
+    [
+        ("/nowhere", "the target '/nowhere' is not a folder", "write its whole path"),
+        ("nobody/nothing", "no config.json can be read from the Hugging Face", "the spelling"),
+    ],
+)
+def test_targets_that_are_not_there(monkeypatch, offline, target, fact, remedy):
+    def unreachable(*_, **__):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(draft_checks, "file_or_path_exists", unreachable)
+    monkeypatch.setattr(EngineArgs, "create_engine_config", unreachable)
+    parser = argparse.ArgumentParser()
+    command.add_command(parser.add_subparsers())
+    args = parser.parse_args(["check", target])
+    monkeypatch.setattr("vllm_ssd.tools.check.software.examine_software", lambda: [])
+    (found,) = command._look(args, [])
+    assert found.state == "bad" and found.name == "target"
+    assert fact in found.fact and remedy in found.remedy
+
+
 def test_all_arguments_of_vllm_serve_are_taken(models):
     words = ["--chat-template", "a.jinja", "--port", "8001", "--max-num-seqs", "4"]
-    assert parse_engine(models.target, models.draft, words).max_num_seqs == 4
+    assert parse_engine(models.target, {}, words).max_num_seqs == 4
 
 
 def test_weights_as_they_will_be_loaded(tmp_path):

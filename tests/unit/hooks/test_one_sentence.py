@@ -1,0 +1,78 @@
+"""How the command ``vllm`` ends after an error in the options of ssd, and after any other."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.pages import ROOT
+from vllm_ssd.config import options as options_module
+
+BAD = {"method": "ssd", "kk": 3}
+PROGRAM = "from vllm.entrypoints.cli.main import main; import sys; sys.argv[0] = 'vllm'; main()"
+
+
+@pytest.fixture
+def ends(engine_args, monkeypatch, capsys):
+    """What is printed if the error of these options ends the process, by a program of this name."""
+
+    def ends(options, program="/usr/bin/vllm") -> str:
+        monkeypatch.setattr(sys, "argv", [program])
+        monkeypatch.setattr(sys, "excepthook", lambda *_: print("a traceback", file=sys.stderr))
+        with pytest.raises(ValueError) as error:
+            engine_args(options).create_engine_config()
+        capsys.readouterr()
+        sys.excepthook(error.type, error.value, error.tb)
+        return capsys.readouterr().err
+
+    return ends
+
+
+@pytest.mark.parametrize("options", [BAD, {"method": "SSD"}, {"k": 3}])
+def test_an_error_of_ssds_is_its_sentence(ends, options):
+    said = ends(options)
+    assert said.startswith("vllm: error: ") and said.count("\n") == 1
+    assert ends(options, "/vllm/entrypoints/openai/api_server.py") == said
+
+
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        (BAD, "my_program.py"),
+        ({"method": "ngram", "xyzzy": 3}, "vllm"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "vllm"),
+    ],
+)
+def test_others_have_their_traceback(ends, options, program):
+    assert ends(options, program) == "a traceback\n"
+
+
+def test_debugging_shows_the_traceback(ends, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert ends(BAD) == "a traceback\n"
+
+
+def test_a_bug_has_its_traceback(ends, monkeypatch):
+    monkeypatch.setattr(options_module, "get_field", lambda *_: int("a bug"))
+    assert ends({"method": "ssd", "prompt_lookup_max": 3}) == "a traceback\n"
+
+
+def test_a_later_error_has_its_traceback(ends, capsys):
+    ends(BAD)
+    sys.excepthook(ValueError, ValueError("another"), None)
+    assert capsys.readouterr().err == "a traceback\n"
+
+
+def test_the_command_ends_with_the_sentence(models):
+    command = [sys.executable, "-c", PROGRAM, "serve", models.target]
+    done = subprocess.run(
+        [*command, "--speculative-config", '{"method":"ssd","kk":3}'],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr + done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("vllm: error: the speculative method 'ssd' has no option 'kk'")

@@ -1,0 +1,55 @@
+"""Under Model Runner V1: how many draft tokens a row is given at most."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from vllm import SamplingParams
+from vllm.distributed import parallel_state
+
+from vllm_ssd.worker.proposer import SSDProposer
+
+K, BUDGET = 3, 64
+
+
+class Client:
+    """Notes what the batch is given at most."""
+
+    def exchange(self, rows, batch, has_prompts, most):
+        self.most = most
+        return [[] for _ in rows]
+
+
+@pytest.mark.parametrize(
+    "schedule, rows, most",
+    [
+        (None, 1, 3),
+        (None, 15, 3),
+        (None, 16, 2),
+        (None, 31, 1),
+        (None, 32, 0),
+        ([(1, 8, 3), (9, 32, 2)], 15, 2),
+        ([(1, 8, 3), (9, 32, 2)], 31, 1),
+    ],
+)
+def test_all_requests_and_another_one_fit_a_step(monkeypatch, schedule, rows, most):
+    """The scheduler would leave out the last ones, step after step."""
+    alone = SimpleNamespace(is_first_rank=False, world_size=1)
+    monkeypatch.setattr(parallel_state, "get_tp_group", lambda: alone)
+    proposer = SSDProposer(
+        SimpleNamespace(
+            speculative_config=SimpleNamespace(k=K, top_m=0, schedule=schedule),
+            model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=32, max_num_scheduled_tokens=BUDGET, max_num_batched_tokens=100
+            ),
+        )
+    )
+    proposer._client = client = Client()
+    names = [f"r{row}" for row in range(rows)]
+    requests = {name: SimpleNamespace(sampling_params=SamplingParams()) for name in names}
+    batch = SimpleNamespace(req_ids=names)
+    proposer._runner = SimpleNamespace(input_batch=batch, requests=requests)
+    lengths, texts = np.full(rows, 2, np.int32), np.ones((rows, 8), np.int32)
+    assert proposer.propose([[1]] * rows, lengths, texts) == [[]] * rows
+    assert client.most == most
