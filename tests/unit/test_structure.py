@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4460,
-    "../tests": 21200,
+    "../tests": 21750,
     "protocol": 2235,
     "draft": 4840,
     "lifecycle": 2480,

@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.transformers_utils.repo_utils import resolve_revision
+
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.lifecycle.server_spec import absolute
+from vllm_ssd.lifecycle.server_spec import absolute, plain
 from vllm_ssd.protocol.draft_names import NAME, DraftName, find
 from vllm_ssd.relay.finding import described
 
@@ -43,6 +45,8 @@ def name_draft(name: str, config: SSDConfig) -> DraftName:
     """Name and common options that a draft with this config publishes."""
     options = {option: getattr(config, option) for option in COMMON}
     options["model"] = absolute(config.draft_model)
+    assert config.draft_model_config is not None
+    options["revision"] = plain(config.draft_model_config.revision)
     options["draft_top_m"] = config.top_m or None
     return DraftName(name, options)
 
@@ -62,7 +66,10 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
         theirs, ours = found.options[option], given.get(option)
         if option == "model" and ours is not None:
             ours = absolute(ours)
-        if ours not in (None, theirs):
+        meant = ours
+        if option == "revision" and ours is not None:
+            meant = plain(resolve_revision(found.options["model"], ours))
+        if meant not in (None, theirs):
             raise ValueError(
                 f"{option} is {ours!r} in --speculative-config and {theirs!r} at the draft server "
                 f"{name!r}, which fixes it for all its engines: leave {option} out"

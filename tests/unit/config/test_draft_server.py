@@ -1,10 +1,14 @@
 """Options of an engine whose drafts come from a draft server."""
 
-import pytest
+from functools import partial
 
+import pytest
+from vllm.config import ModelConfig, ParallelConfig
+
+from tests.support.hub_cache import commit_of
 from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_server
-from vllm_ssd.config.options import OPTIONS
+from vllm_ssd.config.options import OPTIONS, make_ssd_config
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.draft_names import publish
@@ -13,11 +17,11 @@ from vllm_ssd.protocol.draft_names import publish
 @pytest.fixture
 def serve(make):
     """Publishes a draft server of this name with these options, until the test ends. draft: in
-    place of the one that was checked."""
+    place of the one that was checked. named: in place of all."""
     begun = []
 
-    def serve(name: str, draft: str | None = None, **options) -> None:
-        named = draft_server.name_draft(name, make(**options))
+    def serve(name: str, draft: str | None = None, named=None, **options) -> None:
+        named = named or draft_server.name_draft(name, make(**options))
         if draft is not None:
             named.options["model"] = draft
         begun.append(OwnFiles(TableShape(1, 2, 3), TableOwner()))
@@ -44,6 +48,20 @@ def test_defaults_are_those_of_the_server(make, serve):
     assert (config.k, config.f, config.top_m) == (7, 3, 0)
     serve("sampled")
     assert make(draft_server="sampled", model=None, draft_top_m=32).top_m == 32
+
+
+def test_branches_are_compared_by_their_commits(hub, serve):
+    """The draft server says which commit it has loaded; engines may name that or its branch."""
+    target, draft = "Qwen/Qwen3-32B", "Qwen/Qwen3-0.6B"
+    make = partial(make_ssd_config, target_model_config=ModelConfig(target))
+    make = partial(make, target_parallel_config=ParallelConfig())
+    serve("drafts", named=draft_server.name_draft("drafts", make({"model": draft})))
+    for revision in (None, "main", commit_of(draft)):
+        config = make({"draft_server": "drafts", "revision": revision})
+        assert config.revision == commit_of(draft) and config.draft_model == draft
+    with pytest.raises(ValueError) as error:
+        make({"draft_server": "drafts", "revision": commit_of(target)})
+    assert f"and '{commit_of(draft)}' at the draft server 'drafts'" in str(error.value)
 
 
 @pytest.mark.parametrize(
