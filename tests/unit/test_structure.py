@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22710,
+    "../tests": 22715,
     "protocol": 2280,
     "draft": 4805,
     "lifecycle": 2560,
