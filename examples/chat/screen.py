@@ -59,10 +59,12 @@ def show_beside(
     for future in futures:
         future.result()
     console.print(_beside(titles, answers, None))
-    first, second = (answer.tokens_per_second for answer in answers)
-    if first and second:
-        same = "same text" if answers[0].text == answers[1].text else "texts differ"
-        console.print(f"{titles[0]}: {first / second:.2f} times {titles[1]}; {same}", style="bold")
+    if all(answer.tokens for answer in answers):
+        said = "same text" if answers[0].text == answers[1].text else "texts differ"
+        first, second = (answer.tokens_per_second for answer in answers)
+        if first and second:  # an answer in one piece has no speed
+            said = f"{titles[0]}: {first / second:.2f} times {titles[1]}; {said}"
+        console.print(said, style="bold")
     return answers
 
 

@@ -31,6 +31,7 @@ LONGEST = [
     f"test_{name}.py"
     for name in (
         "draft_service",
+        "hub_names",
         "lossless",
         "remote_draft",
         "features",

@@ -1,6 +1,7 @@
 """What every unit test leaves as it was."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,24 @@ def same_environment():
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def _hub_home(tmp_path_factory) -> Path:
+    from tests.support.hub_cache import store_configs
+
+    home: Path = tmp_path_factory.mktemp("hub")
+    store_configs(home)
+    return home
+
+
+@pytest.fixture
+def hub(_hub_home, monkeypatch) -> None:
+    """The models of ``tests/support/hub_cache.py`` are found by their names, offline."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(_hub_home / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 # Two files run at a time: the longest come first, lest one be left at the end.

@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22180,
+    "../tests": 22715,
     "protocol": 2280,
     "draft": 4805,
     "lifecycle": 2560,
     "relay": 1650,
-    "config": 960,
+    "config": 970,
     "metrics": 600,
     "worker": 2000,
     "hooks": 1475,
-    "tools": 2020,
+    "tools": 2025,
 }
 
 

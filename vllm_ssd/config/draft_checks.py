@@ -36,6 +36,7 @@ def check_source(model: str, revision: str | None, what: str = "draft") -> None:
     the model's role, "draft" or "target"."""
     if "://" in model or Path(model).is_file():
         return
+    name = repr(model)
     if Path(model).is_dir():
         place, fix = f"the folder of the {what}", "give the folder of a model"
     elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
@@ -45,6 +46,8 @@ def check_source(model: str, revision: str | None, what: str = "draft") -> None:
         )
     else:
         place = "the Hugging Face Hub's model"
+        if revision is not None:
+            name += f" at revision {revision!r}"
         fix = "check the spelling, the access and the network"
         if constants.HF_HUB_OFFLINE:
             fix = "check the spelling, or unset HF_HUB_OFFLINE so that it is downloaded"
@@ -56,7 +59,7 @@ def check_source(model: str, revision: str | None, what: str = "draft") -> None:
     except Exception as error:  # from any library that reads from the Hub
         why = f" ({first_sentence(error)})"
     if not found:
-        raise ValueError(f"no config.json can be read from {place} {model!r}{why}: {fix}")
+        raise ValueError(f"no config.json can be read from {place} {name}{why}: {fix}")
 
 
 def check_draft(draft: ModelConfig) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from vllm.transformers_utils.repo_utils import resolve_revision
 
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.lifecycle.server_spec import absolute
+from vllm_ssd.lifecycle.server_spec import absolute, plain
 from vllm_ssd.protocol.draft_names import NAME, CommonOptions, DraftName, find
 from vllm_ssd.relay.finding import described
 
@@ -37,6 +38,8 @@ def name_draft(name: str, config: SSDConfig) -> DraftName:
     """Name and common options that a draft with this config publishes."""
     options = {option: getattr(config, option) for option in COMMON}
     options["model"] = absolute(config.draft_model)
+    assert config.draft_model_config is not None
+    options["revision"] = plain(config.draft_model_config.revision)
     options["draft_top_m"] = config.top_m or None
     return DraftName(name, CommonOptions(**options))
 
@@ -56,7 +59,10 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
         theirs, ours = fixed[option], given.get(option)
         if option == "model" and ours is not None:
             ours = absolute(ours)
-        if ours not in (None, theirs):
+        meant = ours
+        if option == "revision" and ours is not None:
+            meant = plain(resolve_revision(fixed["model"], ours))
+        if meant not in (None, theirs):
             raise ValueError(
                 f"{option} is {ours!r} in --speculative-config and {theirs!r} at the draft server "
                 f"{name!r}, which fixes it for all its engines: leave {option} out"

@@ -33,6 +33,7 @@ def start_detached(
     it and its process group. settings: a dataclass or a struct of msgspec. keep: file descriptors
     that it inherits. Python imports from the working directory first, and Ray passes it on, so
     ``folder`` is one of ours."""
+    line = msgspec.json.encode(settings) + b"\n"  # if that fails, no process waits for it
     channel, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -45,7 +46,7 @@ def start_detached(
         )
     process.wait()  # until ``detach``; a process that fails earlier closes the channel
     with contextlib.suppress(ConnectionError):  # it has failed, and closed the channel
-        channel.sendall(msgspec.json.encode(settings) + b"\n")
+        channel.sendall(line)
     return channel, process.pid
 
 
@@ -55,7 +56,9 @@ def detach(kind: type[Settings]) -> tuple[socket.socket, Settings]:
     if os.fork():
         os._exit(0)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    return channel, msgspec.json.decode(channel.makefile("rb").readline(), type=kind)
+    if not (line := channel.makefile("rb").readline()).endswith(b"\n"):
+        sys.exit("SSD: the process that started this one was killed before it had said what to do")
+    return channel, msgspec.json.decode(line, type=kind)
 
 
 def say(channel: socket.socket, kind: str, text: str) -> None:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.lifecycle.draft_device import SHARED_KV_CACHE_GIB
 from vllm_ssd.lifecycle.placement import DraftDevice
@@ -35,25 +37,10 @@ def make_server_spec(
     vllm_config: VllmConfig, run_dir: str, device: DraftDevice, platform: Any, name: str = ""
 ) -> ServerSpec:
     """Return the spec of a draft whose files are in ``run_dir``. platform: vLLM's current one.
-    name: the draft serves engines that have it in their tables."""
+    name: the draft serves engines that have it in their tables. The spec is as the draft's process
+    will read it; ``ValueError`` with a sentence if it cannot be sent there."""
     config: Any = vllm_config.speculative_config
-    policy = _policy(vllm_config)
-    model = _model_spec(vllm_config, policy, device, platform)
-    return ServerSpec(
-        run_dir,
-        model,
-        policy,
-        device.cores,
-        device.environment,
-        config.start_timeout_s,
-        config.max_restarts,
-        name,
-    )
-
-
-def _policy(vllm_config: VllmConfig) -> DraftPolicy:
-    config: Any = vllm_config.speculative_config
-    return DraftPolicy(
+    policy = DraftPolicy(
         k=config.k,
         f=config.f,
         fallbacks=config.on_miss != "skip",
@@ -61,6 +48,13 @@ def _policy(vllm_config: VllmConfig) -> DraftPolicy:
         top_m=config.top_m,
         saguaro=config.saguaro,
     )
+    model = _model_spec(vllm_config, policy, device, platform)
+    limits = config.start_timeout_s, config.max_restarts
+    spec = ServerSpec(run_dir, model, policy, device.cores, device.environment, *limits, name)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(spec), type=ServerSpec)
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise ValueError(f"the draft's settings cannot be sent ({error}): report this") from error
 
 
 def _model_spec(
@@ -69,13 +63,10 @@ def _model_spec(
     config: Any = vllm_config.speculative_config
     draft = config.draft_model_config
     load = config.draft_load_config or vllm_config.load_config
-    # Memory is reserved once for all engines that share the draft.
-    max_requests = vllm_config.scheduler_config.max_num_seqs * (
-        config.engines if config.share_draft else 1
-    )
+    engines = config.engines if config.share_draft else 1  # memory is reserved once for all
+    max_requests = engines * vllm_config.scheduler_config.max_num_seqs
     engine_args = {
         "model": absolute(draft.model),
-        "tokenizer": absolute(draft.tokenizer),
         "skip_tokenizer_init": True,
         "dtype": str(draft.dtype).removeprefix("torch."),
         "max_model_len": config.max_model_len,
@@ -94,13 +85,19 @@ def _model_spec(
     if memory_gib is None and (platform.is_cpu() or device.may_share_gpu):
         memory_gib = SHARED_KV_CACHE_GIB
     return DraftModelSpec(
-        engine_args=engine_args,
+        engine_args={name: plain(value) for name, value in engine_args.items()},
         tree_backends=config.resolve_tree_backends(platform),
         vocab_size=vllm_config.model_config.get_vocab_size(),
         kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
         max_requests=max_requests,
         scratch=policy.scratch,
     )
+
+
+def plain(value: Any) -> Any:
+    """A value of vLLM's config for other processes. A derived type of ``str`` becomes ``str``. A
+    branch that vLLM has resolved becomes its commit: a restarted draft loads the same weights."""
+    return str.__str__(getattr(value, "resolved", value)) if isinstance(value, str) else value
 
 
 def absolute(model: str) -> str:

@@ -141,7 +141,8 @@ class Child:
             self._channel, self._group = start_detached(self._module, self._folder, self._spec)
             self._channel.settimeout(START_S)
             line = self._channel.makefile("rb").readline()
-            line = line or b'{"failed": "it ended at its start"}'
+            if not line.endswith(b"\n"):
+                line = b'{"failed": "its relay ended at its start, and the log above says why"}'
             ((kind, self.word),) = json.loads(line).items()
             self._channel.settimeout(None)
         except OSError as error:

@@ -1,11 +1,13 @@
 """Options of an engine whose drafts come from a draft server."""
 
 from copy import copy
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
-from vllm.config import ParallelConfig
+from vllm.config import ModelConfig, ParallelConfig
 
+from tests.support.hub_cache import commit_of
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from vllm_ssd.config import draft_server
@@ -18,11 +20,11 @@ from vllm_ssd.protocol.draft_names import publish
 @pytest.fixture
 def serve(make):
     """Publishes a draft server of this name with these options, until the test ends. published: in
-    place of those that were checked."""
+    place of those that were checked. named: in place of all."""
     begun = []
 
-    def serve(name: str, published=(), **options) -> None:
-        named = draft_server.name_draft(name, make(**options))
+    def serve(name: str, published=(), named=None, **options) -> None:
+        named = named or draft_server.name_draft(name, make(**options))
         if published:
             named = replace(named, options=replace(named.options, **published))
         begun.append(OwnFiles(TableShape(1, 2, 3), TableOwner()))
@@ -49,6 +51,28 @@ def test_defaults_are_those_of_the_server(make, serve):
     assert (config.k, config.f, config.top_m) == (7, 3, 0)
     serve("sampled")
     assert make(draft_server="sampled", model=None, draft_top_m=32).top_m == 32
+
+
+def test_branches_are_compared_by_their_commits(hub, serve):
+    """The draft server says which commit it has loaded; engines may name that or its branch."""
+    target, draft = "Qwen/Qwen3-32B", "Qwen/Qwen3-0.6B"
+    make = partial(make_ssd_config, target_model_config=ModelConfig(target))
+    make = partial(make, target_parallel_config=ParallelConfig())
+    named = draft_server.name_draft("drafts", make({"model": draft}))
+    serve("drafts", named=named)
+    for revision in (None, "main", commit_of(draft)):
+        config = make({"draft_server": "drafts", "revision": revision})
+        assert config.revision == commit_of(draft) and config.draft_model == draft
+        both = make({"draft_server": "drafts", "model": draft, "revision": revision})
+        assert not config.model_named_here and both.model_named_here == (revision is not None)
+    with pytest.raises(ValueError) as error:
+        make({"draft_server": "drafts", "revision": commit_of(target)})
+    assert f"and '{commit_of(draft)}' at the draft server 'drafts'" in str(error.value)
+    serve("others", {"revision": "of_another_machine"}, replace(named, name="others"))
+    with pytest.raises(ValueError) as error:
+        make({"draft_server": "others"})
+    said = f"the Hugging Face Hub's model '{draft}' at revision 'of_another_machine'"
+    assert said in one_sentence(error)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_an_engine_that_dies_is_left_and_put_away(server, engine):
     assert join(server, one) == join(server, two) == ""
     one.die()
     until("end", lambda: server.joined() == 1)
-    assert not leftovers(one.run_dir, [])
+    until("removal of its files", lambda: not leftovers(one.run_dir, []))
     assert two.predicted(1) == server.expected
 
 

@@ -21,6 +21,7 @@ from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
+from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
 from vllm_ssd.lifecycle.draft_device import choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
@@ -105,7 +106,12 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     device = None if ray else choose_device(config, current_platform)
     for note in () if device is None else device.notes:
         yield Finding("note", "draft's device", note)
-    return _subject(config, device)
+    try:
+        spec = make_server_spec(config, "", device or DraftDevice(), current_platform)
+    except ValueError as error:
+        yield refusal("draft's settings", error)
+        return None
+    return _subject(config, device, spec.model)
 
 
 def usual_subject(device: DraftDevice, parallel: ParallelConfig) -> Subject:
@@ -153,10 +159,9 @@ def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
     yield Finding("ok", "vocabularies", f"{both}, and each id means the same text in both models")
 
 
-def _subject(config: VllmConfig, device: DraftDevice | None) -> Subject:
+def _subject(config: VllmConfig, device: DraftDevice | None, spec: DraftModelSpec) -> Subject:
     ssd: Any = config.speculative_config
     draft = ssd.draft_model_config
-    spec = make_server_spec(config, "", device or DraftDevice(), current_platform).model
     alone = ssd.draft_parallel_config
     head_dim = draft.get_head_size()
     attention = AttentionShape(

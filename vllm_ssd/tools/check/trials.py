@@ -46,8 +46,8 @@ def examine_apart(
         )
     except subprocess.TimeoutExpired:
         raise TrialFailed(f"not done after {limit_s:g} s") from None
-    for line in done.stdout.splitlines():
-        if line.startswith(_FOUND):
+    for line in done.stdout.splitlines(keepends=True):
+        if line.startswith(_FOUND) and line.endswith(b"\n"):  # not the half of one
             yield msgspec.json.decode(line.removeprefix(_FOUND), type=Finding)
     if done.returncode != 0:
         raise TrialFailed(last_words(done))

@@ -14,6 +14,7 @@ from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_checks
+from vllm_ssd.lifecycle import server_spec
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.tools.check import command, machine
 from vllm_ssd.tools.check.devices import Trial
@@ -56,6 +57,15 @@ def test_a_pair_that_fits(models, monkeypatch):
     assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
     assert subject.draft.memory.weights is None, "there are none"
     assert 0 < subject.draft.memory.least < subject.draft.memory.kv_cache <= 2**30
+
+
+def test_settings_that_cannot_be_sent(models, monkeypatch):
+    """They are those of a start, which would send them to the draft's process."""
+    monkeypatch.setattr(server_spec, "plain", lambda value: object())
+    found, subject = look(models, models.draft)
+    assert subject is None and (found[-1].state, found[-1].name) == ("bad", "draft's settings")
+    assert "cannot be sent (Encoding objects of type object" in found[-1].fact
+    assert found[-1].remedy == "report this"
 
 
 @pytest.mark.parametrize(

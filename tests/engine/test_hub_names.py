@@ -1,0 +1,120 @@
+"""README's ``vllm serve`` commands, word for word: models by their names on the Hugging Face Hub,
+from a cache that has tiny ones under these names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from huggingface_hub import constants
+from openai import OpenAI
+
+from benchmarks.common.running import counters, processes_of, run_dir_of
+from benchmarks.common.server import VLLM
+from benchmarks.common.times import Times
+from tests.support.harness import END_S, START_S, engine, greedy, wait_for, wait_gone
+from tests.support.hub_cache import store_pair
+from tests.support.pages import text_of
+
+COMMANDS = [
+    shlex.split(line)
+    for line in text_of("README.md").splitlines()
+    if line.startswith("    vllm serve")
+]
+PORT = 8000  # vLLM's own
+URL = f"http://127.0.0.1:{PORT}"
+PROMPTS = ["Once upon a time", "The capital of France is", "A river", "x"]
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Iterator[None]:
+    """This process and those that it starts find all models of the commands."""
+    home = tmp_path_factory.mktemp("hub")
+    for words in COMMANDS:
+        store_pair(home, words[2], json.loads(words[-1])["model"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        patch.setenv("HF_HOME", str(home))
+        patch.setenv("PATH", f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes minutes on two cores
+        # Each rank gets its cores from ssd.
+        patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def expected(cache) -> list[list[int]]:
+    """The texts of plain vLLM with the last command's target; all targets have one function."""
+    with engine(COMMANDS[-1][2], dtype="auto") as plain:
+        outputs = plain.generate(PROMPTS, greedy(TOKENS), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@contextmanager
+def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", PORT))  # or another server would be asked
+    times = Times("server")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{URL}/health").status_code == httpx.codes.OK
+        return False
+
+    try:
+        wait_for("server", answers, START_S)
+        times.ready()
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        times.ended()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_of_the_readme(command, expected, tmp_path):
+    """Texts are those of plain vLLM, drafts are accepted, and nothing is left at the end."""
+    client = OpenAI(base_url=f"{URL}/v1", api_key="none")
+
+    def ask(prompt: str) -> list[int]:
+        answer = client.completions.create(
+            model=command[2],
+            prompt=prompt,
+            max_tokens=TOKENS,
+            temperature=0,
+            extra_body={"return_token_ids": True},
+        )
+        return answer.choices[0].token_ids
+
+    with served(command, tmp_path / "log") as server:
+        process = psutil.Process(server.pid)
+        run_dir = run_dir_of(process.children(recursive=True))
+        own = processes_of(run_dir)
+
+        def accepted() -> int:
+            """Draft tokens; the draft may have no time at first."""
+            with ThreadPoolExecutor(len(PROMPTS)) as pool:
+                assert list(pool.map(ask, PROMPTS)) == expected
+            return sum(counters(run_dir)["accepted"][1:])
+
+        print(f"{wait_for('accepted draft tokens', accepted, START_S)} draft tokens accepted")
+        server.send_signal(signal.SIGINT)
+        assert server.wait(END_S) == 0
+    wait_gone(run_dir, own)

@@ -1,0 +1,122 @@
+"""A cache of the Hugging Face Hub, with models under the names that README and docs use."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,?!:'-"
+
+
+def _sizes(kind: str, tokens: int, hidden: int, layers: int, heads: int, keys: int) -> Any:
+    names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    return {
+        "model_type": kind,
+        "architectures": [names[kind]],
+        "vocab_size": tokens,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "max_position_embeddings": 8192,
+    }
+
+
+# The real sizes: a target's family follows from them, and whether it is larger than its draft.
+CONFIGS = {
+    "meta-llama/Llama-3.3-70B-Instruct": _sizes("llama", 128256, 8192, 80, 64, 8),
+    "meta-llama/Llama-3.1-405B-Instruct-FP8": _sizes("llama", 128256, 16384, 126, 128, 8),
+    "meta-llama/Llama-3.2-1B-Instruct": _sizes("llama", 128256, 2048, 16, 32, 8),
+    "Qwen/Qwen3-32B": _sizes("qwen3", 151936, 5120, 64, 64, 8),
+    "Qwen/Qwen3-0.6B": _sizes("qwen3", 151936, 1024, 28, 16, 8),
+    "Qwen/Qwen2.5-72B-Instruct": _sizes("qwen2", 152064, 8192, 80, 64, 8),
+    "Qwen/Qwen2.5-0.5B-Instruct": _sizes("qwen2", 151936, 896, 24, 14, 2),
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": _sizes("llama", 49152, 2048, 24, 32, 32),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _sizes("llama", 49152, 576, 30, 9, 3),
+}
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+
+
+def store_configs(home: Path) -> None:
+    """Put all models into the cache of this ``HF_HOME``, without weights."""
+    for name in CONFIGS:
+        store(home, name, lambda folder, name=name: _save(_config(name), folder))
+
+
+def store_pair(home: Path, target: str, draft: str) -> None:
+    """Put two tiny models into the cache of this ``HF_HOME``. A letter of a text follows from the
+    one before it, in all targets alike; the draft is wrong after one letter in eight."""
+    order = torch.randperm(len(LETTERS), generator=torch.Generator().manual_seed(1))
+    after = torch.empty_like(order)
+    after[order] = order.roll(-1)  # one circle of all letters
+    others = after.clone()
+    others[::8] = after[::8].roll(1)
+    for name, following in ((target, after), (draft, others)):
+        store(home, name, lambda folder, args=(name, following): _save_model(*args, folder))
+
+
+def store(home: Path, name: str, save: Callable[[Path], None]) -> None:
+    """Put what ``save`` writes to a folder into the cache of this ``HF_HOME``, as the branch
+    "main" of the model with this name."""
+    commit = commit_of(name)
+    place = home / "hub" / f"models--{name.replace('/', '--')}"
+    written, snapshot = place / "written", place / "snapshots" / commit
+    for folder in (written, snapshot, place / "blobs", place / "refs"):
+        folder.mkdir(parents=True)
+    save(written)
+    for file in written.iterdir():
+        blob = place / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        file.rename(blob)
+        (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
+    written.rmdir()
+    (place / "refs" / "main").write_text(commit)
+
+
+def commit_of(name: str) -> str:
+    """The only commit of the model with this name."""
+    return hashlib.sha1(name.encode()).hexdigest()
+
+
+def _config(name: str, **changes: Any) -> Any:
+    none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return AutoConfig.for_model(**{**CONFIGS[name], **none, "dtype": "bfloat16", **changes})
+
+
+def _save(config: Any, folder: Path) -> None:
+    config.save_pretrained(folder)
+    words = {letter: number for number, letter in enumerate(LETTERS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=" ").save_pretrained(folder)
+
+
+def _save_model(name: str, following: torch.Tensor, folder: Path) -> None:
+    """The function is certain enough for bfloat16: a letter's hidden state is a unit vector of its
+    own, to which the layer adds little."""
+    config = _config(name, **_TINY)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for matrix in (model.model.embed_tokens.weight, model.lm_head.weight):
+            matrix.zero_()
+        letters = torch.arange(len(LETTERS))
+        model.model.embed_tokens.weight[letters, letters] = 1
+        model.lm_head.weight[following, letters] = 1
+    model.bfloat16().save_pretrained(folder)
+    _save(config, folder)

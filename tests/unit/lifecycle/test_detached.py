@@ -1,0 +1,62 @@
+"""Detached processes and those that start them, when one of them ends in the middle."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from vllm_ssd.lifecycle import detached
+from vllm_ssd.protocol.messages import Reload
+from vllm_ssd.relay.end import Child
+from vllm_ssd.tools.check.findings import Finding
+from vllm_ssd.tools.check.trials import TrialFailed, examine_apart
+
+
+def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp_path):
+    monkeypatch.delattr(subprocess, "Popen")
+    with pytest.raises(TypeError, match="Encoding objects of type object"):
+        detached.start_detached("no.module", tmp_path, {"model": object()})
+
+
+@pytest.mark.parametrize("half", [b"", b'{"path": "/mo'])
+def test_a_process_whose_parent_ends_before_it_has_sent_all(half):
+    ours, theirs = socket.socketpair()
+    program = "from vllm_ssd.lifecycle.detached import detach; detach(dict)"
+    with theirs:
+        begun = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with ours:
+        ours.sendall(half)
+    said = "SSD: the process that started this one was killed before it had said what to do\n"
+    assert begun.communicate()[1] == said
+
+
+@pytest.mark.parametrize("half", ["", '{"ready": "127.0'])
+def test_a_relay_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path):
+    (tmp_path / "relay.py").write_text(
+        "import socket, sys\n"
+        "from vllm_ssd.lifecycle.detached import detach\n"
+        f"detach(dict)[0].sendall({half.encode()!r})\n"
+    )
+    child = Child("relay", Reload("/model"), tmp_path)
+    with pytest.raises(ValueError, match="its relay ended at its start, and the log above says"):
+        child.start()
+
+
+def end_in_the_middle():
+    yield Finding("ok", "a device", "found")
+    os.write(1, b'found {"state": "o')
+    os._exit(3)
+
+
+def test_a_trial_that_ends_in_the_middle_of_a_finding():
+    findings = examine_apart(end_in_the_middle, limit_s=600)
+    assert next(findings).name == "a device"
+    with pytest.raises(TrialFailed, match="exit status 3"):
+        next(findings)

@@ -1,0 +1,186 @@
+"""Documented commands with models' names on the Hugging Face Hub, to where processes begin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.entrypoints.cli.serve import make_arg_parser
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from examples import offline
+from tests.support.hub_cache import CONFIGS, commit_of
+from tests.support.pages import text_of
+from tests.unit.test_docs import CHECKED_BLOCKS, Block
+from vllm_ssd import cli
+from vllm_ssd.config import target_checks
+from vllm_ssd.config.default_drafts import FAMILIES
+from vllm_ssd.lifecycle import launch
+from vllm_ssd.lifecycle.draft_device import choose_device
+from vllm_ssd.lifecycle.server_spec import ServerSpec, make_server_spec
+from vllm_ssd.tools.check import machine
+from vllm_ssd.tools.draft_server import command as draft
+from vllm_ssd.tools.tune import command as tune
+
+LLAMAS = "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+SMOLLM2S = "HuggingFaceTB/SmolLM2-1.7B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"
+# What stands for a model or a number in the pages.
+MEANT = {
+    "TARGET": LLAMAS[0],
+    "DRAFT": LLAMAS[1],
+    "ANOTHER": LLAMAS[1],
+    ".models/smollm2": SMOLLM2S[0],
+    ".models/draft-without-14": SMOLLM2S[1],
+    "N": "2",
+}
+PROGRAMS = "vllm serve", "vllm-ssd check", "vllm-ssd tune", "vllm-ssd draft", "python -m examples.o"
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of a block's commands that start something. Those of drafts on other nodes are left
+    out."""
+    found = []
+    for line in block.code.splitlines():
+        command = re.sub(r"^[A-Z_]+=\S+ ", "", line.strip())
+        if command.startswith(PROGRAMS) and "key" not in command:
+            names = r"(?<![\w./-])(" + "|".join(map(re.escape, MEANT)) + r")(?![\w./-])"
+            meant = re.sub(names, lambda match: MEANT[match[1]], command)
+            found.append(shlex.split(meant, comments=True))
+    return found
+
+
+BLOCKS = [block for block in CHECKED_BLOCKS if commands(block)]
+
+
+@pytest.fixture(autouse=True)
+def machine_of_the_pages(hub, monkeypatch, tmp_path):
+    """Eight devices, and no process that is started: a draft is ready at once."""
+
+    def start(module, folder, spec, keep):
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=keep_nothing, args=[theirs]).start()
+        return ours, 0
+
+    monkeypatch.setattr(launch, "start_detached", start)
+    monkeypatch.setattr(target_checks, "available_cores", lambda: list(range(8)))
+    monkeypatch.setattr(machine, "examine_machine", lambda *_: iter(()))
+    monkeypatch.setattr(tune, "measure", lambda *_: {})
+    monkeypatch.setattr(offline, "LLM", start_offline)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "questions.txt").write_text("Why?")
+
+
+def keep_nothing(channel: socket.socket) -> None:
+    """A keeper without a draft."""
+    with channel:
+        channel.sendall(b'{"ready": "here"}\n')
+        channel.recv(1)  # until it is told to end
+
+
+class Started(Exception):
+    """The engine of the offline example would be started now."""
+
+
+def start_offline(model: str, **options: Any) -> None:
+    start_draft(EngineArgs(model, **options))
+    raise Started
+
+
+def start_draft(engine: EngineArgs) -> dict[str, Any]:
+    """The arguments with which the draft of this engine would be loaded; empty if the engine joins
+    a draft server."""
+    config: Any = engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    speculation = config.speculative_config
+    if speculation.draft_server is not None:
+        assert speculation.revision == commit_of(speculation.draft_model)
+        return {}
+    device = choose_device(config, current_platform)
+    spec = make_server_spec(config, "", device, current_platform)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=ServerSpec) == spec
+    arguments = spec.model.engine_args
+    assert arguments["revision"] == commit_of(arguments["model"])
+    return arguments
+
+
+def serve(words: Sequence[str]) -> dict[str, Any]:
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    args.model = args.model_tag  # as vLLM's command does
+    return start_draft(AsyncEngineArgs.from_cli_args(args))
+
+
+def start_service(words: Sequence[str], stack: ExitStack) -> None:
+    """A draft server that runs until the end of ``stack``."""
+    parser = argparse.ArgumentParser()
+    draft.add_command(parser.add_subparsers())
+    drafts = draft._make_drafts(parser.parse_args(words))
+    stack.callback(drafts.stop)
+    drafts.start()
+
+
+def run(words: Sequence[str], stack: ExitStack, monkeypatch, capsys) -> None:
+    model = next((word for word in words[::-1] if word in CONFIGS), None)
+    match words:
+        case "vllm", "serve", *rest:
+            if "--speculative-config" in rest:
+                serve(rest)
+        case "vllm-ssd", "check", *rest:
+            assert cli.main(["check", *rest]) == 0, capsys.readouterr().out
+        case "vllm-ssd", "tune", *rest:
+            assert cli.main(["tune", *rest]) == 1
+            assert f"drafts {model}" in capsys.readouterr().err
+        case "vllm-ssd", "draft", *rest:
+            start_service(["draft", *rest], stack)
+        case "python", "-m", "examples.offline", *rest:
+            monkeypatch.setattr(sys, "argv", ["offline.py", *rest])
+            with pytest.raises(Started):
+                offline.main()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_documented_command_reaches_its_processes(block, monkeypatch, capsys):
+    with ExitStack() as stack:
+        for words in commands(block):
+            run(words, stack, monkeypatch, capsys)
+
+
+def recipes() -> list[list[str]]:
+    """Target, draft and arguments in each row of a table."""
+    names = r"^\| `([\w./-]+)` \| `([\w./-]+)` \| .*? \| `(.*?)`"
+    found = re.findall(names, text_of("docs/deployment.md"), re.M)
+    return [[target, draft, *arguments.split()] for target, draft, arguments in found]
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=" ".join)
+def test_a_recipe(recipe):
+    target, model, *arguments = recipe
+    speculation = json.dumps({"method": "ssd", "model": model})
+    started = serve([target, *arguments, "--speculative-config", speculation])
+    assert started["model"] == model
+
+
+TARGETS = {
+    "Llama 3": LLAMAS[0],
+    "Qwen3": "Qwen/Qwen3-32B",
+    "Qwen2.5": "Qwen/Qwen2.5-72B-Instruct",
+    "SmolLM2": SMOLLM2S[0],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_default_draft_of_a_family(family):
+    arguments = serve([TARGETS[family.name], "--speculative-config", '{"method":"ssd"}'])
+    assert arguments["model"] == family.draft
