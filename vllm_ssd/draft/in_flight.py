@@ -16,9 +16,6 @@ _ON_GPU = 2
 # Seconds. A piece that takes longer never ends: the longest one takes hundreds of times less. A GPU
 # that hangs reports no error, so without a limit the host would wait for ever.
 HANG_S = 20.0
-import os
-
-_X = float(os.environ.get("SSD_X_AHEAD", "0")) / 1e6
 _LOOK_S = 50e-6  # seconds between two looks at pieces that ``finish`` waits for
 
 
@@ -45,7 +42,6 @@ class InFlight:
         self._running: deque[_Piece] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._done = 0.0
-        self._took: dict[str, float] = {}
 
     def ready(self) -> bool:
         """True if more work may be started; ``TimeoutError`` if the GPU hangs."""
@@ -53,20 +49,11 @@ class InFlight:
             piece = self._running.popleft()
             microseconds = int(piece.start.elapsed_time(piece.end) * 1000)
             self._count(piece.kind, piece.amount, microseconds)
-            self._took[piece.kind] = microseconds / 1e6
             self._spare += (piece.start, piece.end)
             self._done = time.monotonic()
-        if not self._running:
-            return True
-        first, now = self._running[0], time.monotonic()
-        if now - first.started > HANG_S:
+        if self._running and time.monotonic() - self._running[0].started > HANG_S:
             raise TimeoutError(f"the GPU hangs: a piece of work was not done within {HANG_S:g} s")
-        if len(self._running) >= self.limit:
-            return False
-        if _X:
-            lasts = self._took.get(first.kind, 0.0)
-            return now - max(first.started, self._done) > lasts - _X
-        return True
+        return len(self._running) < self.limit
 
     def finish(self) -> None:
         """Wait until all pieces are done; ``TimeoutError`` if the GPU hangs."""
