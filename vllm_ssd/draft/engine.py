@@ -60,6 +60,7 @@ class DraftEngine:
             model.attention, self._programs, self._budget, self._states, self._in_flight, policy
         )
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
+        self._seats = seats
         self._prefill_due = 0  # tokens of new texts that go before the next glue
 
     def warm_up(self) -> None:
@@ -157,7 +158,7 @@ class DraftEngine:
         if not fitting:
             return
         live = sum(served.live for served in self.tables if not served.idle)
-        branches = self._budget.branches(max(live, len(fitting)))
+        branches = self._budget.branches(min(live, self._seats))
         tree_size = self.policy.tree_steps * branches
         has_room = [r.table.reserve(r.fed + r.unfed + tree_size) for r in fitting]
         self._executor.glue(fitting, branches, has_room)
