@@ -85,7 +85,8 @@ def publishing_leaves_the_same_bytes(
             tokens, steps = torch.randint(0, 100, (rows,)), torch.full((rows,), step)
             probs = torch.randint(0, 2**62, (rows, top_m)) if top_m else None
             fallback = torch.tensor([0, 0, 1, 0])
-            new = stamps, fallback, first, counts, tokens, torch.rand(rows), steps, probs
+            shape = [torch.cat([each, each[:1]]) for each in (first, counts)]  # and what is padding
+            new = stamps, fallback, *shape, tokens, torch.rand(rows), steps, probs
             give("extend", BranchTokens, *new)
             if device.type != "cpu":
                 torch.cuda.synchronize(device)

@@ -15,7 +15,7 @@ from vllm_ssd.draft.outcome_probs import OutcomeProbs
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
-_FEWEST = 4  # branches that each request gets at least
+FEWEST = 4  # branches that each request gets at least
 
 
 class BranchBudget:
@@ -30,7 +30,7 @@ class BranchBudget:
     def branches(self, requests: int) -> int:
         """Branches of each request if the draft serves so many. There are few such numbers, because
         each needs programs: those with at most three bits that are not 0."""
-        fitting = max(self.rows // requests, _FEWEST)
+        fitting = max(self.rows // requests, FEWEST)
         step = 1 << max(fitting.bit_length() - 3, 0)
         return min(self._policy.branches, fitting // step * step)
 

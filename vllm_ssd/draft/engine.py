@@ -158,7 +158,8 @@ class DraftEngine:
         if not fitting:
             return
         live = sum(served.live for served in self.tables if not served.idle)
-        branches = self._budget.branches(min(live, self._seats))
+        load = max(min(live, self._seats), self._programs.batch(len(fitting)))
+        branches = self._budget.branches(load)
         tree_size = self.policy.tree_steps * branches
         has_room = [r.table.reserve(r.fed + r.unfed + tree_size) for r in fitting]
         self._executor.glue(fitting, branches, has_room)

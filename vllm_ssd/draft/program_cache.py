@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import torch
 
-from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.budget import FEWEST, BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
@@ -55,6 +55,7 @@ class ProgramCache:
         own = max(policy.branches, 1)  # of a request
         most = max(min(seats * own, policy.max_branches), own)
         self._rows = [r for r in ROWS if r < most] + [most]
+        model.attention.narrowest = min(own, FEWEST)
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))
@@ -108,17 +109,15 @@ class ProgramCache:
 
     def fitting(self, branches: Sequence[int]) -> int:
         """How many of these trees, the first ones, fit one program. branches: of each."""
-        fits, most = self._model.attention.fits, self._rows[-1]
-        if fits(most, branches):
-            return len(branches)
-        return next(n for n in range(len(branches) - 1, 0, -1) if fits(most, branches[:n]))
+        return self._model.attention.fitting(self._rows[-1], branches)
 
     def grow(self, branches: Sequence[int], sampled: bool) -> Grow:
         """The program that grows trees with these numbers of branches."""
-        fits, sizes = self._model.attention.fits, self._rows
+        fitting, sizes = self._model.attention.fitting, self._rows
         if not self._recorded:
             sizes = [sum(branches)]
-        return self._grow(next(rows for rows in sizes if fits(rows, branches)), sampled)
+        fit = (rows for rows in sizes if fitting(rows, branches) == len(branches))
+        return self._grow(next(fit), sampled)
 
     def warm_up(self) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
@@ -151,9 +150,7 @@ class ProgramCache:
         time of one request's. sizes: numbers of branches, ascending."""
         least = 0.0
         for rows in (rows for rows in sizes if rows >= self._policy.branches):
-            program = self._grow(rows, False)
-            program.try_out(1)
-            took_s = _seconds(program, self._model.device)
+            took_s = _seconds(self._grow(rows, False), self._model.device)
             least = least or took_s
             if took_s > _DEARER * least:
                 break
@@ -203,6 +200,9 @@ def _seconds(program: Grow, device: torch.device) -> float:
     """The shortest time of some runs."""
     times = []
     for _ in range(_TRIALS):
+        program.try_out(1)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         started = time.perf_counter()
         program.run()
         if device.type == "cuda":

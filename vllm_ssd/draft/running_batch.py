@@ -27,7 +27,7 @@ class RunningBatch:
 
     def add(self, trees: Sequence[GrowingTree]) -> None:
         """Grow these, too."""
-        self._trees += trees
+        self._trees = [tree for tree in self._trees if not tree.ended] + [*trees]
 
     @property
     def is_waited_for(self) -> bool:
@@ -64,7 +64,6 @@ class RunningBatch:
 
     def _fill(self, wanted: list[GrowingTree]) -> None:
         """Choose the trees of the next steps, and tell the program."""
-        self._trees = [tree for tree in self._trees if not tree.ended]
         self._running, fitting = wanted, self._programs.fitting(_branches(wanted))
         self._full = fitting < len(wanted)
         if self._full:

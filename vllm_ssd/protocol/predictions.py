@@ -89,6 +89,8 @@ class PredictionWriter:
         top_probs: float32 [len(tokens)], as the table has them."""
         at = slot, int(stamp) & 1
         there = self._fallback_stamps.item(at)
+        if known == self._fallback["tokens"].shape[-1]:
+            return  # this step only showed the model the last token
         if there != stamp and (known or there > stamp):
             return
         record = self._fallback[at]

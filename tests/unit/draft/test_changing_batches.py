@@ -60,6 +60,7 @@ class Batches:
             kv[:, :, blocks] = STALE
             for seat in engine.requests._free_seats:
                 states.memory[seat * size : (seat + 1) * size] = STALE
+                states.newest[seat * states._homes : (seat + 1) * states._homes] = int(STALE)
             return blocks
 
         pool.take = take_stale

@@ -1,9 +1,13 @@
 """Which programs do a piece of work."""
 
 import pytest
+import torch
 
+from tests.unit.draft.loop import make_engine
 from vllm_ssd.draft import program_cache
-from vllm_ssd.draft.budget import BranchBudget
+from vllm_ssd.draft.attention.base import AttentionShape
+from vllm_ssd.draft.attention.triton import TritonAttention
+from vllm_ssd.draft.budget import FEWEST, BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.program_cache import ProgramCache
 from vllm_ssd.draft.spec import DraftPolicy
@@ -60,3 +64,40 @@ def test_others_have_the_size_that_is_needed(cache):
     """On CPUs, where time goes by tokens, but for few: the weights are read once for all."""
     shapes = [(feed.batch, feed.queries) for feed in map(cache.chunk, ([40, 40], [100], [3, 4, 9]))]
     assert shapes == [(1, 40), (1, CHUNK), (2, 4)]
+
+
+@pytest.mark.parametrize("k, f, top_m", [(1, 1, 0), (1, 0, 4), (2, 3, 4)])
+def test_a_draft_warms_up_with_any_k(draft_model, k, f, top_m):
+    policy = DraftPolicy(k, f, True, chunk=CHUNK, top_m=top_m)
+    with torch.inference_mode():
+        make_engine(draft_model, policy, 4).warm_up()
+
+
+@pytest.mark.parametrize("seats", [1, 16, 40, 128])
+@pytest.mark.parametrize("rows", [24, 192, 256, 512])
+def test_what_may_be_predicted_together_is_recorded(seats, rows):
+    """Whatever the load is, and however many requests are glued together."""
+    budget = BranchBudget(DraftPolicy(7, 3, True, chunk=CHUNK))
+    budget.rows = rows
+    batches = [b for b in program_cache.BATCHES if b < seats] + [min(seats, 128)]
+    for load in range(1, seats + 1):
+        for glued in range(1, load + 1):
+            batch = next(b for b in batches if b >= min(glued, batches[-1]))
+            assert budget.branches(max(load, batch)) in budget.shares(batch)
+
+
+@pytest.mark.parametrize("group", [1, 4, 7, 9, 17, 33, 71])
+@pytest.mark.parametrize(
+    "k, f, seats", [(7, 2, 1), (7, 64, 3), (7, 0, 128), (1, 1, 128), (7, 3, 9)]
+)
+def test_there_is_room_for_each_tree_and_for_many(draft_model, monkeypatch, group, k, f, seats):
+    """group: query heads that share their KV, which Triton's tiles depend on."""
+    policy = DraftPolicy(k, f, True, chunk=CHUNK)
+    shape = AttentionShape(1, group, 1, 16, 1.0, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(draft_model, "attention", TritonAttention(shape, 4, 16, 64))
+    states = HiddenStates(draft_model, policy, seats)
+    budget = BranchBudget(policy)
+    cache = ProgramCache(draft_model, states, None, policy, budget, seats)
+    assert cache.fitting([max(policy.branches, 1)]) == 1
+    narrow = [min(max(policy.branches, 1), FEWEST)] * seats
+    assert cache.fitting(narrow) == seats

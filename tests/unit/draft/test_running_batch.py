@@ -79,6 +79,17 @@ def test_trees_that_do_not_fit_take_turns(tmp_path, draft_model, reference):
         loop.work()
 
 
+def test_trees_that_have_ended_are_forgotten(tmp_path, draft_model, reference):
+    """Also where the target is so fast that nothing grows between two glues."""
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    target = loop.begin("a", PROMPT, reference)
+    loop.work()
+    for _ in range(10):
+        target.round(loop.client)
+        loop.work(1)
+    assert len(loop.engine._executor.growing._trees) <= 2
+
+
 @pytest.mark.parametrize(
     "times, rows",
     [

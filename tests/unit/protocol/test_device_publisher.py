@@ -37,13 +37,14 @@ if interpreter.HERE:
             (3, [1, 70], {}),
             (1, [5, 150], {"window": 40}),  # whole blocks of KV are out of sight
             (3, [33], {"window": 2, "sinks": True}),  # and a part of the branch
+            (71, [5], {"kv_heads": 1}),  # a tile of one branch
         ],
     )
     def test_tree_attention(group, contexts, odd, monkeypatch):
         monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)  # each takes long here
         small = {"kv_heads": 2, "steps": 4}
         prompts_and_trees(
-            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, CPU, **small, **odd)
+            Pair(TritonAttention, group, 16, contexts, 5, torch.float32, CPU, **{**small, **odd})
         )
 
     def test_what_a_draft_tries_at_its_start(monkeypatch):

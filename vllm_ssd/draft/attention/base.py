@@ -54,6 +54,9 @@ class PagedAttention(ABC):
     graphs = False
     """Whether CUDA graphs may be recorded over the plans."""
 
+    narrowest = 4
+    """Branches of the narrowest trees that a plan for trees should be full of."""
+
     def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
         self.shape = shape
         self.block_size = block_size
@@ -80,15 +83,19 @@ class PagedAttention(ABC):
         return rows
 
     def most_tiles(self, rows: int) -> int:
-        """The most tiles of a plan for trees with up to ``rows`` branches. It is more than they
-        take if each has several, and less than if each had one."""
-        return max(rows // min(self.tile(rows), 4), min(rows, 4))
+        """The most tiles of a plan for trees with up to ``rows`` branches: enough for many narrow
+        trees, or for one."""
+        return max(-(-rows // min(self.tile(rows), self.narrowest)), min(rows, 4))
 
-    def fits(self, rows: int, branches: Sequence[int]) -> bool:
-        """Whether trees with these numbers of branches fit a plan for ``rows``."""
-        tile = self.tile(rows)
-        tiles = sum(-(-own // tile) for own in branches)
-        return sum(branches) <= rows and tiles <= self.most_tiles(rows)
+    def fitting(self, rows: int, branches: Sequence[int]) -> int:
+        """How many trees with these numbers of branches, the first ones, fit a plan for ``rows``;
+        at least one if it has no more branches than that."""
+        tile, free = self.tile(rows), self.most_tiles(rows)
+        for number, own in enumerate(branches):
+            rows, free = rows - own, free - -(-own // tile)
+            if rows < 0 or free < 0:
+                return number
+        return len(branches)
 
     def plant(
         self,

@@ -83,11 +83,13 @@ class _Paged(Plan):
         self._host_pages = np.zeros((requests, most), dtype=np.int32)
         self._sent: list[tuple[Sequence[int], int]] = [((), 0)] * requests  # blocks, pages of these
         rows = max(triton.next_power_of_2(queries * group), 16)
-        for self._rows in (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2)):
+        # Tiles of trees are small enough already, and only a tile holds heads that share their KV.
+        sizes = (rows,) if self._tree else (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2))
+        for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
             self._splits = max(1, min(_MOST_SPLITS, ENOUGH_PROGRAMS // programs))
-            if self._splits < _MOST_SPLITS or self._tree:
+            if self._splits < _MOST_SPLITS:
                 break  # these rows give enough programs
         self._tokens, self._queries = tokens, queries
         parts = (self._splits, tokens * shape.num_heads)
@@ -125,7 +127,9 @@ class _Paged(Plan):
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         attention, shape = self.attention, self.attention.shape
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        # Without splits, nothing is written for a tree's padding.
+        make = torch.zeros if self._tree and self._splits == 1 else torch.empty
+        out = make(query.shape, dtype=query.dtype, device=query.device)
         sinks = shape.sinks[layer] if shape.sinks else self._weight
         tiles = self._tiles if self._tree else self._tiles * (self._tokens // self._queries)
         attend_kernel[(shape.num_kv_heads, self._splits, tiles)](
