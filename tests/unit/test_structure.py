@@ -120,9 +120,9 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22715,
-    "protocol": 2280,
-    "draft": 4805,
+    "../tests": 22940,
+    "protocol": 2290,
+    "draft": 5000,
     "lifecycle": 2560,
     "relay": 1650,
     "config": 970,
