@@ -276,9 +276,9 @@ class JoinedDraft:
             self._words.put(refusal)
         elif self._lost and not refusal:
             self._lost = False
-            self._table.draft["restarts"] += 1
             if self._speaks:
                 logger.warning("SSD: %s is back", self.about)
+            self._table.draft["restarts"] += 1
 
     def _leave(self, limit_s: float = ANSWER_S, asleep: bool = False) -> None:
         if self._draft is not None:
