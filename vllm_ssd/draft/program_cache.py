@@ -1,4 +1,4 @@
-"""The programs of a draft engine, one for each shape of batch."""
+"""The programs of a draft engine, by size of batch."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class ProgramCache:
             for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()
-            self._choose_rows(self._rows)
+            self._choose_rows()
             return
         pool = torch.cuda.graph_pool_handle()
         context = min(_TRIAL_CONTEXT, self._model.max_len // 2)
@@ -136,7 +136,7 @@ class ProgramCache:
                 grow = self._grow(rows, sampled)
                 grow.try_out(context)
                 grow.run.record(pool)
-        self._choose_rows(self._rows)
+        self._choose_rows()
         for batch in self._batches:
             for program in self._rounds(batch):
                 program.try_out(context)
@@ -145,11 +145,11 @@ class ProgramCache:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)
 
-    def _choose_rows(self, sizes: Sequence[int]) -> None:
+    def _choose_rows(self) -> None:
         """Let requests share as many branches as grow together in at most ``_DEARER`` times the
-        time of one request's. sizes: numbers of branches, ascending."""
+        time of one request's."""
         least = 0.0
-        for rows in (rows for rows in sizes if rows >= self._policy.branches):
+        for rows in (rows for rows in self._rows if rows >= self._policy.branches):
             took_s = _seconds(self._grow(rows, False), self._model.device)
             least = least or took_s
             if took_s > _DEARER * least:

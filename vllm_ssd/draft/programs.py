@@ -184,7 +184,7 @@ class Grow:
         self._publisher = publisher
         self.rows = rows
         self._plan = model.attention.tree_plan(rows, policy.tree_steps)
-        self._k, self._top_m = policy.k, policy.top_m
+        self._top_m = policy.top_m
         self._sampler = Sampler(policy, model.device) if sampled else None
         of_trees = dict.fromkeys(("where", "stamp", "fallback"), (self._plan.tiles,))
         reals = {"temperature": (rows,), "uniforms": (rows, policy.k)} if sampled else None
@@ -221,9 +221,8 @@ class Grow:
         if most >= width:
             parents = np.full((1, width), context)
             trees = attention.plant([blocks], [context], parents, steps) * (self.rows // width)
+        self.fill(())  # nothing is published or kept
         self._plan.fill(trees, [0] * len(trees))
-        self._inputs.host["where"][:], self._inputs.host["homes"][:] = 0, self._states.padding
-        self._inputs.send()
 
     def _compute(self) -> None:
         inputs, plan = self._inputs.device, self._plan

@@ -14,12 +14,12 @@ from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, Where, apply, put_before
 from vllm_ssd.log import get_logger
 
-logger = get_logger(__name__)
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from vllm_ssd.lifecycle.joined_draft import JoinedDraft
+
+logger = get_logger(__name__)
 
 
 def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> None:

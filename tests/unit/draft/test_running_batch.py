@@ -104,6 +104,7 @@ def test_branches_that_a_step_has_time_for(tmp_path, draft_model, monkeypatch, t
     took = iter(times)
     monkeypatch.setattr(program_cache, "_seconds", lambda *_: next(took))
     programs = loop.engine._programs
-    programs._choose_rows([6, 12, 18, 24, 512])
+    programs._rows = [6, 12, 18, 24, 512]
+    programs._choose_rows()
     assert programs._budget.rows == rows
     assert programs._budget.branches(2) == min(12, rows // 2)

@@ -46,13 +46,18 @@ def test_waits_are_counted_by_their_length(table, microseconds, counter):
     assert [place for place, count in enumerate(counted) if count] == [counter]
 
 
-def test_one_log_line_per_interval_of_activity(table, monkeypatch):
-    now = [100.0]
-    lines: list[str] = []
+def record(monkeypatch, level):
+    """A clock, as the first of a list, and the lines of this level that are logged."""
+    now, lines = [100.0], []
     monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        target_counters.logger, "info", lambda text, *args: lines.append(text % args)
+        target_counters.logger, level, lambda text, *args: lines.append(text % args)
     )
+    return now, lines
+
+
+def test_one_log_line_per_interval_of_activity(table, monkeypatch):
+    now, lines = record(monkeypatch, "info")
     counters = TargetCounters(table)
     for second in range(40):
         now[0] += 1.0
@@ -67,12 +72,7 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
 
 
 def test_rounds_without_draft_tokens_have_their_line(table, monkeypatch):
-    now = [100.0]
-    lines: list[str] = []
-    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(
-        target_counters.logger, "info", lambda text, *args: lines.append(text % args)
-    )
+    now, lines = record(monkeypatch, "info")
     counters = TargetCounters(table)
     counters.went_without(3)
     now[0] += 11
@@ -84,12 +84,7 @@ def test_rounds_without_draft_tokens_have_their_line(table, monkeypatch):
 
 
 def test_one_warning_when_acceptance_has_halved(table, monkeypatch):
-    now = [100.0]
-    lines: list[str] = []
-    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(
-        target_counters.logger, "warning", lambda text, *args: lines.append(text % args)
-    )
+    now, lines = record(monkeypatch, "warning")
     counters = TargetCounters(table)
 
     def interval(accepted, rounds=1000):
