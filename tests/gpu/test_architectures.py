@@ -54,7 +54,7 @@ def options_of(family: Family, **speculation: Any) -> dict[str, Any]:
         "max_num_seqs": 64,
         "max_num_batched_tokens": 512,
         "enable_prefix_caching": True,
-        # FlashInfer's would be compiled first, for minutes, and knows no float32.
+        # FlashInfer's would be compiled first, for minutes.
         "additional_config": {"gdn_prefill_backend": "triton"},
     }
     if speculation:
