@@ -122,7 +122,7 @@ CEILINGS = {
     "../benchmarks": 4440,
     "../tests": 23860,
     "protocol": 2290,
-    "draft": 5045,
+    "draft": 5050,
     "lifecycle": 2560,
     "relay": 1650,
     "config": 1100,
