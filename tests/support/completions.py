@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import psutil
+
+from benchmarks.common.running import counters, run_dir_of
 from tests.support.forked import in_fork
 from tests.support.harness import engine
 
@@ -44,7 +47,7 @@ def complete(
     folder: str, batches: Sequence[Sequence[list[int]]], count: int, options: dict[str, Any]
 ) -> tuple[list[Completion], int]:
     """The texts of batches of prompts, ``count`` tokens each, one batch after the other, and how
-    many drafts were accepted."""
+    many drafts were accepted. The engine must be in this process."""
     from vllm import SamplingParams
 
     import tests.support.random_models  # noqa: F401, for its load format
@@ -53,16 +56,17 @@ def complete(
         temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=2
     )
     outputs = []
-    with engine(folder, disable_log_stats=False, **options) as llm:
+    with engine(folder, **options) as llm:
         for prompts in batches:
             inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
             outputs += llm.generate(inputs, greedy, use_tqdm=False)
-        counts = {each.name: getattr(each, "value", 0) for each in llm.get_metrics()}
+        run_dir = run_dir_of([psutil.Process()])
+        lengths = counters(run_dir)["accepted"] if run_dir else []
     texts = [output.outputs[0] for output in outputs]
     completions = [
         Completion(list(text.token_ids), [_lead(each) for each in text.logprobs]) for text in texts
     ]
-    return completions, int(counts.get("vllm:spec_decode_num_accepted_tokens", 0))
+    return completions, int(sum(length * rows for length, rows in enumerate(lengths)))
 
 
 def _lead(chances: dict[int, Any]) -> float:
