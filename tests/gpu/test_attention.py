@@ -52,9 +52,14 @@ def test_a_graph_replayed_over_grown_contexts(backend, group, dtype):
     print(f"{backend.__name__} group {group} replayed: error {worst:.1e}")
 
 
+@backends
+def test_capped_logits(backend):
+    prompts_and_trees(Pair(backend, 4, 64, [1, 1000, 17], 24, torch.bfloat16, GPU, soft_cap=1.0))
+
+
 @pytest.mark.parametrize("window, sinks", [(3, False), (100, False), (0, True), (100, True)])
 def test_windows_and_sinks(window, sinks):
-    odd = {"window": window, "sinks": sinks}
+    odd = {"window": window, "sinks": sinks, "soft_cap": 1.0 if window == 100 else 0.0}
     prompts_and_trees(Pair(TritonAttention, 4, 64, [1, 1000, 17], 24, torch.bfloat16, GPU, **odd))
 
 

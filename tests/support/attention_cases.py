@@ -18,7 +18,7 @@ BLOCK = 16
 class Pair:
     """A backend and the reference, with one layer each, over the same pages. group: query heads
     for each KV head; steps: of the trees; window: the last positions that are seen, 0 = all; sinks:
-    whether heads have a logit that no value belongs to."""
+    whether heads have a logit that no value belongs to; soft_cap: of logits, 0 = none."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Pair:
         steps: int = 7,
         window: int = 0,
         sinks: bool = False,
+        soft_cap: float = 0.0,
     ):
         self.steps = steps
         self.rng = random.Random(len(contexts) * group * head_dim)
@@ -51,6 +52,7 @@ class Pair:
             dtype,
             device,
             windows=(window,),
+            soft_cap=soft_cap,
             sinks=(torch.randn(heads, dtype=dtype, device=device),) if sinks else (),
         )
         longest = max(contexts) + 8 + steps * branches

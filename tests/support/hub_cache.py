@@ -15,18 +15,40 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,?!:'-"
 
 
-def _sizes(kind: str, tokens: int, hidden: int, layers: int, heads: int, keys: int) -> Any:
-    names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_NAMES = {
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gpt_oss": "GptOss",
+    "ernie4_5": "Ernie4_5",
+    "ernie4_5_moe": "Ernie4_5_Moe",
+    "gemma3_text": "Gemma3",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "mistral": "Mistral",
+    "granitemoehybrid": "GraniteMoeHybrid",
+}
+
+
+def _sizes(
+    kind: str, tokens: int, hidden: int, layers: int, heads: int, keys: int, **more: Any
+) -> Any:
     return {
         "model_type": kind,
-        "architectures": [names[kind]],
+        "architectures": [f"{_NAMES[kind]}ForCausalLM"],
         "vocab_size": tokens,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": keys,
         "max_position_embeddings": 8192,
+        **more,
     }
+
+
+def _granite(hidden: int, layers: int, heads: int, keys: int) -> Any:
+    layer_types = {"layer_types": ["attention"] * layers, "num_local_experts": 0}
+    return _sizes("granitemoehybrid", 100352, hidden, layers, heads, keys, **layer_types)
 
 
 # The real sizes: a target's family follows from them, and whether it is larger than its draft.
@@ -40,6 +62,16 @@ CONFIGS = {
     "Qwen/Qwen2.5-0.5B-Instruct": _sizes("qwen2", 151936, 896, 24, 14, 2),
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": _sizes("llama", 49152, 2048, 24, 32, 32),
     "HuggingFaceTB/SmolLM2-135M-Instruct": _sizes("llama", 49152, 576, 30, 9, 3),
+    "openai/gpt-oss-120b": _sizes("gpt_oss", 201088, 2880, 36, 64, 8, head_dim=64),
+    "openai/gpt-oss-20b": _sizes("gpt_oss", 201088, 2880, 24, 64, 8, head_dim=64),
+    "baidu/ERNIE-4.5-21B-A3B-PT": _sizes("ernie4_5_moe", 103424, 2560, 28, 20, 4),
+    "baidu/ERNIE-4.5-0.3B-PT": _sizes("ernie4_5", 103424, 1024, 18, 16, 2, head_dim=128),
+    "google/gemma-3-1b-it": _sizes("gemma3_text", 262144, 1152, 26, 4, 1, head_dim=256),
+    "google/gemma-3-270m-it": _sizes("gemma3_text", 262144, 640, 18, 4, 1, head_dim=256),
+    "allenai/Olmo-3-1125-32B": _sizes("olmo3", 100278, 5120, 64, 40, 8),
+    "allenai/OLMo-2-0425-1B-Instruct": _sizes("olmo2", 100352, 2048, 16, 16, 16),
+    "ibm-granite/granite-4.0-micro": _granite(2560, 40, 40, 8),
+    "ibm-granite/granite-4.0-350m": _granite(1024, 28, 16, 4),
 }
 _TINY = {
     "hidden_size": 64,

@@ -55,7 +55,7 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     for head_dim, count, all_parts in ((64, 24, False), (64, 50, True), (128, 128, True)):
         name = f"fused layers, heads of {head_dim}, {count} tokens"
         yield name, partial(_compute_layers, head_dim, count, all_parts)
-    yield "attention, windows and sinks", partial(_attend, torch.bfloat16, 256, odd=True)
+    yield "attention, windows, caps and sinks", partial(_attend, torch.bfloat16, 256, odd=True)
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -96,9 +96,9 @@ def _pack_masks() -> None:
 
 def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
     """A prompt and a tree, as large as the kernel's tiles get, where local memory and registers are
-    scarcest. odd: with a window and sinks."""
+    scarcest. odd: with a window, capped logits and sinks."""
     group, kv_heads = 4, 2
-    more = ((512,), (torch.zeros(group * kv_heads),)) if odd else ()
+    more = ((512,), 50.0, (torch.zeros(group * kv_heads),)) if odd else ()
     shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU, *more)
     attention = TritonAttention(shape, 64, 16, _MAX_LEN)
     tree = attention.tree_plan(_BATCH * _BRANCHES, _K)

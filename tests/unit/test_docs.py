@@ -162,7 +162,7 @@ def test_documented_defaults_are_those_of_the_config(name):
 
 
 def test_default_drafts_are_those_of_the_code():
-    rows = re.findall(r"^\| ([\w. ]+) \| `([\w./-]+)` \|$", text_of("docs/installation.md"), re.M)
+    rows = re.findall(r"^\| ([\w. -]+) \| `([\w./-]+)` \|$", text_of("docs/installation.md"), re.M)
     assert [(target.removesuffix(".x"), name) for target, name in rows] == [
         (family.name, family.draft) for family in FAMILIES
     ]

@@ -120,12 +120,12 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22940,
+    "../tests": 23640,
     "protocol": 2290,
-    "draft": 5000,
+    "draft": 5045,
     "lifecycle": 2560,
     "relay": 1650,
-    "config": 970,
+    "config": 1100,
     "metrics": 600,
     "worker": 2000,
     "hooks": 1475,

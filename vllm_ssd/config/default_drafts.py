@@ -1,8 +1,9 @@
 """Chooses a draft for a target when the user names none.
 
-A family is listed only if its models really share a vocabulary and its draft has full attention in
-every layer. The target's config tells the family, because many targets are local folders whose
-names say nothing. ``check_vocabulary`` later checks in any case that the tokens agree.
+A family is listed only if its models share a vocabulary and ``check_draft`` lets its draft pass.
+The target's config tells the family, because many targets are local folders whose names say
+nothing. ``check_vocabulary`` later checks in any case that the tokens agree. Lines that are from
+memory say so: nobody has started such a pair yet.
 """
 
 from __future__ import annotations
@@ -39,11 +40,66 @@ class Family:
         )
 
 
+_QWEN3 = {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text"}
 FAMILIES = (
-    Family("Llama 3", {"llama"}, {128256}, "meta-llama/Llama-3.2-1B-Instruct", 16, 2048),
-    Family("Qwen3", {"qwen3", "qwen3_moe"}, {151936}, "Qwen/Qwen3-0.6B", 28, 1024),
+    # From memory: smollm3, nemotron-nas.
+    Family(
+        "Llama 3",
+        {"llama", "smollm3", "nemotron-nas"},
+        {128256},
+        "meta-llama/Llama-3.2-1B-Instruct",
+        16,
+        2048,
+    ),
+    Family("Qwen3", _QWEN3, {151936}, "Qwen/Qwen3-0.6B", 28, 1024),
     # All sizes have one tokenizer; from 7B on, its vocabulary is padded to 152064 rows.
-    Family("Qwen2.5", {"qwen2"}, {151936, 152064}, "Qwen/Qwen2.5-0.5B-Instruct", 24, 896),
+    Family(
+        "Qwen2.5",
+        {"qwen2", "qwen2_5_vl_text"},
+        {151936, 152064},
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        24,
+        896,
+    ),
+    # The draft computes 3.6 of its 21 billion weights for a token.
+    Family("gpt-oss", {"gpt_oss"}, {201088}, "openai/gpt-oss-20b", 24, 2880),
+    Family(
+        "ERNIE 4.5",
+        {"ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"},
+        {103424},
+        "baidu/ERNIE-4.5-0.3B-PT",
+        18,
+        1024,
+    ),
+    # From memory: the vocabulary of the models without images, 262144.
+    Family("Gemma 3", {"gemma3_text"}, {262144, 262208}, "google/gemma-3-270m-it", 18, 640),
+    # From memory: the vocabulary with padding, 100352.
+    Family(
+        "OLMo",
+        {"olmo2", "olmo3"},
+        {100278, 100352},
+        "allenai/OLMo-2-0425-1B-Instruct",
+        16,
+        2048,
+    ),
+    # From memory: the draft's sizes. It could read images, too.
+    Family(
+        "Mistral",
+        {"mistral", "ministral3", "mistral4"},
+        {131072},
+        "mistralai/Ministral-3-3B-Instruct-2512",
+        26,
+        3072,
+    ),
+    # From memory: the vocabulary, and the draft's sizes.
+    Family(
+        "Granite 4",
+        {"granitemoehybrid"},
+        {100352},
+        "ibm-granite/granite-4.0-350m",
+        28,
+        1024,
+    ),
     # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
     Family(
         "SmolLM2",
@@ -55,6 +111,19 @@ FAMILIES = (
         {576, 960, 2048},
     ),
 )
+
+
+# What configs call the number of layers that predict further tokens, for vLLM's method "mtp".
+_OWN_HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+# Targets without a small relative, with heads of EAGLE-3 that others have trained.
+_EAGLE_3 = {"kimi_k2", "llama4_text"}
+
+
+def _method_of_vllm(config: Any) -> str | None:
+    """vLLM's own method that suits a target for which there is no small draft, None = unknown."""
+    if any(getattr(config, name, None) for name in _OWN_HEADS):
+        return "mtp"
+    return "eagle3" if config.model_type in _EAGLE_3 else None
 
 
 def size_of(config: Any) -> int:
@@ -73,9 +142,11 @@ def default_draft(config: Any, model: str) -> str:
     family = next((family for family in FAMILIES if family.includes(config)), None)
     if family is None:
         tokens = getattr(config, "vocab_size", "an unknown number of")
+        method = _method_of_vllm(config)
+        better = "" if method is None else f'use vLLM\'s "method":"{method}", or '
         raise ValueError(
             f"no default draft is known for the target {model!r} (model_type "
-            f"{config.model_type!r} with {tokens} tokens): {ADVICE}"
+            f"{config.model_type!r} with {tokens} tokens): {better}{ADVICE}"
         )
     if size_of(config) <= family.draft_layers * family.draft_hidden**2:
         raise ValueError(

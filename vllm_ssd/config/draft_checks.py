@@ -19,6 +19,7 @@ _OTHER_DRAFT = 'name another with "model" in --speculative-config'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 _LAYERS = {"full_attention", "attention", "sliding_attention"}
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
+_PLAIN_MLA = re.compile(r"\bDeepseek(V2|V3)?For|\bGlm4MoeLiteFor")
 _OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM would load only the decoder
 
 
@@ -71,20 +72,29 @@ def check_draft(draft: ModelConfig) -> None:
     for present, what in (
         (_SPECULATOR_HEAD.search(" ".join(kinds)), "a head for another speculative method"),
         (draft.is_encoder_decoder, "an encoder-decoder"),
-        (draft.is_multimodal_model, "a multimodal model"),
         (_OTHER_HEAD.search(" ".join(draft.architectures)), "a classifier or embedding model"),
-        (draft.is_hybrid or draft.has_inner_state, "a hybrid with state-space or linear layers"),
+        (draft.is_hybrid, "a hybrid with state-space or linear layers"),
         (draft.is_attention_free, "a model without attention"),
-        (draft.use_mla, "a model with multi-head latent attention (MLA)"),
+        (
+            draft.use_mla and not _PLAIN_MLA.search(" ".join(draft.architectures)),
+            "a model with latent attention (MLA) that vLLM cannot compute as plain attention",
+        ),
         (layers, f"a model with layers of the type {', '.join(sorted(map(str, layers)))}"),
         (draft.uses_alibi, "a model with ALiBi"),
-        (getattr(config, "attn_logit_softcapping", None), "a model with soft-capped attention"),
+        (_heads_differ(draft), "a model whose layers differ in their heads"),
+        (getattr(config, "num_kv_shared_layers", 0), "a model with layers that share KV caches"),
     ):
         if present:
             raise ValueError(
                 f"the draft {draft.model!r} is {what}, and ssd needs a text generation model with "
                 f"attention to the text in every layer: {_OTHER_DRAFT}"
             )
+
+
+def _heads_differ(draft: ModelConfig) -> bool:
+    """Whether some layers have heads of another size or number than others, as Gemma 4's have."""
+    layers = draft.model_arch_config.per_layer_overrides or ()
+    return any(name in layer for layer in layers for name in ("head_size", "total_num_kv_heads"))
 
 
 def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:

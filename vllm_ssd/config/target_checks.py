@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform as host
+import re
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -16,14 +17,31 @@ if TYPE_CHECKING:
 
     from vllm_ssd.config.ssd_config import SSDConfig
 
+# Their layers never learn how many drafts were accepted: the texts would be wrong.
+_MAMBA_1 = re.compile(r"Jamba|FalconMamba|\bMambaFor")
+_BAILING_LINEAR = re.compile("BailingMoeV2_5")
+
 
 def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig) -> None:
     """Raise ``ValueError`` if ``ssd`` cannot serve the target. Called before vLLM completes its
     config: vLLM would fail with another message or silently drop the option."""
     check_host()
+    kinds = " ".join(target.architectures)
     for present, what, fix in (
         (target.runner_type != "generate", "a pooling model", "serve it without ssd"),
         (target.is_encoder_decoder, "an encoder-decoder target", "serve it without ssd"),
+        (_MAMBA_1.search(kinds), "targets with Mamba-1 layers", "serve it without speculation"),
+        (
+            _BAILING_LINEAR.search(kinds),
+            "targets with Bailing's linear attention",
+            "serve it without speculation",
+        ),
+        (
+            # With any drafts, vLLM's kernels for CPUs leave wrong states behind.
+            current_platform.is_cpu() and (target.is_hybrid or target.is_attention_free),
+            "targets with state-space or linear layers on CPUs",
+            "serve it on a GPU, or without speculation",
+        ),
         (
             parallel.pipeline_parallel_size > 1,
             "pipeline parallelism",

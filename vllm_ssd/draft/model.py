@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ class DraftModel:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.model_loader import get_model
 
+        # Latent attention (MLA) as plain attention, which is what trees have.
+        os.environ["VLLM_MLA_DISABLE"] = "1"
         self._config = EngineArgs(**spec.engine_args).create_engine_config()
         self.device = torch.device(self._config.device_config.device_type)
         self.max_len: int = self._config.model_config.max_model_len
@@ -214,7 +217,6 @@ def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
             name
             for name, present in (
                 ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
-                ("a logits soft cap", bool(getattr(impl, "logits_soft_cap", None))),
                 ("shared KV caches", layer.kv_sharing_target_layer_name is not None),
             )
             if present
@@ -232,6 +234,7 @@ def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
         scale=float(first.impl.scale),
         dtype=config.model_config.dtype,
         device=torch.device(config.device_config.device_type),
+        soft_cap=float(getattr(first.impl, "logits_soft_cap", None) or 0.0),
         windows=tuple(layer.sliding_window or 0 for layer in layers),
         sinks=tuple(layer.impl.sinks for layer in layers if layer.has_sink),
     )

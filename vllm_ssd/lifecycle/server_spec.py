@@ -79,6 +79,7 @@ def _model_spec(
         "download_dir": load.download_dir and os.path.abspath(load.download_dir),
         "seed": draft.seed,
         "enforce_eager": True,
+        "language_model_only": True,  # a draft that could read images, too, reads the text
         "max_num_seqs": max_requests,
     }
     memory_gib = config.draft_kv_cache_gib

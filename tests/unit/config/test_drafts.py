@@ -57,7 +57,7 @@ def test_architecture_vllm_does_not_have(refusal, tmp_path):
     "name, config, what",
     [
         ("mixed", {"layer_types": ["chunked_attention"]}, "layers of the type chunked_attention"),
-        ("capped", {"attn_logit_softcapping": 30.0}, "soft-capped attention"),
+        ("gemma3n", {"num_kv_shared_layers": 1}, "layers that share KV caches"),
         ("EAGLE-LLaMA3", {}, "a head for another speculative method"),
         ("alibi", {"alibi": True}, "ALiBi"),
     ],
@@ -68,17 +68,22 @@ def test_drafts_from_their_config(refusal, tmp_path, name, config, what):
     assert 'name another with "model"' in said
 
 
+def test_drafts_whose_layers_have_heads_of_different_sizes(refusal, tmp_path):
+    """As vLLM reads the config of a Gemma 4."""
+    config = {"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32}
+    said = refusal(model=write_model(tmp_path, layers=2, **config))
+    assert "is a model whose layers differ in their heads" in said
+
+
 @pytest.mark.parametrize(
     "differs, what",
     [
         ({"architectures": ["Eagle3LlamaForCausalLM"]}, "a head for another speculative method"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "a classifier"),
         ({"is_encoder_decoder": True}, "an encoder-decoder"),
-        ({"is_multimodal_model": True}, "a multimodal model"),
         ({"is_hybrid": True}, "a hybrid"),
-        ({"has_inner_state": True}, "a hybrid"),
         ({"is_attention_free": True}, "without attention"),
-        ({"use_mla": True}, "MLA"),
+        ({"use_mla": True, "architectures": ["GlmMoeDsaForCausalLM"]}, "latent attention"),
     ],
 )
 def test_drafts_from_what_vllm_says(differs, what):
@@ -86,10 +91,11 @@ def test_drafts_from_what_vllm_says(differs, what):
         "model": "some/draft",
         "architectures": ["LlamaForCausalLM"],
         "hf_config": SimpleNamespace(model_type="llama"),
+        "model_arch_config": SimpleNamespace(per_layer_overrides=None),
         "hf_text_config": SimpleNamespace(layer_types=["full_attention", "sliding_attention"]),
     }
-    flags = "is_encoder_decoder is_multimodal_model is_hybrid has_inner_state is_attention_free "
-    plain |= dict.fromkeys((flags + "use_mla uses_alibi").split(), False)
+    flags = "is_encoder_decoder is_hybrid is_attention_free use_mla uses_alibi"
+    plain |= dict.fromkeys(flags.split(), False)
     check_draft(SimpleNamespace(**plain))
     with pytest.raises(ValueError, match=what) as error:
         check_draft(SimpleNamespace(**plain | differs))

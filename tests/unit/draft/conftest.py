@@ -26,6 +26,7 @@ def load_draft(folder, run_dir, **changes):
         "dtype": "float32",
         "max_model_len": MAX_LEN,
         "enforce_eager": True,
+        "language_model_only": True,
     }
     spec = DraftModelSpec(engine_args, ("sdpa",), VOCAB, 2**24, SLOTS, scratch=128)
     return DraftModel(replace(spec, **changes), run_dir)

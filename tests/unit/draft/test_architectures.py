@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from vllm.config import ModelConfig
 from vllm.distributed import parallel_state
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from benchmarks.standin.tiny import TINY
 from tests.unit.draft.conftest import load_draft
@@ -54,11 +55,60 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         **MIXED,
     },
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "head_dim": 16,
+        "attn_logit_softcapping": 2.0,
+        **MIXED,
+    },
+    "granitemoehybrid": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 96,
+        "position_embedding_type": "rope",
+        # Of the layers that it does not have.
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+    },
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 2,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_key_value_heads": 2,
+    },
+    "idefics3": {"architectures": ["Idefics3ForConditionalGeneration"]},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "pad_token_id": None},
     "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "num_key_value_heads": 2},
 }
 
-UNFUSED = ("gemma3_text", "gpt_oss", "olmo2", "gpt_neox")  # vLLM's layers compute them
+# Models that see images, and how. As drafts they read texts only.
+IMAGES = {
+    "idefics3": {
+        "image_size": 56,
+        "patch_size": 14,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+}
+UNFUSED = (
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "olmo2",
+    "gpt_neox",
+    "deepseek_v2",
+)  # vLLM's layers compute them
 
 
 @pytest.fixture(autouse=True)
@@ -69,13 +119,37 @@ def experts(monkeypatch):
         monkeypatch.setattr(parallel_state, "_EP", parallel_state.get_tp_group())
 
 
+def make_model(name):
+    sizes = {"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]}
+    kind = name.split()[0]
+    if kind in IMAGES:
+        text = {**sizes, "model_type": "llama", "pad_token_id": 0}
+        config = AutoConfig.for_model(
+            kind,
+            text_config=text,
+            vision_config=IMAGES[kind],
+            architectures=sizes["architectures"],
+            image_token_id=VOCAB - 1,
+            pad_token_id=0,
+        )
+        return AutoModelForImageTextToText.from_config(config)
+    # The other attention of transformers does not cap logits.
+    kernel = "eager" if kind == "gemma2" else None
+    config = AutoConfig.for_model(kind, **sizes)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=kernel)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_draft_equal_to_target_accepts_k(tmp_path, name):
+def test_draft_equal_to_target_accepts_k(tmp_path, name, monkeypatch):
     """A target that says what transformers says accepts every draft."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]}
-    config = AutoConfig.for_model(name.split()[0], **sizes)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = make_model(name).float().eval()
+    if name == "gemma2":  # whose embedding is its last layer, too: it would repeat its last token
+        for layer in model.model.layers:
+            torch.nn.init.constant_(layer.post_attention_layernorm.weight, 40.0)
+            torch.nn.init.constant_(layer.post_feedforward_layernorm.weight, 40.0)
+    if name == "deepseek_v2":  # vLLM's kernel for CPUs turns the first of these heads only
+        monkeypatch.setattr(RotaryEmbedding, "forward_cpu", RotaryEmbedding.forward_native)
     if name == "gpt_oss":
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks)
@@ -92,6 +166,7 @@ def test_draft_equal_to_target_accepts_k(tmp_path, name):
     if name in UNFUSED:
         with pytest.raises(Unsuited):
             read_weights(draft._model)
+    assert not [part for part, _ in draft._model.named_parameters() if "vision" in part]
     loop = Loop(draft, tmp_path / "t", policy)
     target = loop.begin("a", PROMPT, reference, truth)
     loop.work()

@@ -26,12 +26,7 @@ def models(tmp_path_factory) -> SimpleNamespace:
 @pytest.fixture
 def engine_args(models):
     def engine_args(options: dict | None, **args) -> EngineArgs:
-        return EngineArgs(
-            model=models.target,
-            dtype="float32",
-            enforce_eager=True,
-            speculative_config=options,
-            **args,
-        )
+        plain = {"model": models.target, "dtype": "float32", "enforce_eager": True}
+        return EngineArgs(speculative_config=options, **plain | args)
 
     return engine_args

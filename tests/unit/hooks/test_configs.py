@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from vllm.config import ParallelConfig, SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 
+from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.ssd_config import SSDConfig
@@ -164,11 +165,46 @@ def test_pooling_targets(refusal):
     assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
 
 
-def test_encoder_decoder_targets(models):
-    target = SimpleNamespace(runner_type="generate", is_encoder_decoder=True)
+STATES = "targets with state-space or linear layers on CPUs yet: serve it on a GPU, or without"
+
+
+@pytest.mark.parametrize(
+    "on_cpu, differs, said",
+    [
+        (True, {"is_encoder_decoder": True}, "an encoder-decoder target yet: serve it without ssd"),
+        (True, {"is_hybrid": True}, STATES),
+        (True, {"is_attention_free": True}, STATES),
+        (
+            False,
+            {"architectures": ["JambaForCausalLM"]},
+            "Mamba-1 layers yet: serve it without speculation",
+        ),
+        (False, {"architectures": ["FalconMambaForCausalLM"]}, "Mamba-1 layers yet"),
+        (False, {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "Bailing's linear attention yet"),
+        (False, {"architectures": ["NemotronHForCausalLM"]}, None),
+        (False, {"architectures": ["Mamba2ForCausalLM"]}, None),
+        (False, {"architectures": ["BailingMoeV3ForCausalLM"]}, None),
+    ],
+)
+def test_targets_from_what_vllm_says(models, monkeypatch, on_cpu, differs, said):
+    monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
+    flags = dict.fromkeys(("is_encoder_decoder", "is_hybrid", "is_attention_free"), False)
+    if not on_cpu:
+        flags |= {"is_hybrid": True}
+    plain = {"runner_type": "generate", "architectures": ["LlamaForCausalLM"], **flags}
+    target = SimpleNamespace(**plain | differs)
+    if said is None:
+        return check_target(EngineArgs(model=models.target), target, ParallelConfig())
     with pytest.raises(ValueError) as error:
         check_target(EngineArgs(model=models.target), target, ParallelConfig())
-    assert "does not support an encoder-decoder target" in one_sentence(error)
+    assert said in one_sentence(error)
+
+
+def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):
+    """Of vLLM's own config. Its models with attention in every layer are served."""
+    layers = {"layer_types": ["mamba", "attention"], "model_type": "granitemoehybrid"}
+    hybrid = {**layers, "architectures": ["GraniteMoeHybridForCausalLM"]}
+    assert STATES in refusal(model=write_model(tmp_path / "hybrid", layers=2, **hybrid))
 
 
 @pytest.mark.parametrize("v2", [False, True])

@@ -59,6 +59,10 @@ def test_memory_that_the_draft_may_use(make, device, platform, chosen_gib, expec
     assert spec.model.kv_cache_bytes == expected
 
 
+def test_a_draft_reads_texts_only(make):
+    assert make(DraftDevice([0]), CPU).model.engine_args["language_model_only"] is True
+
+
 def test_models_are_found_from_another_working_directory(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = make(DraftDevice([0]), CPU, "draft").model.engine_args

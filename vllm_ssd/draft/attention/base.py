@@ -26,7 +26,8 @@ from vllm_ssd.draft.inputs import Inputs
 class AttentionShape:
     """One model's attention. windows: for each layer, how many of the last positions it sees, 0 =
     all; empty if all layers see all. sinks: for each layer [num_heads], the logit of each head that
-    no value belongs to; empty if there are none. The other fields are equal in all layers."""
+    no value belongs to; empty if there are none. soft_cap: a logit x counts as soft_cap *
+    tanh(x / soft_cap); 0 = as x. The other fields are equal in all layers, too."""
 
     num_layers: int
     num_heads: int
@@ -36,6 +37,7 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     windows: tuple[int, ...] = ()
+    soft_cap: float = 0.0
     sinks: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
     def window(self, layer: int) -> int:

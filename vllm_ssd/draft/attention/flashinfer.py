@@ -117,6 +117,7 @@ class _Wrapper:
             size,
             causal=self._causal,
             sm_scale=shape.scale,
+            logits_soft_cap=shape.soft_cap or None,
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
             **self._hints,

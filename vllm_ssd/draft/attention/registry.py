@@ -51,7 +51,7 @@ class BackendInfo:
             return outdated
         if draft is None:
             return None
-        head, dtype = draft.get_head_size(), str(draft.dtype).removeprefix("torch.")
+        head, dtype = head_size(draft), str(draft.dtype).removeprefix("torch.")
         if self.power_of_2 and (not 16 <= head <= 256 or head & (head - 1)):
             return f"needs heads of a power of two up to 256 and the draft's have {head}"
         if self.dtypes and dtype not in self.dtypes:
@@ -95,6 +95,15 @@ BACKENDS: dict[Backend, BackendInfo] = {
 # have not been timed.
 _ORDER: tuple[Backend, ...] = ("triton", "flashinfer", "sdpa")
 _ORDER_ON_ROCM: tuple[Backend, ...] = ("flashinfer", "triton", "sdpa")
+
+
+def head_size(draft: ModelConfig) -> int:
+    """The size of the heads that the draft's attention sees. The draft computes latent attention
+    (MLA) as plain attention."""
+    if not draft.use_mla:
+        return draft.get_head_size()
+    config = draft.hf_text_config
+    return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
 
 
 def default_tree_backend() -> TreeBackend:

@@ -8,7 +8,13 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from vllm_ssd.draft.attention.base import ChunkPlan, PagedAttention, Plan, TreePlan
+from vllm_ssd.draft.attention.base import (
+    AttentionShape,
+    ChunkPlan,
+    PagedAttention,
+    Plan,
+    TreePlan,
+)
 from vllm_ssd.draft.attention.masks import Chunk, Tree, causal_mask, tree_mask
 
 
@@ -70,15 +76,34 @@ class _Gathered(Plan):
             keys, values = (
                 torch.nn.functional.pad(kv, (0, 0, 0, 0, 0, 1)) for kv in (keys, values)
             )
+        query, keys, values = (each.transpose(1, 2) for each in (query, keys, values))
+        if shape.soft_cap:
+            return _attend_capped(shape, query, keys, values, mask).transpose(1, 2)
         out = scaled_dot_product_attention(
-            query.transpose(1, 2),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
+            query,
+            keys,
+            values,
             attn_mask=mask,
             scale=shape.scale,
             enable_gqa=shape.num_heads != shape.num_kv_heads,
         )
         return out.transpose(1, 2)
+
+
+def _attend_capped(
+    shape: AttentionShape,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """Attention with a soft cap, which torch's own does not have. All tensors are [requests, heads,
+    ...]."""
+    group = shape.num_heads // shape.num_kv_heads
+    keys, values = (kv.repeat_interleave(group, 1) for kv in (keys, values))
+    logits = (query @ keys.transpose(-1, -2)).float() * shape.scale
+    logits = shape.soft_cap * torch.tanh(logits / shape.soft_cap) + mask
+    return logits.softmax(-1).to(values.dtype) @ values
 
 
 class _SDPAChunks(_Gathered, ChunkPlan):

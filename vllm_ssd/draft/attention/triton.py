@@ -157,6 +157,7 @@ class _Paged(Plan):
             HEADS=shape.num_heads,
             D=shape.head_dim,
             WINDOW=shape.window(layer),
+            CAP=shape.soft_cap * LOG2_E.value,
             PAGE=attention.block_size,
             ROWS=self._rows,
             COLUMNS=self._columns,

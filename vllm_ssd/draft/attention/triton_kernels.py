@@ -35,6 +35,7 @@ def _take_in(
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Take some KV entries in; returns the new highest, total and sums. These are, for each row,
     the largest logit, the sum of all exponentials relative to it, and the sum of the values
@@ -44,7 +45,10 @@ def _take_in(
     entry = (page.to(tl.int64) * PAGE + column % PAGE) * KV_HEADS + kv_head
     k = tl.load(keys + entry[None, :] * D + lane[:, None], mask=there[None, :], other=0)
     v = tl.load(values + entry[:, None] * D + lane[None, :], mask=there[:, None], other=0)
-    logits = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1e30)
+    logits = tl.dot(q, k, input_precision="ieee") * scale
+    if CAP > 0:
+        logits = CAP * (2 * tl.sigmoid(2 * logits / CAP) - 1)  # CAP * tanh(logits / CAP)
+    logits = tl.where(seen, logits, -1e30)
     top = tl.maximum(highest, tl.max(logits, axis=1))
     shrink = tl.exp2(highest - top)
     portion = tl.where(seen, tl.exp2(logits - top[:, None]), 0.0)
@@ -84,6 +88,7 @@ def attend_kernel(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     WINDOW: tl.constexpr,  # the last positions that are seen, 0 = all
+    CAP: tl.constexpr,  # the soft cap of the logits, times log2(e); 0 = none
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -156,7 +161,7 @@ def attend_kernel(
             seen = seen & (column[None, :] > position[:, None] - WINDOW)
         highest, total, sums = _take_in(
             q, keys, values, pages, column, column < text, seen, kv_head, scale, highest, total,
-            sums, KV_HEADS, D, PAGE
+            sums, KV_HEADS, D, PAGE, CAP
         )  # fmt: skip
     if TREE:
         for block in range(tl.maximum(first, of_text), last):
@@ -167,7 +172,7 @@ def attend_kernel(
                 seen = seen & (offset // queries > own_step - WINDOW)[None, :]
             highest, total, sums = _take_in(
                 q, keys, values, pages, text + offset, there, seen, kv_head, scale, highest, total,
-                sums, KV_HEADS, D, PAGE
+                sums, KV_HEADS, D, PAGE, CAP
             )  # fmt: skip
     let_next_begin(OVERLAP)
     if SPLIT:

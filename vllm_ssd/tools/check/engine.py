@@ -19,7 +19,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm_ssd.config.default_drafts import size_of
 from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
-from vllm_ssd.draft.attention.registry import BACKENDS, Backend, resolve_tree_backends
+from vllm_ssd.draft.attention.registry import BACKENDS, Backend, head_size, resolve_tree_backends
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
 from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
@@ -163,11 +163,11 @@ def _subject(config: VllmConfig, device: DraftDevice | None, spec: DraftModelSpe
     ssd: Any = config.speculative_config
     draft = ssd.draft_model_config
     alone = ssd.draft_parallel_config
-    head_dim = draft.get_head_size()
+    head_dim, heads = head_size(draft), draft.get_num_attention_heads(alone)
     attention = AttentionShape(
         draft.get_num_layers(alone),
-        draft.get_num_attention_heads(alone),
-        draft.get_num_kv_heads(alone),
+        heads,
+        heads if draft.use_mla else draft.get_num_kv_heads(alone),
         head_dim,
         head_dim**-0.5,  # the usual scale
         draft.dtype,

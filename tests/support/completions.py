@@ -1,0 +1,57 @@
+"""Greedy texts of random models with their logits' certainty, and where two engines' texts part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tests.support.harness import engine
+
+
+class Completion(NamedTuple):
+    """tokens: of a text. leads: of each one, how much likelier than the second likeliest the
+    likeliest token was, as a difference of log probabilities."""
+
+    tokens: list[int]
+    leads: list[float]
+
+
+def complete(
+    folder: str, batches: Sequence[Sequence[list[int]]], count: int, options: dict[str, Any]
+) -> tuple[list[Completion], int]:
+    """The texts of batches of prompts, ``count`` tokens each, one batch after the other, and how
+    many drafts were accepted."""
+    from vllm import SamplingParams
+
+    import tests.support.random_models  # noqa: F401, for its load format
+
+    greedy = SamplingParams(
+        temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=2
+    )
+    outputs = []
+    with engine(folder, disable_log_stats=False, **options) as llm:
+        for prompts in batches:
+            inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+            outputs += llm.generate(inputs, greedy, use_tqdm=False)
+        counts = {each.name: getattr(each, "value", 0) for each in llm.get_metrics()}
+    texts = [output.outputs[0] for output in outputs]
+    completions = [
+        Completion(list(text.token_ids), [_lead(each) for each in text.logprobs]) for text in texts
+    ]
+    return completions, int(counts.get("vllm:spec_decode_num_accepted_tokens", 0))
+
+
+def _lead(chances: dict[int, Any]) -> float:
+    best, second = sorted((token.logprob for token in chances.values()), reverse=True)[:2]
+    return float(best - second)
+
+
+def parting(plain: Completion, other: Completion, near: float) -> str | None:
+    """Where a text is not the plain one, although another token was clearly less likely there. From
+    a place where the two likeliest were as near as ``near``, texts may part."""
+    for place, tokens in enumerate(zip(plain.tokens, other.tokens, strict=True)):
+        if tokens[0] != tokens[1]:
+            lead = plain.leads[place]
+            said = f"token {place} is {tokens[1]} and not {tokens[0]}, which leads by {lead:.3f}"
+            return said if lead > near else None
+    return None
