@@ -1,5 +1,5 @@
-"""Targets of other architectures: experts, sliding windows, sinks, capped logits. Texts are those
-of transformers, and a draft equal to its target is accepted."""
+"""Targets of other architectures: experts, sliding windows, sinks, capped logits, latent attention,
+quantised weights. Texts are those of transformers, or of vLLM without drafts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common.running import counters
 from benchmarks.standin.tiny import TINY
+from tests.support import random_models
+from tests.support.completions import check_texts
+from tests.support.draft_command import NAME, Service
 from tests.support.greedy_texts import greedy_texts
 from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
+from tests.support.quantised import SCHEMES, write_quantised
 
 VOCAB, TOKENS, K = 300, 24, 3
 # Longer than the windows, and of different lengths.
@@ -63,3 +67,27 @@ def test_texts_are_the_targets(name, tmp_path):
     if name != "gemma2":
         assert sum(accepted[:K]) <= len(PROMPTS), "all drafts but those at a text's end"
         assert accepted[K] > len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def draft_of_all(tmp_path_factory):
+    """A draft service for the targets of ``random_models``, which have one vocabulary."""
+    folder = tmp_path_factory.mktemp("draft")
+    with Service(random_models.write_draft(folder / "model"), folder / "log").running():
+        yield
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Llama 4, experts", "DeepSeek V3", *SCHEMES])
+def test_texts_are_those_without_drafts(name, draft_of_all, tmp_path, monkeypatch):
+    """Of batches of many sizes, which sum in another order where drafts are verified."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 128}
+    near = 5e-3
+    if name in SCHEMES:
+        write_quantised(random_models.make_llama(), name, tmp_path)
+        options["dtype"], near = "auto", 0.15
+    else:
+        random_models.OTHERS[name].write(tmp_path)
+        options["load_format"] = "random"
+    ssd = {**SSD, "draft_server": NAME}
+    check_texts(str(tmp_path), [PROMPTS], TOKENS, options, [ssd], near)

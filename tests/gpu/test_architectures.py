@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from tests.gpu.settings import OPTIONS
-from tests.support.completions import complete, parting
+from tests.support.completions import check_texts
 from tests.support.draft_command import NAME, Service
-from tests.support.forked import in_fork
-from tests.support.random_models import HYBRIDS, OTHERS, VOCAB, Family, write_draft
+from tests.support.random_models import HYBRIDS, OTHERS, VOCAB, write_draft
 
 FAMILIES = {**HYBRIDS, **OTHERS}
 TOKENS = 40
@@ -42,7 +40,11 @@ def draft(tmp_path_factory):
         yield
 
 
-def options_of(family: Family, **speculation: Any) -> dict[str, Any]:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
+    family = FAMILIES[name]
+    if family.needs and find_spec(family.needs) is None:
+        pytest.skip(f"this vLLM comes without {family.needs}")
     sizes = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256]}
     options = {
         **OPTIONS,
@@ -57,24 +59,7 @@ def options_of(family: Family, **speculation: Any) -> dict[str, Any]:
         # FlashInfer's would be compiled first, for minutes.
         "additional_config": {"gdn_prefill_backend": "triton"},
     }
-    if speculation:
-        speculation |= {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000}
-        options["speculative_config"] = speculation
-    return options
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
-    family = FAMILIES[name]
-    if family.needs and find_spec(family.needs) is None:
-        pytest.skip(f"this vLLM comes without {family.needs}")
-    work = family.write(tmp_path), BATCHES, TOKENS
-    plain, _ = in_fork(complete, *work, options_of(family))
-    assert len({token for text in plain for token in text.tokens}) > TOKENS, "the same always"
-    for on_miss in ("wait", "skip"):
-        found, accepted = in_fork(complete, *work, options_of(family, on_miss=on_miss))
-        equal = sum(ours.tokens == theirs.tokens for ours, theirs in zip(plain, found))
-        print(f"{name}, {on_miss}: {equal} of {len(plain)} texts equal, {accepted} drafts accepted")
-        partings = [parting(*pair, NEAR[family.dtype]) for pair in zip(plain, found, strict=True)]
-        assert not [each for each in partings if each], on_miss
-        assert accepted > 0, on_miss
+    ssd = {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000}
+    speculations = [{**ssd, "on_miss": on_miss} for on_miss in ("wait", "skip")]
+    folder = family.write(tmp_path)
+    check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype])

@@ -1,11 +1,35 @@
-"""Greedy texts of random models with their logits' certainty, and where two engines' texts part."""
+"""Greedy texts of random models, with drafts and without: whether they are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tests.support.forked import in_fork
 from tests.support.harness import engine
+
+
+def check_texts(
+    folder: str,
+    batches: Sequence[Sequence[list[int]]],
+    count: int,
+    options: dict[str, Any],
+    speculations: Sequence[dict[str, Any]],
+    near: float,
+) -> None:
+    """An ``AssertionError`` if an engine with one of these speculative configs says other texts, of
+    ``count`` tokens each, than an engine without, or accepts no draft. Prints how many are equal.
+    near: see ``parting``."""
+    plain, _ = in_fork(complete, folder, batches, count, options)
+    assert len({token for text in plain for token in text.tokens}) > count, "the same always"
+    for speculation in speculations:
+        speculative = {**options, "speculative_config": speculation}
+        found, accepted = in_fork(complete, folder, batches, count, speculative)
+        equal = sum(ours.tokens == theirs.tokens for ours, theirs in zip(plain, found))
+        print(f"{speculation}: {equal} of {len(plain)} texts equal, {accepted} drafts accepted")
+        partings = [parting(*pair, near) for pair in zip(plain, found, strict=True)]
+        assert not [each for each in partings if each]
+        assert accepted > 0
 
 
 class Completion(NamedTuple):

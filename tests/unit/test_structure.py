@@ -120,9 +120,9 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 23640,
+    "../tests": 23860,
     "protocol": 2290,
-    "draft": 5045,
+    "draft": 5050,
     "lifecycle": 2560,
     "relay": 1650,
     "config": 1100,

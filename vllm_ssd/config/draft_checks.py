@@ -81,8 +81,8 @@ def check_draft(draft: ModelConfig) -> None:
         ),
         (layers, f"a model with layers of the type {', '.join(sorted(map(str, layers)))}"),
         (draft.uses_alibi, "a model with ALiBi"),
-        (_heads_differ(draft), "a model whose layers differ in their heads"),
-        (getattr(config, "num_kv_shared_layers", 0), "a model with layers that share KV caches"),
+        (_heads_differ(draft), "a model whose layers differ in their number of heads"),
+        ("Gemma3nForConditionalGeneration" in draft.architectures, "a Gemma 3n with images"),
     ):
         if present:
             raise ValueError(
@@ -92,9 +92,10 @@ def check_draft(draft: ModelConfig) -> None:
 
 
 def _heads_differ(draft: ModelConfig) -> bool:
-    """Whether some layers have heads of another size or number than others, as Gemma 4's have."""
-    layers = draft.model_arch_config.per_layer_overrides or ()
-    return any(name in layer for layer in layers for name in ("head_size", "total_num_kv_heads"))
+    """Whether some layers have more heads than others, as those of large Gemma 4s have."""
+    return any(
+        "total_num_kv_heads" in layer for layer in draft.model_arch_config.per_layer_overrides or ()
+    )
 
 
 def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:

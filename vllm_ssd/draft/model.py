@@ -68,8 +68,10 @@ class DraftModel:
             self.attention = load_backend(self.tree_backend)(
                 shape, self.num_blocks, BLOCK_SIZE, self.max_len + spec.scratch
             )
-        for index, layer in enumerate(layers):
-            layer.forward = _LayerAttention(self.attention, index)
+        owners = [layer.layer_name for layer in layers if not _shared(layer)]
+        for layer in layers:
+            owner = owners.index(_shared(layer) or layer.layer_name)
+            layer.forward = _LayerAttention(self.attention, owner, layer)
         with torch.inference_mode():
             self.fused = fused_layers(self._model, self._forward, self.logits, self.attention)
 
@@ -137,24 +139,38 @@ def most_blocks(spec: DraftModelSpec, max_len: int) -> int:
 
 
 class _LayerAttention:
-    """Takes the place of one vLLM attention layer's ``forward``."""
+    """Takes the place of one vLLM attention layer's ``forward``. owner: index of the KV cache that
+    it uses, which may be an earlier layer's. Heads smaller than the largest are filled up with
+    zeros, which changes no product."""
 
-    def __init__(self, attention: PagedAttention, layer: int):
+    def __init__(self, attention: PagedAttention, owner: int, layer: Any):
         self._attention = attention
-        self._layer = layer
+        self._owner = owner
+        self._writes = not _shared(layer)
+        self._head_dim = int(layer.head_size)
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: Any
     ) -> torch.Tensor:
-        shape = self._attention.shape
-        tokens = query.shape[0]
-        out = self._attention.plan.attend(
-            self._layer,
-            query.view(tokens, shape.num_heads, shape.head_dim),
-            key.view(tokens, shape.num_kv_heads, shape.head_dim),
-            value.view(tokens, shape.num_kv_heads, shape.head_dim),
-        )
-        return out.reshape(tokens, -1)
+        shape, plan = self._attention.shape, self._attention.plan
+        query = self._heads(query, shape.num_heads)
+        if self._writes:
+            key, value = (self._heads(each, shape.num_kv_heads) for each in (key, value))
+            out = plan.attend(self._owner, query, key, value)
+        else:
+            out = plan.look(self._owner, query)
+        return out[..., : self._head_dim].reshape(len(query), -1)
+
+    def _heads(self, part: torch.Tensor, heads: int) -> torch.Tensor:
+        part = part.view(-1, heads, self._head_dim)
+        missing = self._attention.shape.head_dim - self._head_dim
+        return torch.nn.functional.pad(part, (0, missing)) if missing else part
+
+
+def _shared(layer: Any) -> str | None:
+    """Name of the earlier layer whose KV cache this layer uses; None if it has its own."""
+    name: str | None = layer.kv_sharing_target_layer_name
+    return name
 
 
 def _join_a_world_of_one(scratch: Path) -> None:
@@ -201,40 +217,29 @@ def _attention_layers(config: VllmConfig) -> list[Any]:
 
 
 def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:
-    """The one shape of all layers; ``ValueError`` if tree attention cannot serve a layer."""
+    """The one shape of all KV caches; ``ValueError`` if tree attention cannot serve a layer."""
     first = layers[0]
-    shapes = {
-        (la.num_heads, la.num_kv_heads, la.head_size, la.head_size_v, la.has_sink) for la in layers
-    }
-    if len(shapes) > 1 or first.head_size != first.head_size_v:
+    shapes = {(la.num_heads, la.num_kv_heads, la.has_sink, la.impl.scale) for la in layers}
+    if len(shapes) > 1 or any(la.head_size != la.head_size_v for la in layers):
         raise ValueError(
             f"the draft's attention layers differ in shape ({shapes}): name a draft whose layers "
             "are alike"
         )
-    for layer in layers:
-        impl = layer.impl
-        odd = [
-            name
-            for name, present in (
-                ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
-                ("shared KV caches", layer.kv_sharing_target_layer_name is not None),
-            )
-            if present
-        ]
-        if odd:
-            raise ValueError(
-                f"the draft uses {' and '.join(odd)}, which drafting ahead cannot do: name a "
-                "draft with plain attention"
-            )
+    if any(getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers):
+        raise ValueError(
+            "the draft uses ALiBi, which drafting ahead cannot do: name a draft with plain "
+            "attention"
+        )
+    owners = [layer for layer in layers if not _shared(layer)]
     return AttentionShape(
-        num_layers=len(layers),
+        num_layers=len(owners),
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_size,
+        head_dim=max(layer.head_size for layer in layers),
         scale=float(first.impl.scale),
         dtype=config.model_config.dtype,
         device=torch.device(config.device_config.device_type),
         soft_cap=float(getattr(first.impl, "logits_soft_cap", None) or 0.0),
-        windows=tuple(layer.sliding_window or 0 for layer in layers),
-        sinks=tuple(layer.impl.sinks for layer in layers if layer.has_sink),
+        windows=tuple(layer.sliding_window or 0 for layer in owners),
+        sinks=tuple(layer.impl.sinks for layer in owners if layer.has_sink),
     )

@@ -57,7 +57,6 @@ def test_architecture_vllm_does_not_have(refusal, tmp_path):
     "name, config, what",
     [
         ("mixed", {"layer_types": ["chunked_attention"]}, "layers of the type chunked_attention"),
-        ("gemma3n", {"num_kv_shared_layers": 1}, "layers that share KV caches"),
         ("EAGLE-LLaMA3", {}, "a head for another speculative method"),
         ("alibi", {"alibi": True}, "ALiBi"),
     ],
@@ -68,11 +67,13 @@ def test_drafts_from_their_config(refusal, tmp_path, name, config, what):
     assert 'name another with "model"' in said
 
 
-def test_drafts_whose_layers_have_heads_of_different_sizes(refusal, tmp_path):
-    """As vLLM reads the config of a Gemma 4."""
+def test_drafts_whose_layers_have_more_or_fewer_heads(refusal, make, tmp_path):
+    """As vLLM reads the config of a Gemma 4. Heads of different sizes do no harm."""
     config = {"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32}
-    said = refusal(model=write_model(tmp_path, layers=2, **config))
-    assert "is a model whose layers differ in their heads" in said
+    assert make(model=write_model(tmp_path / "sizes", layers=2, **config))
+    config |= {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    said = refusal(model=write_model(tmp_path / "numbers", layers=2, **config))
+    assert "is a model whose layers differ in their number of heads" in said
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,7 @@ def test_drafts_whose_layers_have_heads_of_different_sizes(refusal, tmp_path):
         ({"architectures": ["Eagle3LlamaForCausalLM"]}, "a head for another speculative method"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "a classifier"),
         ({"is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"architectures": ["Gemma3nForConditionalGeneration"]}, "a Gemma 3n with images"),
         ({"is_hybrid": True}, "a hybrid"),
         ({"is_attention_free": True}, "without attention"),
         ({"use_mla": True, "architectures": ["GlmMoeDsaForCausalLM"]}, "latent attention"),

@@ -18,12 +18,12 @@ def checkpoint(tmp_path_factory):
     return folder, model
 
 
-def load_draft(folder, run_dir, **changes):
+def load_draft(folder, run_dir, dtype="float32", **changes):
     """The checkpoint in ``folder`` as a draft that reads texts of MAX_LEN tokens."""
     engine_args = {
         "model": str(folder),
         "skip_tokenizer_init": True,
-        "dtype": "float32",
+        "dtype": dtype,
         "max_model_len": MAX_LEN,
         "enforce_eager": True,
         "language_model_only": True,

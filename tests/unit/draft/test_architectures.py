@@ -61,6 +61,30 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 2.0,
         **MIXED,
     },
+    "gemma4_text": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 6,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+        "tie_word_embeddings": False,
+    },
+    "gemma3n_text": {
+        "architectures": ["Gemma3nForCausalLM"],
+        "num_hidden_layers": 6,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 3,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0] * 6,
+    },
     "granitemoehybrid": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "layer_types": ["attention", "attention"],
@@ -103,6 +127,8 @@ IMAGES = {
 }
 UNFUSED = (
     "gemma2",
+    "gemma3n_text",
+    "gemma4_text",
     "gemma3_text",
     "gpt_oss",
     "olmo2",
@@ -144,7 +170,8 @@ def test_draft_equal_to_target_accepts_k(tmp_path, name, monkeypatch):
     """A target that says what transformers says accepts every draft."""
     torch.manual_seed(0)
     model = make_model(name).float().eval()
-    if name == "gemma2":  # whose embedding is its last layer, too: it would repeat its last token
+    if name in ("gemma2", "gemma3n_text"):
+        # Their embedding is their last layer, too: they would repeat their last token.
         for layer in model.model.layers:
             torch.nn.init.constant_(layer.post_attention_layernorm.weight, 40.0)
             torch.nn.init.constant_(layer.post_feedforward_layernorm.weight, 40.0)
