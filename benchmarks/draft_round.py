@@ -1,6 +1,6 @@
 """Where the microseconds of a draft round go, on one GPU or on a CPU: the draft engine alone.
 
-    python -m benchmarks.draft_round --k 7 --f 3 --contexts 1000 --batch-sizes 1,8 --profile
+    python -m benchmarks.draft_round --k 7 --f 3 --contexts 1000 --batch-sizes 1,8
     OMP_NUM_THREADS=1 python -m benchmarks.draft_round --draft 576,29,9,3,64,1536 --k 5 --f 1 \
         --contexts 200 --max-model-len 512 --kv-cache-gib 1 --bandwidth 0.012
 
@@ -219,21 +219,6 @@ def measure(
             print(table_row(row), flush=True)
 
 
-def profile(arguments: argparse.Namespace, script: Script) -> None:
-    """Print which kernels the time goes to, at the first batch size and context."""
-    script.begin(arguments.batch_sizes[0], arguments.contexts[0])
-    script.play(0.0)
-    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(5):
-            script.play(0.0)
-    script.end()
-    table = profiler.key_averages().table(
-        sort_by="cuda_time_total", row_limit=40, max_name_column_width=70
-    )
-    print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     add = parser.add_argument
@@ -250,7 +235,6 @@ def main() -> None:
     add("--kv-cache-gib", type=float, default=16)
     add("--rounds", type=int, default=20)
     add("--bandwidth", type=float, default=4.8, help="of the memory, TB/s (H200: 4.8)")
-    add("--profile", action="store_true", help="show the kernels of a round")
     arguments = parser.parse_args()
     register()  # the load format of stand-ins
     policy = DraftPolicy(arguments.k, arguments.f, fallbacks=True, chunk=1024)
@@ -259,8 +243,6 @@ def main() -> None:
         engine.warm_up()
         script = Script(engine, table, policy)
         measure(arguments, engine, script, table)
-        if arguments.profile:
-            profile(arguments, script)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from benchmarks.common.running import run_dir_of
 from benchmarks.common.times import Times
 from vllm_ssd.tools.port import held_port
 
-VLLM = Path(sys.executable).with_name("vllm")
-VLLM_MODULE = "vllm.entrypoints.cli.main"
+_VLLM = Path(sys.executable).with_name("vllm")
+# The script is missing where vLLM was unpacked and not installed.
+_MODULE = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+VLLM = [str(_VLLM)] if _VLLM.exists() else _MODULE
 NAME = "target"  # of the model, to clients
 END_S = 60.0
 _LAST_WORDS = 3000
@@ -43,9 +45,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._times = Times("server")
-        # The script is missing where vLLM was unpacked and not installed.
-        script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
-        command = [*script, "serve", *command_line(arguments)]
+        command = [*VLLM, "serve", *command_line(arguments)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(

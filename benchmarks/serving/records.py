@@ -4,9 +4,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-Kind = Literal["plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd", "ssd-quantised"]
+Kind = Literal["plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draft of their own
+OURS: tuple[Kind, ...] = ("ssd-f0", "ssd")  # those with a draft of their own
 
 
 class Load(msgspec.Struct, frozen=True):

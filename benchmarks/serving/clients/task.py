@@ -28,9 +28,6 @@ class Task:
 class Client(Protocol):
     """A program that puts a server under load."""
 
-    # The longest prompt that it takes, in tokens, where a data set has lengths of its own.
-    longest_prompt: int | None
-
     def check(self) -> None:
         """Raises `ValueError` with a sentence if the client cannot run here."""
 

@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.server import NAME, VLLM, VLLM_MODULE
+from benchmarks.common.server import NAME, VLLM
 from benchmarks.serving.clients.own import spread
 from benchmarks.serving.clients.task import Task, check_completed, run_program
 from benchmarks.serving.records import Seen, Spread
@@ -14,8 +13,6 @@ from benchmarks.serving.records import Seen, Spread
 
 class VllmClient:
     """vLLM's own, from this environment."""
-
-    longest_prompt: int | None = None
 
     def check(self) -> None:
         """It reads prompts with pandas."""
@@ -27,8 +24,7 @@ class VllmClient:
         prompts = task.scratch / "prompts.jsonl"
         lines = [json.dumps({"prompt": prompt}) for prompt in task.prompts]
         prompts.write_text("\n".join(lines), encoding="utf-8")
-        script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
-        command = [*script, *_arguments(task, prompts)]
+        command = [*VLLM, *_arguments(task, prompts)]
         printed = run_program("vllm bench serve", command, {})
         told = json.loads((task.scratch / "seen.json").read_text(encoding="utf-8"))
         check_completed(task, told["completed"], printed)
