@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """One server on a free port of this machine, starting as soon as it is made."""
+    """One server on a free port of this machine, starting as soon as it is made. As a context it
+    is gone at the end."""
 
     def __init__(
         self,
@@ -90,6 +90,13 @@ class Server:
             self._times.ended()
             self._port_holder.close()
 
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end()
+
     def _healthy(self) -> bool:
         try:
             return httpx.get(f"{self.url}/health").status_code == httpx.codes.OK
@@ -98,23 +105,6 @@ class Server:
 
     def _last_words(self) -> str:
         return self.log.read_text(errors="replace")[-_LAST_WORDS:]
-
-
-@contextmanager
-def healthy_server(
-    arguments: Mapping[str, Any],
-    log: Path,
-    limit_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Server]:
-    """One that answers, gone at the end in any case; raises as ``Server.wait_healthy``."""
-    server = Server(arguments, log, environment)
-    try:
-        server.wait_healthy(limit_s)
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.end()
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

@@ -108,12 +108,7 @@ def _groups(sides: Sequence[Side], together: Sequence[tuple[str, str]]) -> list[
         return [[side] for side in sides]
     gpus = dict(together)
     visible = [{"CUDA_VISIBLE_DEVICES": gpus[side.kind]} for side in sides]
-    return [
-        [
-            replace(side, environment={**side.environment, **its})
-            for side, its in zip(sides, visible)
-        ]
-    ]
+    return [[replace(s, environment=s.environment | its) for s, its in zip(sides, visible)]]
 
 
 def _prompts(target: str, datasets: dict[str, Dataset], args: argparse.Namespace) -> Prompts:

@@ -35,11 +35,12 @@ from benchmarks.common.draft_server import DraftServer, service_words
 from benchmarks.common.server import Server
 from benchmarks.common.sides import engine_environment
 from benchmarks.common.subject import Subject, find_subject
-from benchmarks.serving.arguments import PASSAGE_TOKENS
+from benchmarks.serving.arguments import loads
 from benchmarks.serving.datasets import BUILT_IN, find_dataset
+from benchmarks.serving.measure import Measure, Started
 from benchmarks.serving.prompts import Prompts
-from benchmarks.serving.records import Load
-from benchmarks.sharing.measure import GIVEN, Measure, Side, Table
+from benchmarks.serving.records import Result, Side
+from benchmarks.serving.table import markdown
 from benchmarks.standin.folders import say
 from benchmarks.standin.head import head_options, write_head
 from vllm_ssd.config.draft_server import FLAGS
@@ -50,9 +51,8 @@ _RESERVE_S = 40.0  # of --limit: for a load, and the end of all servers
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit status is 1 if a side failed or had no time."""
-    until = time.monotonic() - _RESERVE_S
+    began = time.monotonic()
     args = _parse(arguments)
-    until += args.limit
     subject = find_subject("benchmarks.sharing", arguments, args)
     if 0 < len(subject.gpus) <= args.engines:
         sys.exit(
@@ -62,21 +62,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.accepted and not subject.gpus:
         say("EAGLE-3 is left out: vLLM gives no acceptance on CPUs")
         args.accepted = []
-    table = Table(subject.about, args.table)
+    results: list[Result] = []
     with ExitStack() as ends:
         # A process for each engine's clients: a single one would read messages late.
         clients = ends.enter_context(ProcessPoolExecutor(args.engines, get_context("fork")))
-        measure = Measure(_loads(args), _prompts(args, subject), clients, until, table)
+        datasets = {name: find_dataset(name, 1) for name in args.dataset}
+        tokenizer = AutoTokenizer.from_pretrained(subject.target.path)
+        measure = Measure(
+            clients=["own"],
+            loads=loads(args),
+            prompts=Prompts(tokenizer, datasets, args.max_model_len - args.tokens),
+            tokenizer=subject.target.path,
+            start_s=args.start_timeout,
+            until=began + args.limit - _RESERVE_S,
+            same_prompts=True,
+            map=clients.map,
+        )
         starter = _Starter(args, subject)
         sides = starter.start_ours(ends)
         for tokens in args.accepted or [None]:
             with ExitStack() as its_end:
                 if tokens is not None:
                     sides.append(starter.start_eagle3(its_end, tokens))
-                measure.sides(sides, args.start_timeout)
+                ended = results
+                for now in measure.started(sides):
+                    results = [*ended, *now]
+                    if args.table is not None:  # now, as the machine may be gone before the end
+                        table = markdown(results, per_gpu=True)
+                        args.table.write_text(f"{subject.about}\n{table}\n")
             sides = []
-    print(table.markdown())
-    return int(measure.failed)
+    print(markdown(results, per_gpu=True))
+    return int(any(result.error is not None for result in results))
 
 
 class _Starter:
@@ -86,12 +102,12 @@ class _Starter:
         self._args, self._subject = args, subject
         self._logs = log_folder(args)
 
-    def start_ours(self, ends: ExitStack) -> list[Side]:
+    def start_ours(self, ends: ExitStack) -> list[Started]:
         """Returns when the draft is loaded; the engines still start."""
         args, on_gpus = self._args, bool(self._subject.gpus)
         given = {"k": args.k, "f": args.f, **dict(args.option)}
         options = {name: value for name, value in given.items() if value is not None}
-        requests, device = args.engines * max(args.loads), "0" if on_gpus else "1"
+        requests, device = args.engines * max(args.concurrency), "0" if on_gpus else "1"
         draft = self._subject.draft
         words = service_words(draft, NAME, device, requests, args.dtype, options)
         service = DraftServer(words, self._logs / "draft.log", self._environment(args.engines))
@@ -103,19 +119,20 @@ class _Starter:
         ends.callback(_end, engines)
         service.wait_loaded(args.start_timeout)
         say("the draft is loaded")
-        return [
-            Side(f"shared by {args.engines}", "ssd", engines, args.engines + 1 if on_gpus else 0),
-            Side("one", "ssd", engines[:1], 2 if on_gpus else 0),
-        ]
+        told = {"speculative_config": speculation}
+        shared = Side(f"shared by {args.engines}", "ssd", 1, on_gpus * (args.engines + 1), told, {})
+        one = Side("one", "ssd", 1, on_gpus * 2, told, {})
+        return [Started(shared, engines), Started(one, engines[:1])]
 
-    def start_eagle3(self, end: ExitStack, tokens: float) -> Side:
+    def start_eagle3(self, end: ExitStack, tokens: float) -> Started:
         """tokens: those that a round is given."""
         head = write_head(Path(self._subject.target.path), self._args.models)
         speculation = {"method": "eagle3", "model": str(head), **head_options(tokens)}
         speculation["num_speculative_tokens"] = self._args.other_k
         server = self._server(f"eagle3-{tokens:g}", len(self._subject.gpus) - 1, speculation)
         end.callback(_end, [server])
-        return Side(f"{GIVEN}{tokens:g}", "eagle3", [server], 1)
+        told = {"speculative_config": speculation}
+        return Started(Side(f"eagle3 given {tokens:g}", "eagle3", 1, 1, told, {}), [server])
 
     def _server(self, name: str, gpu: int, speculation: dict[str, Any]) -> Server:
         engine = {**self._subject.engine, "speculative_config": speculation}
@@ -135,28 +152,6 @@ def _end(servers: Sequence[Server]) -> None:
         list(threads.map(Server.end, servers))
 
 
-def _loads(args: argparse.Namespace) -> list[Load]:
-    length = PASSAGE_TOKENS if args.dataset == BUILT_IN else None
-    return [
-        Load(
-            args.dataset,
-            max(args.requests, args.requests_per_client * clients),
-            args.tokens,
-            clients,
-            length,
-            temperature,
-        )
-        for temperature in args.temperatures
-        for clients in args.loads
-    ]
-
-
-def _prompts(args: argparse.Namespace, subject: Subject) -> Prompts:
-    tokenizer = AutoTokenizer.from_pretrained(subject.target.path)
-    dataset = find_dataset(args.dataset, 1)
-    return Prompts(tokenizer, {args.dataset: dataset}, args.max_model_len - args.tokens)
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sharing",
@@ -170,9 +165,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--f", type=int, help="default: ssd's own")
     add("--accepted", type=reals, default=[3.5, 4.8], help="tokens a round that EAGLE-3 is given")
     add("--other-k", type=int, default=5, help="of EAGLE-3")
-    add("--loads", type=numbers, default=[1, 4, 16, 64], help="clients of each engine")
+    about = "clients of each engine; default: 1,4,16,64"
+    add("--loads", dest="concurrency", type=numbers, default=[1, 4, 16, 64], help=about)
     add("--temperatures", type=reals, default=[0.0], help="as in 0,0.7")
-    add("--dataset", default=BUILT_IN, help=f"{BUILT_IN} or FILE.jsonl")
+    add("--dataset", nargs=1, default=[BUILT_IN], help=f"{BUILT_IN} or FILE.jsonl")
     add("--requests", type=int, default=6, help="of a load, at least")
     add("--requests-per-client", type=int, default=3, help="at least")
     add("--tokens", type=int, default=200, help="of every answer")
@@ -180,6 +176,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     limit = f"seconds in which all is to be over; no load begins in the last {_RESERVE_S:g}"
     add("--limit", type=float, default=float("inf"), help=limit)
     add("--table", type=Path, help="file for the table, written after every load")
+    parser.set_defaults(prompt_tokens=None, repeats=1, turns=1)
     return parser.parse_args(arguments)
 
 

@@ -28,7 +28,7 @@ from benchmarks.common.arguments import SMALL, add_engine_arguments, log_folder
 from benchmarks.common.draft_server import DraftServer, drafts_named, service_words
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.running import alive, leftovers
-from benchmarks.common.server import Server, healthy_server
+from benchmarks.common.server import Server
 from benchmarks.common.subject import find_subject
 from benchmarks.serving.records import Side
 from benchmarks.serving.sides import Plan
@@ -96,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     limit_s = args.start_timeout
     log = logs / "plain.log"
-    with healthy_server(plain_side.engine, log, limit_s, plain_side.environment) as server:
+    with Server(plain_side.engine, log, plain_side.environment) as server:
+        server.wait_healthy(limit_s)
         say("the plain server is up")
         plain = asyncio.run(_reference(args, server, questions))
         processes = server.processes()
@@ -121,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             service.wait_loaded(limit_s)
             service_dirs = drafts_named(SERVICE)
             say(f"{len(service_dirs)} drafts are up")
-        started = healthy_server(side.engine, logs / "ssd.log", limit_s, side.environment)
-        server = ends.enter_context(started)
+        server = ends.enter_context(Server(side.engine, logs / "ssd.log", side.environment))
+        server.wait_healthy(limit_s)
         say(f"the server with method ssd is up; load for {args.minutes:g} minutes")
         run_dir = server.run_dir()
         assert run_dir is not None

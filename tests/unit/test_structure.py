@@ -119,8 +119,8 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4440,
-    "../tests": 22940,
+    "../benchmarks": 4200,
+    "../tests": 23020,
     "protocol": 2290,
     "draft": 5000,
     "lifecycle": 2560,

@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.server import NAME, VLLM
 from benchmarks.serving.clients.own import spread
-from benchmarks.serving.clients.task import Task, check_completed, run_program
+from benchmarks.serving.clients.task import ClientFailed, Task
 from benchmarks.serving.records import Seen, Spread
+
+_LAST_WORDS = 3000
 
 
 class VllmClient:
@@ -25,9 +28,11 @@ class VllmClient:
         lines = [json.dumps({"prompt": prompt}) for prompt in task.prompts]
         prompts.write_text("\n".join(lines), encoding="utf-8")
         command = [*VLLM, *_arguments(task, prompts)]
-        printed = run_program("vllm bench serve", command, {})
-        told = json.loads((task.scratch / "seen.json").read_text(encoding="utf-8"))
-        check_completed(task, told["completed"], printed)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        seen = task.scratch / "seen.json"
+        told = {} if done.returncode else json.loads(seen.read_text(encoding="utf-8"))
+        if told.get("completed") != task.load.requests:
+            raise ClientFailed(f"vllm bench serve failed:\n{done.stdout[-_LAST_WORDS:]}")
         return _seen(told)
 
 

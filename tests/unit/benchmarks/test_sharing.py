@@ -6,66 +6,58 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.common.server import ServerFailed
 from benchmarks.serving import counters
-from benchmarks.serving.records import Load, Speculation
+from benchmarks.serving.measure import Measure, Started
+from benchmarks.serving.records import Load, Side
+from benchmarks.serving.table import markdown, speed
 from benchmarks.sharing import __main__ as sharing
-from benchmarks.sharing.measure import Measure, Row, Side, Table
 from tests.unit.benchmarks.serving.test_clients import streaming_server
 from tests.unit.benchmarks.serving.test_measure import Prompts, answer, metrics, served
 
+GIVEN = {"speculative_config": {"synthetic_acceptance_length": 3.5}}
+
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """A function: what comes of two sides, one of which may not start, in so many seconds."""
+def measured(monkeypatch):
+    """A function: what comes of two sides of three servers and one, in so many seconds."""
 
-    def measure(seconds, broken=False):
+    def measure(seconds):
         monkeypatch.setattr(counters.httpx, "get", lambda url: metrics(1, 2.5))
-        table = Table("* about: it\n", tmp_path / "table.md")
+        prompts, loads = Prompts(), [Load("d", 1, 5, 1), Load("d", 2, 5, 2)]
+        sides = [Side("shared", "ssd", 1, 4, {}, {}), Side("given", "eagle3", 1, 1, GIVEN, {})]
         with streaming_server(answer) as url, ThreadPoolExecutor(3) as clients:
-            servers = [served(url) for _ in range(4)]
-            if broken:
-                servers[-1].wait_healthy = fail
-            sides = [Side("shared", "ssd", servers[:3], 4), Side("other", "eagle3", servers[3:], 1)]
-            loads = [Load("d", 1, 5, 1), Load("d", 2, 5, 2)]
-            measure = Measure(loads, Prompts(), clients, time.monotonic() + seconds, table)
-            measure.sides(sides, 1.0)
-        return measure.failed, table
-
-    def fail(limit_s):
-        raise ServerFailed("no memory left")
+            told = {"until": time.monotonic() + seconds, "same_prompts": True, "map": clients.map}
+            measure = Measure(["own"], loads, prompts, "t", 1.0, **told)
+            started = [
+                Started(side, [served(url) for _ in range(count)])
+                for side, count in zip(sides, (3, 1))
+            ]
+            *_, results = measure.started(started)
+        return results, prompts
 
     return measure
 
 
-def test_sides_take_turns_under_every_load(measured):
-    failed, table = measured(60.0)
-    order = [(row.load.concurrency, row.side) for row in table.rows]
-    assert order == [(1, "shared"), (1, "other"), (2, "shared"), (2, "other")] and not failed
-    assert [len(row.counted) for row in table.rows] == [3, 1, 3, 1]
-    assert table.file.read_text() == f"* about: it\n\n{table.markdown()}\n"
+def test_engines_of_a_side_are_asked_at_once_and_count_together(measured):
+    (shared, given), prompts = measured(60.0)
+    assert [run.seen.completed for run in shared.runs] == [3, 6]
+    assert [run.seen.tokens for run in given.runs] == [5, 10]
+    assert set(prompts.taken) == {(2, 0), (1, 0)}, "the same ones, and all of them at first"
+    assert shared.runs[0].speculation.tokens_per_round == 1.0
+    head, *rows = [
+        line.strip("| ").split(" | ")
+        for line in markdown([shared, given], per_gpu=True).splitlines()
+        if line.startswith("|")
+    ]
+    ratio = float(rows[1][head.index("x given")])
+    speeds = [speed(side.runs[0]) / side.side.gpus for side in (shared, given)]
+    assert ratio == pytest.approx(speeds[0] / speeds[1], abs=0.006)
 
 
-def test_a_side_that_fails_does_not_end_the_others(measured, capsys):
-    failed, table = measured(60.0, broken=True)
-    assert failed and [row.side for row in table.rows] == ["shared", "shared"]
-    assert "other: no memory left" in capsys.readouterr().err
-
-
-def test_no_load_begins_after_the_limit(measured, capsys):
-    failed, table = measured(-1.0)
-    assert failed and not table.rows and "2 clients: no time left" in capsys.readouterr().err
-
-
-def test_ratios_are_per_gpu():
-    load, later = Load("d", 6, 5, 1), Load("d", 6, 5, 4)
-    ours, theirs = Speculation(5.0, 0.75, 0.25, 0.0), Speculation(3.5)
-    rows = [Row(load, "shared by 3", 4, 800.0, [ours] * 3), Row(later, "one", 2, 300.0, [ours])]
-    rows.append(Row(load, "eagle3 given 3.5", 1, 160.0, [theirs]))
-    told = [line.strip("| ").split(" | ") for line in Table("", None, rows).markdown().split("\n")]
-    assert told[2][2:] == ["shared by 3", "4", "800.0", "200.0", "5.00", "75% / 25% / 0%", "1.25"]
-    assert told[3][2:] == ["eagle3 given 3.5", "1", "160.0", "160.0", "3.50", "–", "1.00"]
-    assert told[4][1:4] == ["4", "one", "2"] and told[4][-1] == "–", "not measured"
+def test_no_load_begins_after_the_limit(measured):
+    results, _ = measured(-1.0)
+    for result in results:
+        assert not result.runs and result.error == "no time left for d, 1 clients"
 
 
 def test_too_few_gpus_are_said_before_anything_starts(monkeypatch):

@@ -64,7 +64,7 @@ def test_each_acceptance_that_a_head_is_given_is_a_side():
 def test_the_table_says_what_was_given():
     side, other = plan(kinds=["plain", "eagle3"], eagle3="head", accepted=[2.5]).sides()
     times = Spread(1.0, 1.0, 1.0)
-    seen = Seen(1, 1.0, 9, times, times, times, times, texts=["text"])
+    seen = Seen(1, 1.0, 9, times, times, times, times, times, ["text"])
     run = Run("own", Load("passages", 1, 9), seen)
     text = markdown([Result(side, [run]), Result(other, [run])])
     assert "eagle3 k=3 given 2.5: tokens a round are given, not measured. The head has no" in text
