@@ -19,11 +19,12 @@ Tokens/s are summed over engines, each with the seconds that its own clients too
 
 import argparse
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         table = markdown(results, per_gpu=True)
                         args.table.write_text(f"{subject.about}\n{table}\n")
             sides = []
-    print(markdown(results, per_gpu=True))
+        print(markdown(results, per_gpu=True), flush=True)
     return int(any(result.error is not None for result in results))
 
 
@@ -147,8 +148,8 @@ class _Starter:
 
 
 def _end(servers: Sequence[Server]) -> None:
-    """All at once, as each takes its time."""
-    with ThreadPoolExecutor(len(servers)) as threads:
+    """All at once, as each takes its time. One that takes too long is killed."""
+    with ThreadPoolExecutor(len(servers)) as threads, suppress(subprocess.TimeoutExpired):
         list(threads.map(Server.end, servers))
 
 
