@@ -9,6 +9,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,7 +22,6 @@ from huggingface_hub import constants
 from openai import OpenAI
 
 from benchmarks.common.running import counters, processes_of, run_dir_of
-from benchmarks.common.server import VLLM
 from benchmarks.common.times import Times
 from tests.support.harness import END_S, START_S, engine, greedy, wait_for, wait_gone
 from tests.support.hub_cache import store_pair
@@ -48,7 +48,7 @@ def cache(tmp_path_factory) -> Iterator[None]:
         patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         patch.setenv("HF_HOME", str(home))
-        patch.setenv("PATH", f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes minutes on two cores
         # Each rank gets its cores from ssd.
         patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)

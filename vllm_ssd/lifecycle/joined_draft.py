@@ -101,7 +101,8 @@ class JoinedDraft:
             refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
         if not refusal:
             if self._config.draft_server is not None:
-                logger.info("SSD: %s drafts for this engine", self.about)
+                k, f = self._config.k, self._config.f
+                logger.info("SSD: %s drafts for this engine (k=%d, f=%d)", self.about, k, f)
         elif self._config.required:
             self.stop()
             raise RuntimeError(f"SSD: {self.about} could not be joined: {refusal}")

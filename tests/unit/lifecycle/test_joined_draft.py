@@ -193,10 +193,12 @@ def said(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
 
 
-def test_it_joins_and_leaves_nothing_behind(service, join):
+def test_it_joins_and_leaves_nothing_behind(service, join, caplog):
+    caplog.set_level(logging.INFO)
     one = service()
     draft = join()
     begin(draft)
+    assert "SSD: the draft server 'drafts' drafts for this engine (k=2, f=1)" in caplog.messages
     run_dir = draft._run_dir
     assert lives(draft) and rundir.is_alive(run_dir) and draft._config.run_dir == str(run_dir)
     owner = draft._table.owner

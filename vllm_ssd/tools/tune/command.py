@@ -38,9 +38,8 @@ def add_command(commands: Any) -> None:
     add = partial(add_option, parser.add_argument_group("what to try"))
     about = "A draft to try; may be repeated. Default: by the target's family."
     add("--draft DRAFT", about, action="append")
-    add("--k K,...", "Values of k: draft tokens per round.", numbers, [2, 3, 5, 7, 10])
-    about = "Values of f: bonus tokens predicted per accepted length."
-    add("--f F,...", about, numbers, [1, 3, 6])
+    add("--k K,...", "Values of k: draft tokens per round.", numbers, [2, 3, 5, 7, 15])
+    add("--f F,...", "Values of f: bonus tokens per accepted length.", numbers, [1, 2, 3, 6])
     add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
     add("--at-most COUNT", "Most candidates to measure, plain vLLM not counted.", int, 12)
     add("--limit SECONDS", "Most seconds for a candidate and its start.", float, 1800)

@@ -1,5 +1,6 @@
 """A side from its server's start to its end, without vLLM: what is measured, counted and told."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +32,7 @@ def served(url="http://x"):
         url=url,
         run_dir=lambda: None,
         wait_healthy=lambda limit_s: None,
-        process=SimpleNamespace(poll=lambda: None),
+        log="log",
         ended=[],
     )
 
@@ -55,8 +56,12 @@ def start(monkeypatch):
     """A function that has this server be the one that is started, and nothing counted."""
 
     def put(server):
-        server.end = lambda: server.ended.append(True)
-        monkeypatch.setattr(measure, "Server", lambda *_: server)
+        @contextmanager
+        def running(*_):
+            yield server
+            server.ended.append(True)
+
+        monkeypatch.setattr(measure, "Server", running)
         monkeypatch.setattr(counters.httpx, "get", lambda url: metrics(0, 0))
 
     return put

@@ -29,27 +29,19 @@ class Node:
     def mend(self) -> None:
         _ip("link", "set", self.namespace, "up")
 
-    def slow_down(self, network: str) -> None:
-        """Delay or lose what is sent from here. network: in the words of `tc ... netem`, as in
-        "delay 1ms loss 1%"."""
-        _run(["tc", "qdisc", "replace", "dev", self.namespace, "root", "netem", *network.split()])
-
     def listening(self, pid: int) -> list[str]:
         """The addresses at which a process there listens."""
         sockets = _run(self.command("ss", "-Hltnp")).splitlines()
         return [line.split()[3] for line in sockets if f"pid={pid}," in line]
 
 
-def why_not(networks: Sequence[str] = ()) -> str:
-    """Why this machine and user cannot have another node, or these networks between both nodes; ""
-    if they can."""
+def why_not() -> str:
+    """Why this machine and user cannot have another node; "" if they can."""
     if os.geteuid():
         return "only root makes network namespaces"
     try:
         with another_node() as node:
             node.listening(os.getpid())
-            for network in networks:
-                node.slow_down(network)
     except FileNotFoundError as error:
         return f"there is no {error.filename}, of iproute2"
     except subprocess.CalledProcessError as error:
