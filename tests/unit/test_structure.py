@@ -128,8 +128,8 @@ CEILINGS = {
     "config": 970,
     "metrics": 600,
     "worker": 2000,
-    "hooks": 1475,
-    "tools": 2025,
+    "hooks": 1400,
+    "tools": 1685,
 }
 
 

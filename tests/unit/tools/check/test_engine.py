@@ -7,19 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
-from vllm.config import ModelConfig, ParallelConfig
+from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.utils import cpu_resource_utils
 
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_checks
 from vllm_ssd.lifecycle import server_spec
-from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.tools.check import command, machine
-from vllm_ssd.tools.check.devices import Trial
-from vllm_ssd.tools.check.engine import examine_engine, parse_engine, usual_subject, weight_bytes
-from vllm_ssd.tools.check.findings import Finding, could_start
+from vllm_ssd.tools.check import command, engine
+from vllm_ssd.tools.check.draft_memory import weight_bytes
+from vllm_ssd.tools.check.engine import examine_engine, examine_target_memory, parse_engine
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,14 @@ def test_a_pair_that_fits(models, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     options = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}', "--max-num-seqs", "4"]
     found, subject = look(models, models.draft, *options)
-    assert could_start(found)
+    assert all(each.state != "bad" for each in found)
     facts = {each.name: each.fact for each in found}
-    assert "k=3, f=2" in facts["draft"] and facts["vocabularies"].startswith("64 tokens")
+    assert "k=3, f=2" in facts["draft"] and "64 tokens" in facts["target"]
     assert facts["model runner"] == "V1" and "asks for 1.0 GiB" in facts["target's memory"]
-    assert subject.draft.backends == ("sdpa",) and subject.device.cores
+    assert subject.backends == ("sdpa",) and subject.device.cores
     assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
-    assert subject.draft.memory.weights is None, "there are none"
-    assert 0 < subject.draft.memory.least < subject.draft.memory.kv_cache <= 2**30
+    assert subject.memory.weights is None, "there are none"
+    assert 0 < subject.memory.block < subject.memory.cache <= 2**30
 
 
 def test_settings_that_cannot_be_sent(models, monkeypatch):
@@ -163,33 +162,27 @@ def test_weights_as_they_will_be_loaded(tmp_path):
         assert weight_bytes(config) == count * size
 
 
-def test_one_gpu_is_too_few(monkeypatch):
-    monkeypatch.setattr(machine, "current_platform", gpus(1))
-    with pytest.raises(ValueError, match="its draft needs 1 more"):
-        machine.subject_without_target()
+@pytest.mark.parametrize(
+    "free_gib, space, state, asked",
+    [
+        (18, None, "bad", "18.4 GiB"),
+        (19, None, "ok", "18.4 GiB"),
+        (18, "1", "ok", "1.0 GiB"),
+        (18, "19", "bad", "19.0 GiB"),
+    ],
+)
+def test_vllm_on_cpus_wants_most_of_the_memory(monkeypatch, free_gib, space, state, asked):
+    """0.92 of 20 GiB must be free, unless the size of the KV cache is set."""
+    node = cpu_resource_utils.MemoryNodeInfo(20 * 2**30, free_gib * 2**30)
+    monkeypatch.setattr(cpu_resource_utils, "get_memory_node_info", lambda _: node)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    if space is not None:
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+    (found,) = examine_target_memory()
+    assert found.state == state and f"asks for {asked}" in found.fact
+    assert ("VLLM_CPU_KVCACHE_SPACE" in found.remedy) == (state == "bad")
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_both_gpus_are_tried_as_their_processes_see_them(monkeypatch, capsys, shared):
-    """The draft's with its attention, and the target's first one, unless that is the same. Before
-    each the user reads how long it may take."""
-    asked: list[tuple[str, tuple[str, ...]]] = []
-
-    def try_gpu(trial: Trial, environment):
-        assert "at most 900 s" in capsys.readouterr().err
-        assert trial.table == "/a/table" and (trial.draft is None) == ("draft" not in trial.users)
-        asked.append((environment["CUDA_VISIBLE_DEVICES"], trial.users))
-        yield Finding("ok", trial.name, "was tried")
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "current_platform", gpus(3))
-    monkeypatch.setattr(machine, "try_gpu", try_gpu)
-    draft = 0 if shared else 2
-    device = DraftDevice([], draft, {"CUDA_VISIBLE_DEVICES": str(draft)})
-    parallel = ParallelConfig(distributed_executor_backend="uni")
-    subject = usual_subject(device, parallel)
-    found = list(machine._try_gpus(subject, device, "/a/table", all_backends=True))
-    if shared:
-        assert asked == [("0", ("draft", "target"))] and len(found) == 1
-    else:
-        assert asked == [("2", ("draft",)), ("0", ("target",))] and len(found) == 2
+def test_vllm_on_gpus_asks_for_no_host_memory(monkeypatch):
+    monkeypatch.setattr(engine, "current_platform", gpus(1))
+    assert not list(examine_target_memory())
