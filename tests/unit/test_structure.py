@@ -126,7 +126,7 @@ CEILINGS = {
     "lifecycle": 2560,
     "relay": 1650,
     "config": 970,
-    "metrics": 600,
+    "metrics": 580,
     "worker": 2000,
     "hooks": 1400,
     "tools": 1685,
