@@ -85,7 +85,7 @@ def _use_gpu(subject: Subject, table: Path, gpu: int, user: str) -> Iterator[Fin
             reads = yield from examine_draft(subject, device, name)
         if reads:
             yield examine_table(table, device, name, user)
-    except RuntimeError as error:  # torch's own have several types
+    except Exception as error:  # drivers and torch raise many kinds
         fact = f"{name} cannot be used ({str(error).splitlines()[0]})"
         remedy = "end processes that use it exclusively, or install a driver that fits this torch"
         yield Finding("bad", f"{user}'s device", fact, remedy)
