@@ -62,8 +62,8 @@ class SpeculationCollector(Collector):
             for engine, table in self.tables()
         ]
         for metric in METRICS if engines else ():
-            labels = (*_LABELS, metric.label) if metric.label else _LABELS
-            family = _FAMILIES[metric.kind](f"vllm:ssd_{metric.name}", metric.about, labels=labels)
+            labels, make = (*_LABELS, *filter(None, [metric.label])), _FAMILIES[metric.kind]
+            family = make(f"vllm:ssd_{metric.name}", metric.about, labels=labels)
             for of_engine, values in engines:
                 for label, value in _samples(metric, values):
                     family.add_metric((*of_engine, *label), *value)
