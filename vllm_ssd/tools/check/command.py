@@ -65,7 +65,7 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
             parsed = engine.parse_engine(args.target, own, further)
             subject = yield from engine.examine_engine(parsed)
     except ValueError as error:
-        yield refusal("target" if args.target else "machine", error)
+        yield refusal("engine" if args.target else "machine", error)
         return
     if subject is not None:
         yield from machine.examine_machine(subject)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from vllm.config import ModelConfig, ParallelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.platforms import current_platform
+from vllm.transformers_utils.config import get_safetensors_params_metadata
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -19,16 +21,47 @@ from vllm_ssd.config.default_drafts import size_of
 from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import Backend
+from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
+from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
 from vllm_ssd.lifecycle.draft_device import choose_device
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.server_spec import make_server_spec
 from vllm_ssd.protocol import TableShape
-from vllm_ssd.tools.check.draft_memory import DraftMemory, memory_of
-from vllm_ssd.tools.check.findings import GIB, Finding, gib, refusal, say_wait
+from vllm_ssd.tools.check.findings import GIB, Finding, gib, say_wait
 
 _SMALL = 1 / 4  # of the target's size; larger drafts get a note
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Bytes that a draft needs. weights: None if unknown. states: hidden states. block: one KV
+    block, without which the draft does not start. cache: most for the KV cache. limited: the draft
+    may fill ``cache``; otherwise it leaves some memory free for graphs and forwards."""
+
+    weights: int | None
+    states: int
+    block: int
+    cache: int
+    limited: bool
+
+    def judge(self, free: int) -> Finding:
+        """Finding about a device with ``free`` bytes."""
+        left = max(free - (self.weights or 0) - self.states, 0)
+        room = min(self.cache, left if self.limited else kv_memory(left))
+        size = self.weights
+        fact = "weights of unknown size" if size is None else f"{gib(size)} of weights"
+        fact += f", {gib(self.states)} of hidden states, a KV cache of up to {gib(self.cache)}"
+        if room < self.block:
+            remedy = "end what else runs there, name a smaller draft, or another device with "
+            fact += f", and {gib(free)} are free"
+            return Finding("bad", "draft's memory", fact, f"{remedy}draft_device")
+        if room < self.cache:
+            fact += f", of which {gib(room)} have room: with many long requests some get no drafts"
+            remedy = "lower --max-num-seqs or max_model_len in --speculative-config"
+            return Finding("note", "draft's memory", fact, remedy)
+        return Finding("ok", "draft's memory", fact)
 
 
 @dataclass(frozen=True)
@@ -57,7 +90,7 @@ def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) ->
     try:
         args: EngineArgs = AsyncEngineArgs.from_cli_args(given)
     except (OSError, ValueError) as error:
-        raise _unusable(target, given.revision, error) from None
+        raise _refusal(target, given.revision, target, error) from error
     options: Any = args.speculative_config
     if options is None:
         options = {"method": METHOD}
@@ -67,28 +100,26 @@ def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) ->
 
 
 def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]:
-    """Yield findings in the order of a start, up to the first refusal. Returns the subject to try;
-    None after a refusal or if a draft server drafts for the engine."""
+    """Yield findings in the order of a start; ``ValueError`` with a sentence for what a start would
+    refuse. Returns the subject to try; None if a draft server drafts for the engine."""
     say_wait("reading configs and tokenizers: seconds, or as long as the Hugging Face Hub takes")
-    try:
-        target = _config(replace(args, speculative_config=None)).model_config
-    except Exception as error:  # from vLLM, or from libraries with which it reads models
-        yield refusal("target", _unusable(args.model, args.revision, error))
-        return None
+    target = _config(replace(args, speculative_config=None)).model_config
     sizes = f"{target.get_vocab_size()} tokens, texts up to {target.max_model_len}"
     yield Finding("ok", "target", f"{args.model} ({sizes})")
-    try:
-        config = _config(args)
-    except Exception as error:  # ssd's own are plain ``ValueError``
-        ours = type(error) is ValueError
-        yield refusal("engine", error if ours else _vllms_own("target and draft together", error))
-        return None
+    config = _config(args)
     ssd: Any = config.speculative_config
     if not uses_ssd(config):
-        method = f"the speculative method is {ssd.method!r}"
-        yield Finding("bad", "engine", method, 'write "method":"ssd" in --speculative-config')
-        return None
-    yield from _about_draft(ssd, target)
+        remedy = 'write "method":"ssd" in --speculative-config'
+        raise ValueError(f"the speculative method is {ssd.method!r}: {remedy}")
+    draft, alone = ssd.draft_model_config, ssd.draft_parallel_config
+    fact = f"{ssd.draft_model}, k={ssd.k}, f={ssd.f}, on_miss={ssd.on_miss}"
+    yield Finding("ok", "draft", fact)
+    share = size_of(draft.hf_text_config) / max(size_of(target.hf_text_config), 1)
+    if share > _SMALL:
+        fact = "one of its steps may take so long that ssd gains little"
+        remedy = "name a smaller draft, or let vllm-ssd tune compare"
+        yield Finding("note", "draft's size", f"about {share:.0%} of the target's: {fact}", remedy)
+    yield Finding("ok", "vocabularies", "each token id means the same text in both models")
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
     yield from examine_target_memory(config)
     if ssd.draft_server is not None:
@@ -100,12 +131,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
     device = None if parallel.use_ray else choose_device(config, current_platform)
     for note in () if device is None else device.notes:
         yield Finding("note", "draft's device", note)
-    try:
-        spec = make_server_spec(config, "", device or DraftDevice(), current_platform).model
-    except ValueError as error:
-        yield refusal("draft's settings", error)
-        return None
-    draft, alone = ssd.draft_model_config, ssd.draft_parallel_config
+    spec = make_server_spec(config, "", device or DraftDevice(), current_platform).model
     size = draft.get_head_size()
     heads = draft.get_num_attention_heads(alone), draft.get_num_kv_heads(alone), size, size**-0.5
     layers, cpu = draft.get_num_layers(alone), torch.device("cpu")
@@ -116,34 +142,25 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
 
 
 def _config(args: EngineArgs) -> VllmConfig:
-    return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    """The config of an engine, or a ``ValueError`` with a sentence."""
+    alone = args.speculative_config is None
+    try:
+        return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except Exception as error:  # from vLLM, or from libraries with which it reads models
+        if type(error) is ValueError and not alone:
+            raise  # ssd's own
+        what = args.model if alone else "target and draft together"
+        raise _refusal(args.model, args.revision, what, error) from error
 
 
-def _unusable(target: str, revision: str | None, error: Exception) -> ValueError:
-    """What keeps vLLM from using a target, as a sentence."""
+def _refusal(target: str, revision: str | None, what: str, error: Exception) -> ValueError:
+    """What vLLM refuses, as a sentence. Only vLLM's own message may name a remedy."""
     try:
         check_source(target, revision, "target")
     except ValueError as known:
         return known
-    return _vllms_own(target, error)
-
-
-def _vllms_own(what: str, error: Exception) -> ValueError:
-    """A refusal by vLLM as a sentence. Only vLLM's own message may name a remedy."""
     remedy = "change what vLLM names, until vllm serve starts without ssd"
     return ValueError(f"vLLM does not take {what} ({first_sentence(error)}): {remedy}")
-
-
-def _about_draft(config: Any, target: ModelConfig) -> Iterator[Finding]:
-    draft = config.draft_model_config
-    fact = f"{config.draft_model}, k={config.k}, f={config.f}, on_miss={config.on_miss}"
-    yield Finding("ok", "draft", fact)
-    share = size_of(draft.hf_text_config) / max(size_of(target.hf_text_config), 1)
-    if share > _SMALL:
-        fact = "one of its steps may take so long that ssd gains little"
-        remedy = "name a smaller draft, or let vllm-ssd tune compare"
-        yield Finding("note", "draft's size", f"about {share:.0%} of the target's: {fact}", remedy)
-    yield Finding("ok", "vocabularies", "each token id means the same text in both models")
 
 
 def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]:
@@ -168,3 +185,24 @@ def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]
     remedy = "set the environment variable VLLM_CPU_KVCACHE_SPACE to the whole GiB of the KV cache"
     remedy += ", such as 1, or end what else runs here"
     yield Finding("bad", "target's memory", f"{fact}: vLLM would refuse to start", remedy)
+
+
+def memory_of(
+    draft: ModelConfig, attention: AttentionShape, spec: DraftModelSpec, longest: int
+) -> DraftMemory:
+    """What a draft needs for texts of up to ``longest`` tokens."""
+    block = BLOCK_SIZE * attention.bytes_per_token()
+    states = spec.state_bytes(draft.get_hidden_size() * draft.dtype.itemsize)
+    most, limit = block * most_blocks(spec, longest), spec.kv_cache_bytes
+    cache = most if limit is None else min(most, limit)
+    return DraftMemory(weight_bytes(draft), states, block, cache, limit is not None)
+
+
+def weight_bytes(model: ModelConfig) -> int | None:
+    """Bytes of a model's loaded weights, from the headers of its safetensors files; None if it has
+    no such files or they cannot be read. Quantized models keep the files' types."""
+    files = get_safetensors_params_metadata(model.model, revision=model.revision)
+    tensors = [about for about in files.values() if "shape" in about]  # the rest is about files
+    if model.quantization is None:
+        return sum(prod(about["shape"]) for about in tensors) * model.dtype.itemsize or None
+    return sum(about["data_offsets"][1] - about["data_offsets"][0] for about in tensors) or None

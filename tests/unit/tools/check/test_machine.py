@@ -15,7 +15,7 @@ from vllm_ssd.draft.attention.sdpa import SDPAAttention
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.protocol import TableShape, pages, rundir
 from vllm_ssd.tools.check import machine
-from vllm_ssd.tools.check.draft_memory import DraftMemory
+from vllm_ssd.tools.check.engine import DraftMemory
 from vllm_ssd.tools.check.findings import GIB
 from vllm_ssd.tools.check.machine import examine_draft, examine_machine, subject_without_target
 from vllm_ssd.worker import device_client
