@@ -65,7 +65,9 @@ def test_the_status_says_whether_all_drafts_serve(table, capsys):
     assert "draft │ silent" in text and "last heartbeat │ 6." in text
     table.draft["heartbeat"] = 0
     assert cli.main(["stats"]) == 1
-    assert "draft │ lost, being restarted" in shown(capsys)
+    text = shown(capsys)
+    assert "draft │ lost, being restarted" in text and "last heartbeat │ none" in text
+    assert "requests it drafts for │ none" in text and "KV cache in use │ none" in text
 
 
 def test_two_servers_are_told_apart_in_80_columns(tmp_path, monkeypatch, capsys):

@@ -126,10 +126,10 @@ CEILINGS = {
     "lifecycle": 2560,
     "relay": 1650,
     "config": 1100,
-    "metrics": 600,
+    "metrics": 580,
     "worker": 2000,
-    "hooks": 1475,
-    "tools": 2025,
+    "hooks": 1400,
+    "tools": 1630,
 }
 
 

@@ -73,17 +73,14 @@ def report(outcomes: Mapping[Candidate, Outcome], given: Mapping[str, Any]) -> s
             rate, token_ms = figures["output_throughput"], figures["mean_tpot_ms"]
             times = rate / plain[clients]["output_throughput"]
             length = figures.get("spec_decode_acceptance_length", 1.0)
-            lines.append(
-                f"{candidate.name:<{width}}  {clients:>7}  {rate:>8.1f}  {times:>7.2f}  "
-                f"{length:>12.2f}  {token_ms:>8.1f}"
-            )
+            cells = f"{clients:>7}  {rate:>8.1f}  {times:>7.2f}  {length:>12.2f}  {token_ms:>8.1f}"
+            lines.append(f"{candidate.name:<{width}}  {cells}")
     best = next((each for each in ranked if each != PLAIN), PLAIN)
     gain = speedup(outcomes[best], plain)
+    answer = "Leave ssd off: no candidate could be measured; the steps above say why."
     if gain >= _WORTH_IT:
         options = best.speculative_config(given)
         answer = f"Use this, {gain:.2f} times plain vLLM: --speculative-config '{options}'"
     elif gain:
         answer = f"Leave ssd off: {best.name}, the best, is {gain:.2f} times plain vLLM."
-    else:
-        answer = "Leave ssd off: no candidate could be measured; the steps above say why."
     return "\n".join([*lines, "", answer])

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from benchmarks.common.server import ServerFailed
 from benchmarks.serving import counters, measure
-from benchmarks.serving.counters import Counting
 from benchmarks.serving.measure import Measure
 from benchmarks.serving.records import Load, Side
 from tests.unit.benchmarks.serving.test_clients import streaming_server
@@ -65,13 +64,6 @@ def start(monkeypatch):
         monkeypatch.setattr(counters.httpx, "get", lambda url: metrics(0, 0))
 
     return put
-
-
-def test_tokens_a_round_of_vllms_own_speculation(monkeypatch):
-    told = [metrics(10, 5), metrics(30, 45)]
-    monkeypatch.setattr(counters.httpx, "get", lambda url: told.pop(0))
-    counted = Counting(served(), "draft_model").since()
-    assert counted.tokens_per_round == 3.0 and counted.hit is None
 
 
 def test_every_load_with_every_client_on_prompts_of_its_own(start, tmp_path):

@@ -1,8 +1,8 @@
 """Finds replaced functions of vLLM whose source differs from that of the vLLM ssd was made for.
 
-``patches.py`` refuses a function that is missing or has other parameters. A function with a changed
-body may still work, so ``vllm-ssd check`` names it. This module reads vLLM's files, and does not
-import them.
+A start refuses a function that is missing or has other parameters. A function with another body may
+still work: read what has changed, and add the new hashes to ``KNOWN``. This module reads vLLM's
+files, and does not import them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from vllm_ssd.hooks.patches import PATCHES, Patch
 
 # Hashes of the functions' sources in vLLM 0.32.0 and 0.33.0. To print those of another version:
-# python -m vllm_ssd.hooks.known_functions FOLDER, where FOLDER contains its folder "vllm".
+# python -m tests.support.known_functions FOLDER, where FOLDER contains its folder "vllm".
 KNOWN = frozenset(
     """
     08d5e05dd9 11e1427fd3 2327895e2e 365376826d 433f4a16e1 49c9314d0d 4d80667887 5a3d99fbe2
@@ -29,33 +29,35 @@ KNOWN = frozenset(
 )
 
 
-def changed_functions() -> list[str]:
-    """Return the functions that differ from both 0.32.0's and 0.33.0's, as "module.function"."""
-    return [
-        patch.function.replace(":", ".")
-        for patch, fingerprint in _fingerprints(None)
-        if fingerprint not in KNOWN
-    ]
+def installed() -> Path:
+    """The folder that contains the installed vLLM."""
+    package = importlib.util.find_spec("vllm")
+    assert package is not None and package.origin is not None
+    return Path(package.origin).parents[1]
 
 
-def _fingerprints(folder: Path | None) -> Iterator[tuple[Patch, str]]:
+def changed_functions(folder: Path) -> list[str]:
+    """The functions whose source is that of no known vLLM. folder: contains vLLM."""
+    found = fingerprints(folder)
+    return [patch.function for patch, fingerprint in found if fingerprint not in KNOWN]
+
+
+def fingerprints(folder: Path) -> Iterator[tuple[Patch, str]]:
     """Yield the hash of each function of vLLM that is replaced where it is defined; "" if its file
-    is missing. folder: contains vLLM; None: the installed vLLM."""
+    is missing. folder: contains vLLM."""
     for patch in PATCHES:
         if not patch.module.startswith("vllm."):
             continue
-        try:
-            source = _file(patch.module, folder).read_text(encoding="utf-8")
-        except OSError:
-            yield patch, ""
-            continue
+        path = folder.joinpath(*patch.module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        source = path.read_text() if path.exists() else ""
         node: ast.AST | None = ast.parse(source)
         for name in patch.name.split("."):
             node = next((n for n in getattr(node, "body", ()) if _defines(n, name)), None)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
         text = "" if node is None else ast.get_source_segment(source, node)
-        yield patch, blake2b((text or "").encode(), digest_size=5).hexdigest()
+        yield patch, blake2b(text.encode(), digest_size=5).hexdigest() if text else ""
 
 
 def _defines(node: ast.AST, name: str) -> bool:
@@ -63,13 +65,5 @@ def _defines(node: ast.AST, name: str) -> bool:
     return getattr(node, "name", None) == name or name in imported
 
 
-def _file(module: str, folder: Path | None) -> Path:
-    if folder is None:
-        package = importlib.util.find_spec("vllm")
-        folder = Path(package.origin or "").parents[1] if package else Path()
-    path = folder.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
 if __name__ == "__main__":
-    print(*sorted({fingerprint for _, fingerprint in _fingerprints(Path(sys.argv[1]))}), sep="\n")
+    print(*sorted({found for _, found in fingerprints(Path(sys.argv[1]))}), sep="\n")
