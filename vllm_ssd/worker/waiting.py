@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import ceil, log
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,9 +22,7 @@ from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits, Limits
 
 logger = get_logger(__name__)
 
-# A draft token's chance of being accepted if those before it are, assumed at first. It counts as much
-# as so many verified tokens of the same place.
-_ACCEPTANCE, _WEIGHT = 0.8, 20.0
+_ACCEPTANCE = 0.8  # of each draft token, assumed
 # A fallback begins only after its outcome, so its first token takes as long as two. It is worth a
 # wait only where this number of tokens would be without that.
 _FALLBACK = 3
@@ -62,9 +61,6 @@ class WaitPlanner:
         self._fixed = {"wait": WaitPlan(k, k), "skip": WaitPlan(0, 0)}.get(policy.on_miss)
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
-        # By place: the draft's tokens that were verified, and those of them that were accepted.
-        self._verified, self._taken = table.target[0]["verified"], table.target[0]["taken"]
-        self._assumed = _WEIGHT * _ACCEPTANCE ** self._gained[:-1]
         self._draft = table.draft[0]
         self._limits = DraftLimits(k, policy.limits)
         self._now, self._tokens = 0.0, 0
@@ -109,5 +105,4 @@ class WaitPlanner:
         if steps <= 0 or took_us <= 0 or not self._mean_s or self._mean_tokens <= 0:
             return self._k
         lost = took_us / steps / 1e6 * self._mean_tokens / self._mean_s  # in a step of the draft
-        chances = (self._taken + self._assumed) / (self._verified + _WEIGHT)
-        return int((chances > lost).cumprod().sum())
+        return min(max(ceil(log(lost) / log(_ACCEPTANCE)), 0), self._k)
