@@ -120,14 +120,14 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22940,
-    "protocol": 2290,
+    "../tests": 22910,
+    "protocol": 2190,
     "draft": 5000,
     "lifecycle": 2560,
-    "relay": 1650,
+    "relay": 1630,
     "config": 970,
     "metrics": 600,
-    "worker": 2000,
+    "worker": 1980,
     "hooks": 1475,
     "tools": 2025,
 }
