@@ -16,7 +16,7 @@ from tests.support import interpreter
 from tests.support.control_socket import Sent
 from tests.support.lookup_drafts import publish_at_random, publish_fallbacks_slowly
 from vllm_ssd.metrics.requests import read_request, request_key
-from vllm_ssd.protocol import LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol import FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import Add, Remove
@@ -137,7 +137,7 @@ def a_dead_draft_is_waited_for_once(folder, device):
     assert sum(target.counted("waits")) == sum(target.counted("waits")[6:]) == 1, "above 3.2 ms"
     assert target.counts_of("a") == (0, 0, 3, waited_us)
     # too late, but it lives
-    PredictionWriter(target.table).publish_fallback(0, make_stamp(1, 1), [8])
+    PredictionWriter(target.table).publish(0, make_stamp(1, 1) | FALLBACK, [0], [8])
     target.write(0, [9])
     target.step([(0, 1)])
     assert target.counted("timeouts") == 2
@@ -238,7 +238,8 @@ def a_live_draft_is_waited_for(folder, device):
 
 
 def tokens_of_another_round_are_never_used(folder, device):
-    """Not even while the records are being replaced."""
+    """Not even while the records are being replaced. Nor are those of a prediction together with
+    those of its fallback."""
     # The interpreter takes milliseconds for a look, and must not always come too late.
     rounds, hurry, wait_s = (3, 0.003, 5e-3) if device.type == "cpu" else (80, 0.3, 0.2)
     bonus = VOCAB - 1  # no draft, so that none is left over for the next round
@@ -246,13 +247,14 @@ def tokens_of_another_round_are_never_used(folder, device):
     beat(target.table, seconds_ahead=1000)
     target.add("a", 0, [1, 2])
     draft = _start(publish_at_random, folder / "t", rounds, bonus, hurry)
-    while not target.table.slots["fallback"]["stamp"].any():
+    while not target.table.slots["prediction"]["stamp"].any():
         time.sleep(1e-3)
     for round_ in range(rounds):
         target.write(0, [bonus])
         target.step([(0, 1)])
         drafts = target.confirmed(0, 1, round_)
-        assert drafts is not None and set(drafts) <= {round_}
+        assert drafts is not None
+        assert set(drafts) <= {round_} or set(drafts) <= {100 + round_}
     draft.join()
     assert target.counted("drafts") > 0
 

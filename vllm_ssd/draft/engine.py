@@ -172,7 +172,8 @@ class DraftEngine:
             served.count(drafted_ahead=count, branches=count * branches)
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
-        fitting = self.requests.reserve(requests, lambda _: self.policy.tree_steps)
+        some = requests[: self._programs.max_batch]
+        fitting = self.requests.reserve(some, lambda _: self.policy.tree_steps)
         if fitting:
             self._executor.fallback(fitting)
 
@@ -182,20 +183,19 @@ class DraftEngine:
             return []
         deciding = self.requests.at_work(Phase.DECIDING)
         for request in deciding:
-            if request.ahead is not None:
+            if request.tree is not None:
                 if request.branch is None:
                     self._intake.find_branch(request)
                 if request.branch == -1:
-                    request.leave_ahead()
+                    request.leave_tree()
         # The branches of the other requests are there or on their way.
-        missed = (r for r in deciding if r.ahead is None and r.fallback is None)
-        return [r for r in missed if r.left_over is None]
+        return [r for r in deciding if r.tree is None and r.left_over is None]
 
     def _settles(self, glue: Sequence[DraftRequest]) -> bool:
         """True if the target of the first of these may be about to decide on more drafts."""
         deciding = self.requests.waiting(Phase.DECIDING)
         return self._in_flight.idle_s() < SETTLE_S and any(
-            r.grows and r.served is glue[0].served for r in deciding
+            r.tree is not None and r.served is glue[0].served for r in deciding
         )
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:

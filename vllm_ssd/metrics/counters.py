@@ -48,7 +48,7 @@ class TargetCounters:
         result: Result = "late"
         if first.predicted and first.tokens:
             result = "hits"
-        elif first.published and not first.predicted:
+        elif first.missed:
             result = "misses"
         counters[result] += 1
         return result

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_ssd.protocol.schema import WAIT_COUNTERS, TableShape
 
-_RECORDS = ("outcome", "prediction", "fallback")
+_RECORDS = ("outcome", "prediction")
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +17,8 @@ class KernelLayout:
     """Offsets and sizes for kernels, as attributes; a kernel takes a layout as its constant ``AT``.
 
     In 4-byte words: slots: offset of the first slot in the table; slot_size: size of a slot. state,
-    tail, outcome, prediction, fallback: offsets of a slot's fields. The last three have two records
-    each, and the offset is the first one's. outcome_size etc.: size of one record. outcome_stamp
+    tail, outcome, prediction: offsets of a slot's fields. The last two have two records each, and
+    the offset is the first one's. outcome_size etc.: size of one record. outcome_stamp
     etc.: a field's offset in its record. Word w of the table is in word w // 2 of its int64 view.
     In 8-byte words: counter_rounds etc.: a counter's offset from the target's first one. requests:
     offset of the first request in the table. request_size: size of a request. request_key etc.: a
@@ -68,8 +68,7 @@ class KernelLayout:
             "tally_lanes": _power_of_2(request.itemsize // 8 + 1),
         }
         # ``read_heads`` looks for news of a record in its first 16 bytes.
-        for name in ("prediction", "fallback"):
-            assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
+        assert numbers["prediction_stamp"] == 0 and numbers["prediction_depth"] < 4
         # ``count_round`` uses a counter's offset for the request's field, too.
         for name in ("hits", "misses", "late"):
             assert numbers[f"request_{name}"] == numbers[f"counter_{name}"]

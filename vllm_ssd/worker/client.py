@@ -201,8 +201,7 @@ class SpeculationClient:
 
     def _worth_waiting(self, state: RowState, plan: WaitPlan) -> bool:
         slot, found = state.slot, state.found
-        missed = found.published and not found.predicted
-        enough = plan.fallback if missed else plan.branch
+        enough = plan.fallback if found.missed else plan.branch
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
         if slot.drafts:  # left over
@@ -211,7 +210,7 @@ class SpeculationClient:
             slot.overdue = None
         said = self._draft_states.get(slot.slot, slot.generation)
         hopeless = said in (GIVEN_UP, LOST)
-        if not plan.fallback or not self._planner.waits_for_texts:
+        if not self._planner.waits_for_texts:
             hopeless |= said != DRAFTING
         if slot.round == 1 and not self._planner.waits_for_texts:
             return False  # first tokens do not wait

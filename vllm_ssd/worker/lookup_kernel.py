@@ -18,7 +18,7 @@ from triton.language.target_info import is_cuda, is_hip
 
 from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.protocol.outcome_kernels import confirm, publish
-from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_heads, read_newest
+from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_head, read_newest
 from vllm_ssd.worker.confidence_kernels import DRAFTED, GUESSED, LEFT_OVER, grade, weigh
 from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
@@ -122,8 +122,7 @@ def look_up_kernel(
         parity = round_ & 1
         outcome = slot_base + AT.outcome + parity * AT.outcome_size
         prediction = slot_base + AT.prediction + parity * AT.prediction_size
-        fallback = slot_base + AT.fallback + parity * AT.fallback_size
-        stamp = (generation << 32) | round_
+        stamp = (generation << 32) | (round_ << 1)
         accepted = tl.where(length - known == sampled, sampled - 1, -1)
         publish(words, stamps, slot_base, outcome, stamp, text, known, length, accepted, bonus, AT)
         last_kind = tl.load(state + 4)
@@ -140,10 +139,10 @@ def look_up_kernel(
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
-        published, predicted, tokens, top_probs, depth = find(
-            words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
+        predicted, missed, tokens, top_probs, depth = find(
+            words, stamps, prediction, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
-        found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
+        found = tl.where(missed, AT.counter_misses, AT.counter_late)
         found = tl.where(predicted & (depth > 0), AT.counter_hits, found)
 
         tl.atomic_add(counters + AT.counter_ready + depth, 1, sem="relaxed")
@@ -153,37 +152,27 @@ def look_up_kernel(
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
-        wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
+        wanted = tl.where(missed, fallback_depth, branch_depth)
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (longest_wait_us > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
         looks = tl.full([], 0, tl.int64)
-        heads = tl.zeros([4], tl.int64)  # a wait's first look takes all as new
-        while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
-        hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
+        head = tl.zeros([2], tl.int64)  # a wait's first look takes all as new
+        hopeless = is_hopeless(stamps, slot_base, generation, waits_for_texts, AT)
         waiting = short & may_wait & (hopeless == 0)
         waited_ns, longest_ns = tl.full([], 0, tl.int64), longest_wait_us.to(tl.int64) * 1000
         started_ns = timer_ns()
         while waiting & (waited_ns < longest_ns):
-            now = read_heads(stamps, prediction, fallback)
-            hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
-            if tl.max((now != heads).to(tl.int32)) == 1:
-                published, predicted, tokens, top_probs, depth = find(
-                    words,
-                    stamps,
-                    prediction,
-                    fallback,
-                    stamp,
-                    accepted,
-                    bonus,
-                    draft_probs,
-                    VOCAB,
-                    AT,
+            now = read_head(stamps, prediction)
+            hopeless = is_hopeless(stamps, slot_base, generation, waits_for_texts, AT)
+            if tl.max((now != head).to(tl.int32)) == 1:
+                predicted, missed, tokens, top_probs, depth = find(
+                    words, stamps, prediction, stamp, accepted, bonus, draft_probs, VOCAB, AT
                 )
-                wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
-            heads = now
+                wanted = tl.where(missed, fallback_depth, branch_depth)
+            head = now
             looks += 1
             waited_ns = tl.maximum(timer_ns() - started_ns, looks * _SHORTEST_LOOK_NS)
             waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
@@ -262,13 +251,6 @@ def timer_ns():
 
 
 @triton.jit
-def wanted_depth(published, predicted, branch_depth, fallback_depth):
-    """Return how many draft tokens are worth waiting for."""
-    missed = published & (predicted == 0)
-    return tl.where(missed, fallback_depth, branch_depth)
-
-
-@triton.jit
 def left_over(last_drafts, count, accepted, bonus, AT: tl.constexpr):
     """Return the draft tokens of the last round that serve this one, int32 [token_lanes], and their
     number (see ``SlotState.keep_left_over``). last_drafts: int64 [k], ``count`` of them valid."""
@@ -287,10 +269,10 @@ def look_kernel(stamps, looks, found, AT: tl.constexpr):
     int64 [1], written so that the compiler keeps the looks."""
     slot_base = AT.slots + tl.program_id(0).to(tl.int64) * AT.slot_size
     changes = 0
-    heads = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)
+    head = read_head(stamps, slot_base + AT.prediction)
     for _ in range(looks):
-        now = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)
+        now = read_head(stamps, slot_base + AT.prediction)
         hopeless = is_hopeless(stamps, slot_base, 0, 0, AT)
-        changes += tl.max((now != heads).to(tl.int32)) + hopeless.to(tl.int32)
-        heads = now
+        changes += tl.max((now != head).to(tl.int32)) + hopeless.to(tl.int32)
+        head = now
     tl.store(found, changes)

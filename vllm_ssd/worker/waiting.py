@@ -41,9 +41,9 @@ class WaitPolicy:
 
 
 class WaitPlan(NamedTuple):
-    """Numbers of draft tokens. branch: to wait for if the outcome was predicted, or nothing is
-    predicted yet. fallback: to wait for if the outcome was not predicted. drafts: the most that a
-    row may have; 0: the target decodes without the draft."""
+    """Numbers of draft tokens. fallback: to wait for if the outcome was not predicted, until there
+    is a fallback. branch: to wait for otherwise. drafts: the most that a row may have; 0: the
+    target decodes without the draft."""
 
     branch: int
     fallback: int

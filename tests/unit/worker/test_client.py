@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from tests.support.control_socket import Sent
-from vllm_ssd.protocol import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
+from tests.support.fallbacks import publish_fallback
+from vllm_ssd.protocol import (
+    DRAFTING,
+    FALLBACK,
+    GIVEN_UP,
+    SpeculationTable,
+    TableShape,
+    make_stamp,
+)
 from vllm_ssd.protocol import heartbeat as heartbeat_module
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import (
@@ -94,7 +102,7 @@ def test_a_wait_ends_at_its_bound_and_is_not_repeated(table, clock):
     assert clock.slept < 0.51, "a draft that published nothing is not waited for again"
     assert table.target[0]["timeouts"] == 1
     stamp = make_stamp(client.slots.states["a"].generation, 1)
-    PredictionWriter(table).publish_fallback(0, stamp, [3])  # too late to be of use, but it lives
+    PredictionWriter(table).publish(0, stamp | FALLBACK, [0], [6])  # too late, but it lives
     assert client.exchange([row("a", 8)]) == [[]]
     assert clock.slept > 0.9, "once it publishes again, it is worth a wait"
 
@@ -120,12 +128,15 @@ def test_the_wait_ends_when_enough_drafts_are_there(table, clock, monkeypatch, e
         monkeypatch.setattr(WaitPlanner, "plan", lambda *_: WaitPlan(enough, enough))
     client, _ = make(table)
     state, stamp, predictions = added(client, table, clock)
-    fallback: list[int] = []
+    predictions.publish(state.slot, stamp, [0], [6])  # another outcome than that of the round
+    fallback = stamp | FALLBACK
+    tokens = iter(range(40, 40 + K))
 
     def publish_slowly():
-        if clock.slept > 0.01 * (len(fallback) + 1):
-            fallback.append(40 + len(fallback))
-            predictions.publish_fallback(state.slot, stamp, fallback)
+        begun = predictions.drafts(state.slot, fallback, 0)
+        predictions.publish(state.slot, fallback, [0], [5])
+        if clock.slept > 0.01 * (len(begun[0]) + 1):
+            predictions.extend(state.slot, fallback, [next(tokens)])
 
     clock.during = publish_slowly
     assert client.exchange([row("a", 6)]) == [[40, 41, 42, 43][:enough]]
@@ -160,7 +171,8 @@ def test_drafts_never_reach_beyond_the_longest_text(table, clock):
     beat(table, clock)
     state = client.slots.states["a"]
     stamp = make_stamp(state.generation, 0)
-    PredictionWriter(table).publish_fallback(state.slot, stamp, [1, 2, 3, 4])
+    bonus = MAX_LEN - 3
+    publish_fallback(PredictionWriter(table), state.slot, stamp, (0, bonus), [1, 2, 3, 4])
     assert client.exchange([row("a", MAX_LEN - 2)]) == [[1]]
     assert clock.slept == 0
 
