@@ -120,15 +120,15 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22940,
-    "protocol": 2290,
+    "../tests": 22630,
+    "protocol": 2270,
     "draft": 5000,
     "lifecycle": 2560,
     "relay": 1650,
     "config": 970,
-    "metrics": 600,
-    "worker": 2000,
-    "hooks": 1475,
+    "metrics": 515,
+    "worker": 1940,
+    "hooks": 1351,
     "tools": 2025,
 }
 

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.metrics.requests import RequestCounters
 from vllm_ssd.protocol import DRAFTING, GIVEN_UP, LOST, make_stamp
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.heartbeat import draft_lives
@@ -46,8 +45,8 @@ class Row:
 
 @dataclass(eq=False)
 class RowState:
-    """A row during a step. stamp, accepted, bonus: its outcome. found: the latest lookup's result.
-    waited_s: seconds so far."""
+    """A row during a step. stamp, accepted, bonus: its outcome. found: the latest lookup's
+    result."""
 
     row: Row
     slot: SlotState
@@ -55,7 +54,6 @@ class RowState:
     accepted: int
     bonus: int
     found: LookupResult
-    waited_s: float = 0.0
 
     def ready(self, room: int) -> tuple[Sequence[int], NDArray[np.int64]]:
         """Return n <= ``room`` ready draft tokens, and int64 [n, top_m] distributions."""
@@ -85,7 +83,6 @@ class SpeculationClient:
         self._step = 0
         self._plan: WaitPlan | None = None  # of the last step
         self.counters = TargetCounters(table)
-        self._of_requests = RequestCounters(table)
 
     def add(
         self, request_id: str, tokens: Sequence[int], sampling: DraftSampling = CERTAIN
@@ -139,8 +136,7 @@ class SpeculationClient:
             some = list(slot.drafts[:most_drafts])
             slot.handed_over = len(some)
             self._outcomes.confirm(slot.slot, state.stamp, some)
-            result = self.counters.looked_up(first, len(some))
-            self._of_requests.count(slot.slot, slot.key, result, state.waited_s)
+            self.counters.looked_up(first, len(some))
             drafts.append(some)
         self.counters.log()
         return drafts
@@ -157,7 +153,6 @@ class SpeculationClient:
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
         if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted, slot.handed_over)
-            self._of_requests.verified(slot.slot, slot.key, accepted, slot.handed_over)
         slot.keep_left_over(accepted, new[-1])
         slot.length = length
         slot.round += 1
@@ -188,9 +183,7 @@ class SpeculationClient:
         deadline = started + self._max_wait_s
         while waiting and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            waited_s = time.monotonic() - started
             for state in waiting:
-                state.waited_s = waited_s
                 state.found = self._predictions.find(
                     state.slot.slot, state.stamp, state.accepted, state.bonus
                 )

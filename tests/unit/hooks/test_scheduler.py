@@ -145,9 +145,7 @@ def test_a_request_without_draft_tokens_keeps_its_seed(counters, config, v2, kep
     scheduler = Bare(config)
     for extra in ({"ssd": False}, {"ssd": True}):
         sampling = SamplingParams(seed=5, extra_args=extra)
-        scheduler.add_request(
-            SimpleNamespace(sampling_params=sampling, spec_decode_metrics=None, request_id="a")
-        )
+        scheduler.add_request(SimpleNamespace(sampling_params=sampling))
         assert (scheduler.sampling.seed == 5) == (kept and not extra["ssd"])
 
 

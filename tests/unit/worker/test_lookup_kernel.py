@@ -37,7 +37,7 @@ if interpreter.HERE:
         target.write(0, [4])
         target.step([(0, 1)])  # counts the wait
         assert target.counted("timeouts") == 1
-        assert target.counted("wait_us") == target.counts_of("a")[3] == 10_000, "five looks"
+        assert target.counted("wait_us") == 10_000, "five looks"
 
     # Of these, one each waits as planned, not at all, and for all drafts; two of them sample.
     @pytest.mark.parametrize("seed", [2, 5, 7])
