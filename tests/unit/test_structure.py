@@ -127,7 +127,7 @@ CEILINGS = {
     "relay": 1650,
     "config": 970,
     "metrics": 515,
-    "worker": 1940,
+    "worker": 1910,
     "hooks": 1351,
     "tools": 2025,
 }
