@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22630,
+    "../tests": 22500,
     "protocol": 2270,
     "draft": 5000,
     "lifecycle": 2560,
@@ -128,7 +128,7 @@ CEILINGS = {
     "config": 970,
     "metrics": 515,
     "worker": 1910,
-    "hooks": 1351,
+    "hooks": 1255,
     "tools": 2025,
 }
 
