@@ -93,13 +93,27 @@ def store_configs(home: Path) -> None:
 def store_pair(home: Path, target: str, draft: str) -> None:
     """Put two tiny models into the cache of this ``HF_HOME``. A letter of a text follows from the
     one before it, in all targets alike; the draft is wrong after one letter in eight."""
-    order = torch.randperm(len(LETTERS), generator=torch.Generator().manual_seed(1))
-    after = torch.empty_like(order)
-    after[order] = order.roll(-1)  # one circle of all letters
+    after = _following()
     others = after.clone()
     others[::8] = after[::8].roll(1)
     for name, following in ((target, after), (draft, others)):
         store(home, name, lambda folder, args=(name, following): _save_model(*args, folder))
+
+
+def _following() -> torch.Tensor:
+    """int64 [letters]: the letter after each in the targets' texts; one circle of all letters."""
+    order = torch.randperm(len(LETTERS), generator=torch.Generator().manual_seed(1))
+    after = torch.empty_like(order)
+    after[order] = order.roll(-1)
+    return after
+
+
+def answer(prompt: str, tokens: int) -> list[int]:
+    """The targets' text after a prompt."""
+    text, after = [LETTERS.index(prompt[-1])], _following().tolist()
+    while len(text) <= tokens:
+        text.append(after[text[-1]])
+    return text[1:]
 
 
 def store(home: Path, name: str, save: Callable[[Path], None]) -> None:

@@ -134,7 +134,6 @@ class TableShape:
             ("target", self.target_dtype(), 1),
             ("draft", self.draft_dtype(), 1),
             ("plan", self.plan_dtype(), 1),
-            ("requests", self.request_dtype(), 2 * self.slots),
             ("slots", self.slot_dtype(), self.slots),
         ):
             parts[name] = Part(-(-end // _CACHE_LINE) * _CACHE_LINE, dtype, count)
@@ -191,16 +190,6 @@ class TableShape:
         """The target's worker tells its scheduler this. undrafted: 1 while the scheduler is to
         schedule steps without drafts, because that was measured to be faster; else 0."""
         return np.dtype([("undrafted", "i8")])
-
-    def request_dtype(self) -> np.dtype:
-        """The target's counts for one request. key: stands for the request's id, 0 = no request
-        yet. hits, misses, late: its rounds, by what the first look found. wait_us: microseconds
-        that it waited for drafts. verified: the draft's tokens that were verified. accepted:
-        verifications of the draft's tokens, by how many of these were accepted. Each slot has two
-        such records, which its requests use in turn. So a request's counts can be read until the
-        slot has been given away twice."""
-        names = ("key", "hits", "misses", "late", "wait_us", "verified")
-        return np.dtype([*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))])
 
     def slot_dtype(self) -> np.dtype:
         outcome = np.dtype(

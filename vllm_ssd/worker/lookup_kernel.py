@@ -20,14 +20,14 @@ from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.protocol.outcome_kernels import confirm, publish
 from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_head, read_newest
 from vllm_ssd.worker.confidence_kernels import DRAFTED, GUESSED, LEFT_OVER, grade, weigh
-from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
+from vllm_ssd.worker.counter_kernels import count_wait
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS]. From ``SlotState``: generation,
-# round, length, overdue (0 = none). Then the kind of the draft tokens being verified, their number
-# without guesses, and the request's key. Generation 0 means that the slot has no request, or one
-# that the draft was not told of. The kernel publishes nothing for it.
-SLOT_STATE_FIELDS = 7
+# round, length, overdue (0 = none). Then the kind of the draft tokens being verified, and their
+# number without guesses. Generation 0 means that the slot has no request, or one that the draft was
+# not told of. The kernel publishes nothing for it.
+SLOT_STATE_FIELDS = 6
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
 # A look takes at least this long. So a wait ends even if the timer stands still.
 _SHORTEST_LOOK_NS = tl.constexpr(100)
@@ -63,7 +63,6 @@ def look_up_kernel(
     texts,  # int32 [slots, text_stride]
     text_stride,
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
-    tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: nanoseconds that a row waited at most, in this step at [turn]
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
@@ -146,9 +145,6 @@ def look_up_kernel(
         found = tl.where(predicted & (depth > 0), AT.counter_hits, found)
 
         tl.atomic_add(counters + AT.counter_ready + depth, 1, sem="relaxed")
-        key = tl.load(state + 6)
-        own = tl.where(is_graded, verified * drafted, 0)
-        record, waited_us = count_round(stamps, tallies, slot, key, found, own, accepted, AT)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
@@ -230,7 +226,6 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, waited_ns, sem="relaxed")
-        count_waited(stamps, tallies, slot, record, waited_us + waited_ns // 1000, AT)
 
 
 @triton.jit

@@ -62,11 +62,11 @@ class WaitPlanner:
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
         self._draft = table.draft[0]
-        self._limits = DraftLimits(k, policy.limits)
+        self._limits = DraftLimits(policy.limits)
         self._now, self._tokens = 0.0, 0
         self._mean_s = self._mean_tokens = 0.0  # of a step, of all requests
 
-    def plan(self, batch: int, has_prompts: bool, undrafted: int = 0) -> WaitPlan:
+    def plan(self, batch: int, has_prompts: bool = False, undrafted: int = 0) -> WaitPlan:
         """Return the plan for a step of ``batch`` requests. has_prompts: whether it reads prompts.
         undrafted: tokens so far that the draft was not told of."""
         if self._fixed is None:

@@ -40,7 +40,7 @@ if interpreter.HERE:
         target.write(0, [4])
         target.step([(0, 1)])  # counts the wait
         assert target.counted("timeouts") == 1
-        assert target.counted("wait_us") == target.counts_of("a")[3] == 10_000, "five looks"
+        assert target.counted("wait_us") == 10_000, "five looks"
 
     def test_no_row_sees_parts_of_two_predictions(tmp_path, monkeypatch):
         """A fallback replaces the prediction before a row's first read, its second, and so on."""
