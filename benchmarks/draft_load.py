@@ -199,7 +199,7 @@ class PlayedEngine:
     @staticmethod
     def _lacks(request: Request, found: LookupResult, plan: WaitPlan) -> bool:
         """Whether the step waits for more drafts of this request."""
-        wanted = plan.fallback if found.published and not found.predicted else plan.branch
+        wanted = plan.fallback if found.missed else plan.branch
         return request.round > 0 and len(found.tokens) < wanted
 
 

@@ -98,6 +98,12 @@ class DraftRequest:
         """Tokens of text and drafts that the model has yet to see."""
         return len(self.tokens) + len(self.drafts) - self.fed
 
+    @property
+    def is_undrafted(self) -> bool:
+        """Whether the bonus of a round is all that the model has yet to see."""
+        only_bonus = self.unfed == 1 and not self.drafts and self.left_over is None
+        return only_bonus and self.round >= 0
+
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
         """Take in an outcome: keep the KV that still fits. The target then decides on drafts."""
         before = len(self.tokens)

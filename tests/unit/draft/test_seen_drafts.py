@@ -21,6 +21,18 @@ def predicted(loop, slot, stamp):
     return list(zip(record["accepted"][:count].tolist(), record["bonus"][:count].tolist()))
 
 
+def count_tokens(monkeypatch, model):
+    """A list that gets the number of tokens of each forward from now on."""
+    tokens, forward = [], model.forward
+
+    def counted(token_ids, positions):
+        tokens.append(len(token_ids))
+        return forward(token_ids, positions)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return tokens
+
+
 @pytest.mark.parametrize(
     ("steps", "shown"),
     [
@@ -38,13 +50,7 @@ def test_a_hit_shows_the_model_only_what_it_has_not_seen(
     loop.work()
     target.round(loop.client)
     loop.work(steps)
-    tokens, forward = [], draft_model.forward
-
-    def counted(token_ids, positions):
-        tokens.append(len(token_ids))
-        return forward(token_ids, positions)
-
-    monkeypatch.setattr(draft_model, "forward", counted)
+    tokens = count_tokens(monkeypatch, draft_model)
     slot = loop.slot_of("a")
     drafts = target.drafts
     target.round(loop.client)
@@ -56,3 +62,25 @@ def test_a_hit_shows_the_model_only_what_it_has_not_seen(
     while predicted(loop, slot.slot, make_stamp(slot.generation, 2)) is None:
         assert loop.work(1)
     assert sum(tokens) == shown
+
+
+def test_a_bonus_without_drafts_is_shown_by_the_step_of_all_branches(
+    tmp_path, monkeypatch, draft_model, reference
+):
+    """A forward for it alone would read all weights."""
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    target = loop.begin("hit", PROMPT, reference)
+    loop.begin("missed", [*PROMPT, 7], reference)
+    loop.work()
+    target.round(loop.client)
+    slot = loop.slot_of("missed")
+    loop.work()
+    tokens = count_tokens(monkeypatch, draft_model)
+    target.round(loop.client)
+    stamp, bonus = make_stamp(slot.generation, 0), 3
+    assert (0, bonus) not in predicted(loop, slot.slot, stamp)
+    loop.outcomes.publish(slot.slot, stamp, len(PROMPT) + 2, 0, [bonus])
+    loop.outcomes.confirm(slot.slot, stamp, [])
+    while predicted(loop, slot.slot, make_stamp(slot.generation, 1)) is None:
+        assert loop.work(1)
+    assert tokens == [POLICY.branches + 1]
