@@ -13,6 +13,7 @@ import torch
 from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
+from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
 from vllm_ssd.draft.attention.self_test import find_fault
@@ -77,7 +78,7 @@ def _examine_devices(subject: Subject, table: Path) -> Iterator[Finding]:
 
 
 def _use_gpu(subject: Subject, table: Path, gpu: int, user: str) -> Iterator[Finding]:
-    name, device, reads = f"GPU {gpu}", torch.device("cuda", gpu), True
+    name, device, reads = f"GPU {gpu}", torch.device("cuda", gpu), user == "target"
     say_wait(f"trying the {user}'s {name}: seconds, or minutes to compile kernels for it")
     try:
         torch.cuda.set_device(device)
@@ -86,7 +87,7 @@ def _use_gpu(subject: Subject, table: Path, gpu: int, user: str) -> Iterator[Fin
         if reads:
             yield examine_table(table, device, name, user)
     except Exception as error:  # drivers and torch raise many kinds
-        fact = f"{name} cannot be used ({str(error).splitlines()[0]})"
+        fact = f"{name} cannot be used ({first_sentence(error)})"
         remedy = "end processes that use it exclusively, or install a driver that fits this torch"
         yield Finding("bad", f"{user}'s device", fact, remedy)
 
@@ -133,7 +134,7 @@ def examine_table(path: Path, device: torch.device, name: str, user: str) -> Fin
         return Finding("ok", f"{user}'s table", fact)
     except OSError as error:
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        locked = "" if limit == resource.RLIM_INFINITY else f"; {gib(limit)} may be locked"
-        fact = f"{name} cannot reach it ({error}{locked})"
+        most = "none" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.1f} MiB"
+        fact = f"{name} cannot reach it ({error}; limit of locked memory: {most})"
         remedy = REMEDY if user == "target" else f"{_SDPA}, whose draft publishes from the CPU"
         return Finding("bad", f"{user}'s table", fact, remedy)

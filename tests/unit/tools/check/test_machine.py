@@ -137,11 +137,13 @@ def test_a_table_out_of_reach(subject, on_gpus, monkeypatch, graphs):
         raise OSError("no atomics")
 
     monkeypatch.setattr(pages, "register", refuse)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (2**23, 2**23))
     monkeypatch.setattr(SDPAAttention, "graphs", graphs)
     found = on_gpus(subject, 1)
     assert ("draft's table" in found) == graphs
     for each in (found["target's table"], found.get("draft's table", found["target's table"])):
-        assert each.state == "bad" and "cannot reach it (no atomics" in each.fact and each.remedy
+        assert each.state == "bad" and each.remedy
+        assert "cannot reach it (no atomics; limit of locked memory: 8.0 MiB)" in each.fact
 
 
 def test_a_gpu_that_cannot_be_used(subject, on_gpus, monkeypatch):
