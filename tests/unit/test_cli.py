@@ -27,7 +27,7 @@ def table(tmp_path, monkeypatch):
 
 
 def look_up(counters):
-    counters.looked_up(LookupResult(True, True, [1, 2], np.zeros((2, 0), np.int64)), 2)
+    counters.looked_up(LookupResult(True, False, [1, 2], np.zeros((2, 0), np.int64)), 2)
 
 
 def beat(table):

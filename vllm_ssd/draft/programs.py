@@ -2,9 +2,9 @@
 
 ``Feed`` shows the model tokens. ``Predict`` predicts outcomes from the hidden states of tokens that
 the model has seen, and publishes them. ``Fallbacks`` publishes outcomes that have come, as if they
-were predicted. ``Grow`` gives every branch one more token and publishes it.
-All use memory that stays where it is, so that they can be recorded as CUDA graphs. ``fill`` takes
-in what changes from round to round; ``run`` then computes.
+were predicted. ``Grow`` gives every branch one more token and publishes it. All use memory that
+stays where it is, so that they can be recorded as CUDA graphs. ``fill`` takes in what changes from
+round to round; ``run`` then computes.
 """
 
 from __future__ import annotations

@@ -34,11 +34,10 @@ class BranchTokens:
     each other.
 
     For each tree, int64 [trees], where, stamps: as in ``PredictedOutcomes``; first, count: its
-    first row and number of rows. For each row,
-    tokens: int64 [rows]; top_probs: float32 [rows], as the table has them; step: int64 [rows], the
-    branch's tokens before this one; draft_probs: int64 [rows, top_m], the distributions that the
-    tokens were sampled from, None if they were not sampled. ``first`` and ``count`` may have
-    further entries.
+    first row and number of rows. For each row, tokens: int64 [rows]; top_probs: float32 [rows], as
+    the table has them; step: int64 [rows], the branch's tokens before this one; draft_probs: int64
+    [rows, top_m], the distributions that the tokens were sampled from, None if they were not
+    sampled. ``first`` and ``count`` may have further entries.
     """
 
     where: torch.Tensor
