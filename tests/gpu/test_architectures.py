@@ -62,4 +62,5 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     ssd = {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000}
     speculations = [{**ssd, "on_miss": on_miss} for on_miss in ("wait", "skip")]
     folder = family.write(tmp_path)
-    check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype])
+    accepts = name != "LFM2"  # it has one table for both ends, of which the draft knows nothing
+    check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype], accepts)

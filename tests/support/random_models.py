@@ -275,8 +275,10 @@ def _values(name: str, weight: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     normal = torch.randn(weight.shape, generator=generator)
     last = name.split(".")[-1]
-    if tuple(weight.shape) == (VOCAB, HIDDEN):
-        return _output_layer() if "lm_head" in name else _embeddings()
+    if "embed_tokens" in name:
+        return _embeddings()
+    if "lm_head" in name:
+        return _output_layer()
     if last == "A":  # of Mamba-2: how fast a state decays, as vLLM keeps it
         return -normal.abs()
     if last in ("A_log", "dt_bias"):
