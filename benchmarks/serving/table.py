@@ -91,6 +91,7 @@ def _row(
         if other and per_gpu:
             ratio *= other[0].gpus / side.gpus
         yield f"x {base}", f"{ratio:.2f}" if other else _NONE
+    yield "GPUs", str(side.gpus or _NONE)
     yield "tokens/s/GPU", f"{speed(run) / side.gpus:.1f}" if side.gpus else _NONE
     yield "E2E", _spread(seen.e2e, 0)
     yield "TTFT", _spread(seen.ttft, 0)

@@ -10,9 +10,8 @@ engines' and core 1 the draft's. The sides take turns under every load, with the
   eagle3 given N   the clients of an engine with a head without weights, whose rounds have N tokens
 
 The EAGLE-3 engine is on the last GPU, beside the draft if that is there, which is idle then.
-Replicas do not depend on each other, so its figures per GPU are those of any number of GPUs.
-It starts when the draft is loaded, as the draft measures its GPU first. Each further --accepted
-starts when the one before it has been measured under all loads.
+Replicas are independent, so its figures per GPU are those of any number. It starts when the draft
+has measured its GPU. Each further --accepted starts once the one before has had all loads.
 
 Tokens/s are summed over engines, each with the seconds that its own clients took.
 """
