@@ -11,7 +11,6 @@ from tests.support.control_socket import Sent
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.outcomes import OutcomeReader
-from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.draft_sampling import draft_sampling
@@ -34,28 +33,6 @@ def _client(table):
 
 def _row(*tokens, new=1):
     return Row("a", np.array([1, 2, BONUS, *tokens], np.int32), new)
-
-
-@pytest.fixture
-def client(table):
-    """Its request "a" has all drafts for its first round."""
-    client, _ = _client(table)
-    client.add("a", [1, 2])
-    predictions, stamp = PredictionWriter(table), make_stamp(1, 0)
-    predictions.publish(0, stamp, [0], [BONUS])
-    for draft in DRAFTS:
-        predictions.extend(0, stamp, [draft])
-    return client
-
-
-def test_the_rest_are_drafts_of_the_next_rounds(client, table):
-    assert client.exchange([_row()], most_drafts=1) == [DRAFTS[:1]]
-    assert OutcomeReader(table).read_drafts(0, make_stamp(1, 0)) == DRAFTS[:1]
-    assert client.exchange([_row(11, 12, new=2)]) == [[13, 14]]
-    assert OutcomeReader(table).read_drafts(0, make_stamp(1, 1)) == [13, 14]
-    assert client.exchange([_row(11, 12, 13, 14, new=2)]) == [[]]
-    assert table.target["verified"][0].tolist() == [2, 1, 0, 0]
-    assert table.target["taken"][0].tolist() == [2, 0, 0, 0]
 
 
 def test_the_draft_is_left_alone_where_no_drafts_are_wanted(table):
