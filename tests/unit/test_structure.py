@@ -123,7 +123,7 @@ CEILINGS = {
     "../tests": 22940,
     "protocol": 2290,
     "draft": 5000,
-    "lifecycle": 2560,
+    "lifecycle": 2545,
     "relay": 1650,
     "config": 970,
     "metrics": 600,
