@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -349,11 +350,8 @@ def test_engines_are_spread_over_several_drafts(service, join, caplog):
     they stay there when it is back."""
     one, two = (service(pid=pid) for pid in (7, 8))
     drafts = [join() for _ in range(4)]
-    starts = [threading.Thread(target=begin, args=(draft,)) for draft in drafts]
-    for start in starts:
-        start.start()
-    for start in starts:
-        start.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(begin, drafts))
     assert (one.engines, two.engines) == (2, 2) and all(map(lives, drafts))
     one.die()
     until(lambda: two.engines == 4 and all(map(lives, drafts)))

@@ -4,14 +4,13 @@ import logging
 import os
 import select
 import socket
-import time
 from dataclasses import replace
 
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.loaded_draft import tiny_spec
-from tests.unit.lifecycle.test_joined_draft import until
+from tests.unit.lifecycle.test_joined_draft import said, until
 from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.lifecycle.placement import DraftDevice
@@ -47,13 +46,13 @@ def talk(monkeypatch):
     locks: list[int] = []
     specs: list[ServerSpec] = []
 
-    def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
+    def start(words: bytes, name: str = "drafts", **options) -> DraftLauncher:
         def say(module, folder, spec, keep):
             specs.append(spec)
             ours, theirs = socket.socketpair()
             held.append(theirs.detach())
             locks.extend(map(os.dup, keep))
-            os.write(held[-1], said)
+            os.write(held[-1], words)
             return ours, 0
 
         monkeypatch.setattr(launch, "start_detached", say)
@@ -77,8 +76,8 @@ def test_the_deadline_names_what_it_waited_for(talk):
     made = talk(b'{"awaited": "the draft\'s Ray"}\n', start_timeout_s=0.3)
     with pytest.raises(RuntimeError) as error:
         made.wait_ready()
-    said = "the draft's Ray was not ready within 0.3 s (start_timeout_s)"
-    assert str(error.value) == f"SSD: the draft could not be started: {said}"
+    late = "the draft's Ray was not ready within 0.3 s (start_timeout_s)"
+    assert str(error.value) == f"SSD: the draft could not be started: {late}"
 
 
 def test_a_draft_that_has_failed_is_not_waited_for(talk):
@@ -109,13 +108,8 @@ def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
     made = talk(words, max_restarts=1)
     made.wait_ready()
-    deadline = time.monotonic() + 120
-    said: list[str] = []
-    while len(said) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-        # "r" is information, and may come before "l" or after it: another thread says it.
-        said = [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
-    lost, not_back, back, given_up = said
+    until(lambda: len(said(caplog)) == 4)
+    lost, not_back, back, given_up = said(caplog)
     assert "lost (l)" in lost and "without drafts while it is started again" in lost
     assert "could not be started again (n)" in not_back
     assert back == "SSD: the draft is back: b"
@@ -167,7 +161,7 @@ def test_nothing_is_missed_once_the_end_is_expected(talk, caplog):
     end(talk.keepers[0])
     until(lambda: made.given_up and not made._listener.is_alive())
     assert len(talk.specs) == 1
-    assert not [r for r in caplog.records if r.levelno > logging.INFO]
+    assert not said(caplog)
 
 
 def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):

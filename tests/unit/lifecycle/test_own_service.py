@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -108,21 +108,10 @@ def group(launchers):
 
 
 def begin_all(drafts):
-    """At the same time, the first one last."""
-    problems = []
-
-    def run(draft):
-        with suppress(RuntimeError):
-            begin(draft)
-            return
-        problems.append(draft)
-
-    threads = [threading.Thread(target=run, args=(draft,)) for draft in reversed(drafts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return problems
+    """At the same time, the first one last. Returns what went wrong."""
+    with ThreadPoolExecutor(len(drafts)) as pool:
+        starts = [pool.submit(begin, draft) for draft in reversed(drafts)]
+    return [start.exception() for start in starts if start.exception()]
 
 
 @pytest.mark.parametrize("first", [0, 1])
