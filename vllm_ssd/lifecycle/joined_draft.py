@@ -162,7 +162,7 @@ class JoinedDraft:
 
     def _become(self, phase: Phase, why: str = "") -> None:
         """Change the phase. Logs a loss, and the return after it. why: of a loss."""
-        starting, self._phase = self._phase is Phase.STARTING, phase
+        starting = self._phase is Phase.STARTING
         speaks = not (starting or self._service.logs_losses or self._engine_ends)
         self._next_try = 0.0  # another draft may have the name
         if phase is not Phase.JOINED:
@@ -185,6 +185,7 @@ class JoinedDraft:
                 if speaks:
                     logger.warning("SSD: %s is back", self._service.about)
                 self._table.draft["restarts"] += 1
+        self._phase = phase  # last, for ``wait_ready`` in another thread
 
     def _watch(self) -> None:
         while not self._ended.wait(TEND_S):

@@ -103,7 +103,7 @@ class OwnService(Service):
 
     def stop(self) -> None:
         """End the service if this is its last engine."""
-        self.workers_started()
+        self.workers_started()  # or they could not be started
         self._device = DraftDevice()  # frees a GPU reserved in Ray
         if self._launcher is None:
             self._await_end(self._stop_begun + STOP_S)
