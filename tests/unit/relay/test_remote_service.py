@@ -17,6 +17,7 @@ from tests.unit.lifecycle.test_joined_draft import SHAPE, FakeService, begin, li
 from tests.unit.relay.test_ends import Stepping
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.lifecycle import joined_draft
+from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
 from vllm_ssd.protocol.draft_names import DraftName
@@ -27,7 +28,7 @@ from vllm_ssd.relay import peer
 from vllm_ssd.relay.draft_end import DraftEnd, DraftEndSpec
 from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.keys import make_keys, write_keys
-from vllm_ssd.relay.remote_draft import RemoteDraft
+from vllm_ssd.relay.remote_service import RemoteService
 
 # Of its own, as other tests have services at the same time.
 NAMED = DraftName("far-drafts", COMMON_OPTIONS)
@@ -40,9 +41,6 @@ class Far:
         key_file = folder / "drafts.key"
         keys = make_keys(NAMED.name, ["127.0.0.1:0"] * count)
         self.services = [FakeService(pid=7 + place, named=NAMED) for place in range(count)]
-
-        def spec(one: FakeService, at: int) -> DraftEndSpec:
-            return DraftEndSpec(str(one.files.run_dir), COMMON_OPTIONS, keys, at, 4)
 
         self.ends = [
             Stepping(
@@ -62,16 +60,24 @@ class Far:
             draft_server=NAMED.name,
             draft_server_key=str(key_file),
         )
-        self.draft = RemoteDraft(config)
+        self.draft = JoinedDraft(config, RemoteService(config))
 
     @property
     def service(self) -> FakeService:
         return self.services[0]
 
     @property
+    def relays(self) -> list[Child]:
+        return self.draft._service._relays
+
+    def heard(self, place: int) -> SpeculationTable:
+        """What the engine's relay in front of this draft has heard of it."""
+        return SpeculationTable.open(rundir.table_path(Path(self.relays[place].word)))
+
+    @property
     def relay(self) -> Child:
         """The engine's, in front of the first."""
-        return self.draft._relays[0]
+        return self.relays[0]
 
     def stop(self):
         self.draft.stop()
@@ -85,7 +91,6 @@ def make(tmp_path, monkeypatch):
     """Makes one whose draft has not begun."""
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
     monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
-    monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
     with ExitStack() as ends:
 
         def made(count: int) -> Far:
@@ -146,15 +151,19 @@ def test_a_relay_that_dies_is_started_again(far, caplog):
 
 
 def test_of_several_drafts_it_takes_the_one_with_the_fewest_engines(make):
-    far = make(2)
-    first, second = far.services
+    """As it is lost, it has heard of all others."""
+    far = make(3)
+    begin(far.draft)
+    until(lambda: any(one.engines for one in far.services))
+    first, second, third = sorted(far.services, key=lambda one: -one.engines)
     other = OwnFiles(SHAPE, TableOwner())
     try:
-        assert ask(first.files.run_dir, Join(str(other.run_dir)), 3.0) == ""
-        until(lambda: first.engines == 1)
-        begin(far.draft)
-        # At once, or soon: it may have heard of the first before it hears of the second.
-        until(lambda: (first.engines, second.engines) == (1, 1) and lives(far.draft))
+        assert ask(second.files.run_dir, Join(str(other.run_dir)), 3.0) == ""
+        of_second, of_third = (far.heard(far.services.index(one)) for one in (second, third))
+        until(lambda: of_second.draft["joined"][0] == 1 and draft_lives(of_third))
+        first.die()
+        until(lambda: third.engines == 1 and lives(far.draft))
+        assert second.engines == 1
     finally:
         other.remove()
 
@@ -171,8 +180,7 @@ def test_when_its_draft_is_lost_it_goes_to_another(make, caplog):
     lost, back = said(caplog)
     assert "is lost" in lost and "is back" in back
     first.loaded = True
-    first_relay = SpeculationTable.open(rundir.table_path(Path(far.draft._relays[taken].word)))
-    until(lambda: draft_lives(first_relay))
+    until(lambda: draft_lives(far.heard(taken)))
     time.sleep(0.5)  # in which its relay would have told the engine that it lives
     assert lives(far.draft) and len(said(caplog)) == 2, "it stays with the second"
     assert (first.engines, second.engines) == (0, 1)

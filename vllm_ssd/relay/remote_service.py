@@ -1,5 +1,5 @@
-"""The engine core's side of drafts on another node. The engine joins a draft service through
-relays, one for each draft, which it starts and ends."""
+"""A draft service on another node, as an engine sees it: through relays, one for each draft, which
+the engine core starts and ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_ssd.lifecycle.found_draft import FoundDraft
-from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import table_shape
+from vllm_ssd.lifecycle.service import FoundDraft, Service
 from vllm_ssd.relay.end import Child
 from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.relay.target_end import TargetEndSpec
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class RemoteDraft(JoinedDraft):
-    """Joins drafts on another node; one object per engine core. Starts the relays at the first try
-    to join, and restarts each relay that has ended."""
+class RemoteService(Service):
+    """Starts the relays when an engine first looks for its drafts, and restarts each relay that has
+    ended."""
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
@@ -29,13 +28,13 @@ class RemoteDraft(JoinedDraft):
         self._shape = replace(table_shape(vllm_config), slots=1)
         self._relays: list[Child] = []  # in the order of the drafts in the key file
 
-    def _drafts(self) -> list[FoundDraft]:
+    def drafts(self, run_dir: Path) -> list[FoundDraft]:
         """Drafts behind the relays that run. Raises ``ValueError`` with a sentence if no relay can
         be started."""
         addresses = read_keys(Path(self._key_file), self._name).addresses
         for place in range(len(self._relays), len(addresses)):
-            spec = TargetEndSpec(str(self._run_dir), self._name, self._key_file, place, self._shape)
-            self._relays.append(Child("vllm_ssd.relay.target_end", spec, self._run_dir))
+            spec = TargetEndSpec(str(run_dir), self._name, self._key_file, place, self._shape)
+            self._relays.append(Child("vllm_ssd.relay.target_end", spec, run_dir))
         drafts, problem = [], ""
         for relay in self._relays:
             try:
@@ -50,7 +49,6 @@ class RemoteDraft(JoinedDraft):
             raise ValueError(problem)
         return drafts
 
-    def _stop(self) -> None:
-        super()._stop()
+    def begin_stop(self) -> None:
         for relay in self._relays:
             relay.stop()

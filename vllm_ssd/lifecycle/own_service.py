@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_ssd.lifecycle import joined_draft
 from vllm_ssd.lifecycle.draft_device import choose_device, set_variables
-from vllm_ssd.lifecycle.found_draft import FoundDraft
-from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.launch import STOP_S, DraftLauncher
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.placement import DraftDevice, engine_index
+from vllm_ssd.lifecycle.service import FoundDraft, Service
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import DIED, Leave, ask
@@ -27,26 +26,23 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+LOOK_S = 0.2  # between two looks whether a former service has ended
 
-class OwnDraft(JoinedDraft):
-    """Starts a draft service if no other engine does, and joins it. One per engine core."""
+
+class OwnService(Service):
+    """Starts a draft service, unless another engine of the group does."""
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
+        self.about = "the draft"
+        self.ends_with_engine = not self._config.share_draft
         self._launcher: DraftLauncher | None = None  # only in the engine that starts the service
         self._device = DraftDevice()  # not chosen yet; it may hold a GPU reserved in Ray
         self._former: dict[str, str | None] = {}  # variables, while the workers are started
         self._stop_begun = 0.0
 
-    @property
-    def about(self) -> str:
-        return "the draft"
-
     def start(self) -> None:
-        """Start the service, unless another engine does, and join it when it is ready.
-
-        Returns before it is ready, except if draft and target may share a GPU: the target's KV
-        cache gets the memory that the draft leaves."""
+        """Start the service, unless another engine does; returns before its draft is loaded."""
         from vllm.platforms import current_platform
 
         parallel = self._vllm_config.parallel_config
@@ -64,89 +60,56 @@ class OwnDraft(JoinedDraft):
             named = DraftName(self._name, options=None)
             self._launcher = DraftLauncher(self._vllm_config, named, self._device)
             self._launcher.start()
-            self._speaks = False  # the launcher logs losses and returns
+            self.logs_losses, self.joining, self.joined = True, "loading", "started"
         self._former = set_variables(self._device.of_target)
-        super().start()
-        if self._device.may_share_gpu and not self._vllm_config.cache_config.kv_cache_memory_bytes:
-            # A worker reads the free memory when it starts and again after its first run. It counts
-            # the difference as the target's own, so the draft must have all its memory before the
-            # first reading. On separate devices both load at the same time.
-            self._await_draft()
+        # A worker reads the free memory when it starts and again after its first run. It counts the
+        # difference as the target's own, so a draft on its GPU must have all its memory before. On
+        # separate devices both load at the same time.
+        kv_bytes = self._vllm_config.cache_config.kv_cache_memory_bytes
+        self.comes_first = self._device.may_share_gpu and not kv_bytes
 
     def workers_started(self) -> None:
-        self._restore_environment()
-        if self._launcher is not None:
-            self._launcher.check()
-        super().workers_started()
-
-    def _restore_environment(self) -> None:
         """Processes that are started later are not the target's workers."""
         set_variables(self._former)
         self._former = {}
 
-    def wait_ready(self) -> None:
-        if self._launcher is not None and not self._started:
-            self._launcher.wait_ready()
-            self._next_try = 0.0
-            if self._launcher.given_up:  # the launcher has logged why
-                self._started = self._lost = True
-        super().wait_ready()
+    def drafts(self, run_dir: Path) -> list[FoundDraft]:
+        if self._launcher is not None and self._launcher.failure:
+            raise ValueError(self._launcher.failure)
+        try:
+            return super().drafts(run_dir)
+        except ValueError:
+            return []  # until the first engine has started the service
 
-    def sleep(self) -> None:
-        super().sleep()
+    def late(self) -> str:
+        return super().late() if self._launcher is None else self._launcher.late()
+
+    def sleep(self, run_dir: Path) -> None:
+        """A draft that is being restarted is told, too, and sleeps once it is loaded."""
         launcher = self._launcher
         if launcher is not None and not launcher.given_up:
-            # A draft that is being restarted gets the message, too, and sleeps once it is loaded.
-            leave = Leave(str(self._run_dir), asleep=True)
-            timeout_s = self._config.start_timeout_s
-            while ask(launcher.run_dir, leave, timeout_s, lambda: launcher.given_up) == DIED:
+            leave, limit_s = Leave(str(run_dir), asleep=True), self._config.start_timeout_s
+            while ask(launcher.run_dir, leave, limit_s, lambda: launcher.given_up) == DIED:
                 pass  # the keeper killed a draft that hung: its successor must sleep
 
     def expect_end(self) -> None:
-        super().expect_end()
         if self._launcher is not None:
             self._launcher.expect_end()
 
-    def _begin_stop(self) -> None:
+    def begin_stop(self) -> None:
         self._stop_begun = self._stop_begun or time.monotonic()
-        self._end_watch()
-        if self._draft is not None and not self._config.share_draft:
-            self._part()  # the service ends with this engine and may hang: send no ``Leave``
-        super()._stop()
         if self._launcher is not None:
             self._launcher.begin_stop()
 
-    def _stop(self) -> None:
-        """Also ends the service if this is its last engine."""
-        self._begin_stop()
-        self._restore_environment()
+    def stop(self) -> None:
+        """End the service if this is its last engine."""
+        self.workers_started()  # or they could not be started
         self._device = DraftDevice()  # frees a GPU reserved in Ray
         if self._launcher is None:
             self._await_end(self._stop_begun + STOP_S)
         else:
             self._launcher.stop(leave=bool(engines_of(self._name)))
         self._launcher = None
-
-    def _drafts(self) -> list[FoundDraft]:
-        """All drafts with this name; empty until the first engine has started the service."""
-        try:
-            return super()._drafts()
-        except ValueError:
-            return []
-
-    def _await_draft(self) -> None:
-        """Join the draft from this thread: the one that joins it later does not run yet."""
-        if self._launcher is not None:
-            self._launcher.wait_ready()
-        timeout_s = self._config.start_timeout_s
-        deadline = time.monotonic() + timeout_s
-        while not self._tried and not (self._launcher and self._launcher.given_up):
-            if time.monotonic() >= deadline:
-                self._say(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
-                break
-            time.sleep(joined_draft.TEND_S)
-            self._try_to_join()
-        self.wait_ready()
 
     def _await_end(self, deadline: float) -> bool:
         """Wait while a service with this name has no engines, which its keeper then ends. Returns
@@ -155,6 +118,6 @@ class OwnDraft(JoinedDraft):
             while find_all(self._name) and not engines_of(self._name):
                 if time.monotonic() >= deadline:
                     return False
-                time.sleep(joined_draft.TEND_S)
+                time.sleep(LOOK_S)
             return False
         return True

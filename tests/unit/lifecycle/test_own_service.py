@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +14,9 @@ import pytest
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.sentences import one_sentence
 from tests.unit.lifecycle.test_joined_draft import FakeService, begin, lives, said, until
-from vllm_ssd.lifecycle import draft_device, joined_draft, own_draft
-from vllm_ssd.lifecycle.own_draft import OwnDraft
+from vllm_ssd.lifecycle import draft_device, joined_draft, own_service
+from vllm_ssd.lifecycle.joined_draft import JoinedDraft
+from vllm_ssd.lifecycle.own_service import OwnService
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.protocol import FOR_GOOD
 from vllm_ssd.protocol.draft_names import DraftName, find_all
@@ -25,7 +26,7 @@ NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, to
 
 
 class FakeLauncher:
-    """Of a draft that is there at once. slow: as soon as it is waited for; fails: why it is not."""
+    """Of a draft that is there at once. slow: after a while; fails: why it is not there."""
 
     slow, fails = False, ""
     made: list
@@ -33,7 +34,7 @@ class FakeLauncher:
     def __init__(self, vllm_config, named, device):
         assert named.name in (NAME, f"{NAME}/0")
         self.device, self.config = device, vllm_config.speculative_config
-        self.given_up = False
+        self.given_up, self.failure = False, ""
         self.events: list[str] = []
         self.service: FakeService
         self.named = named
@@ -46,15 +47,13 @@ class FakeLauncher:
     def start(self):
         self.service = FakeService(loaded=not (self.fails or self.slow), named=self.named)
         if self.fails:
+            self.failure, self.given_up = self.fails, True
             self.service.die(away=FOR_GOOD)
+        if self.slow:
+            threading.Timer(0.3, lambda: setattr(self.service, "loaded", True)).start()
 
-    def check(self):
-        pass
-
-    def wait_ready(self):
-        self.given_up, self.service.loaded = bool(self.fails), not self.fails
-        if self.fails and self.config.required:
-            raise RuntimeError(f"SSD: the draft could not be started: {self.fails}")
+    def late(self):
+        return "it is late"
 
     def begin_stop(self):
         self.events.append("begin to stop")
@@ -79,8 +78,9 @@ def launchers(monkeypatch):
 
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
     monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
-    monkeypatch.setattr(own_draft, "STOP_S", 5.0)
-    monkeypatch.setattr(own_draft, "DraftLauncher", FakeLauncher)
+    monkeypatch.setattr(own_service, "LOOK_S", 0.02)
+    monkeypatch.setattr(own_service, "STOP_S", 5.0)
+    monkeypatch.setattr(own_service, "DraftLauncher", FakeLauncher)
     monkeypatch.setattr(FakeLauncher, "made", [], raising=False)
     monkeypatch.setattr(platforms, "current_platform", gpus(4))
     yield FakeLauncher.made
@@ -93,13 +93,13 @@ def group(launchers):
     """Makes the drafts of some engines, which have not started yet."""
     made = []
 
-    def make(engines: int = 2, kv_bytes: int | None = None, **options) -> list[OwnDraft]:
+    def make(engines: int = 2, kv_bytes: int | None = None, **options) -> list[JoinedDraft]:
         for number in range(engines):
             config = engine(parallel(1, engine=number), engines=engines, **options)
             config.speculative_config.own_draft = NAME
             config.speculative_config.share_draft = engines > 1
             config.cache_config.kv_cache_memory_bytes = kv_bytes
-            made.append(OwnDraft(config))
+            made.append(JoinedDraft(config, OwnService(config)))
         return made[-engines:]
 
     yield make
@@ -108,21 +108,10 @@ def group(launchers):
 
 
 def begin_all(drafts):
-    """At the same time, the first one last."""
-    problems = []
-
-    def run(draft):
-        with suppress(RuntimeError):
-            begin(draft)
-            return
-        problems.append(draft)
-
-    threads = [threading.Thread(target=run, args=(draft,)) for draft in reversed(drafts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return problems
+    """At the same time, the first one last. Returns what went wrong."""
+    with ThreadPoolExecutor(len(drafts)) as pool:
+        starts = [pool.submit(begin, draft) for draft in reversed(drafts)]
+    return [start.exception() for start in starts if start.exception()]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -225,9 +214,9 @@ def test_a_draft_that_does_not_start(launchers, group, monkeypatch, caplog, requ
         assert "the draft could not be started: no luck" in one_sentence(error)
         return
     assert not begin_all(drafts) and not any(map(lives, drafts))
-    (line,) = said(caplog)  # the launcher's own words are not here
-    assert "the draft could not be joined: its draft is lost for good" in line
-    assert "serving begins without drafts" in line
+    joined, started = sorted(said(caplog))
+    assert "could not be joined: its draft is lost for good, and its log" in joined
+    assert "could not be started: no luck; serving begins without drafts" in started
 
 
 def test_a_gpu_that_is_shared_with_a_target_has_the_draft_first(launchers, group, caplog):
