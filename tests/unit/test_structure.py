@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 22940,
+    "../tests": 23100,
     "protocol": 2290,
     "draft": 5000,
     "lifecycle": 2560,
@@ -129,7 +129,7 @@ CEILINGS = {
     "metrics": 600,
     "worker": 2000,
     "hooks": 1475,
-    "tools": 2025,
+    "tools": 2095,
 }
 
 

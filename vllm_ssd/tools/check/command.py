@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ def add_command(commands: Any) -> None:
         help="Try every attention backend of the draft. Otherwise the check stops at the one that "
         "ssd uses: the first that computes correctly.",
     )
+    about = "Also write versions, machine, findings and counters to FILE, for a bug report."
+    add_option(parser, "--report FILE", about, argparse.FileType("w", encoding="utf-8"))
     parser.set_defaults(run=run, takes_further=True)
 
 
@@ -50,6 +53,11 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
             print(finding.shown(), flush=True)
             findings.append(finding)
     print(f"\n{summary(findings)}")
+    if args.report is not None:
+        from vllm_ssd.tools.check.report import write_report
+
+        with args.report as file:
+            write_report(file, sys.argv[1:], findings)
     return 0 if could_start(findings) else 1
 
 
