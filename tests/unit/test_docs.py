@@ -4,7 +4,6 @@ options and flags exist, with the defaults that are told."""
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
 import tomllib
@@ -75,18 +74,6 @@ def test_commands_are_run_by_a_test_or_need_more(block):
 def test_no_commands_are_listed_that_no_page_has():
     for each in COMMANDS:
         assert any(block.code.startswith(each["begins"]) for block in CHECKED_BLOCKS), each
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_programs_and_flags_exist(block):
-    for module in re.findall(r"python3? -m ((?:examples|benchmarks|vllm_ssd)[\w.]*)", block.code):
-        assert importlib.util.find_spec(module), f"{block} runs {module}, which does not exist"
-    for line in block.code.splitlines():
-        words = re.match(r"vllm-ssd (\w+) (.*)", line)
-        # The others take vLLM's arguments, too.
-        if words and words[1] in ("draft", "stats"):
-            flags = re.findall(r"(?<!\S)--[\w-]+", words[2])
-            assert set(flags) <= flags_of(words[1]), line
 
 
 @cache
