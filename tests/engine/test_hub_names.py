@@ -1,5 +1,5 @@
-"""README's ``vllm serve`` commands, word for word: models by their names on the Hugging Face Hub,
-from a cache that has tiny ones under these names."""
+"""README's ``vllm serve`` commands, word for word, with the wheel in an environment of its own:
+models by their names on the Hugging Face Hub, from a cache that has tiny ones under these names."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from huggingface_hub import constants
 from openai import OpenAI
 
 from benchmarks.common.running import counters, processes_of, run_dir_of
-from benchmarks.common.server import VLLM
 from benchmarks.common.times import Times
 from tests.support.harness import END_S, START_S, engine, greedy, wait_for, wait_gone
 from tests.support.hub_cache import store_pair
 from tests.support.pages import text_of
+from tests.support.wheel import build_wheel, environment, install, unpack_sources
 
 COMMANDS = [
     shlex.split(line)
@@ -48,7 +48,8 @@ def cache(tmp_path_factory) -> Iterator[None]:
         patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         patch.setenv("HF_HOME", str(home))
-        patch.setenv("PATH", f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}")
+        programs = install(build_wheel(unpack_sources(home / "sources")), home / "venv")
+        patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes minutes on two cores
         # Each rank gets its cores from ssd.
         patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
@@ -70,7 +71,9 @@ def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         probe.bind(("", PORT))  # or another server would be asked
     times = Times("server")
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment(), cwd=log.parent
+        )
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]
