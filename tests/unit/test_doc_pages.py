@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
 
 import vllm_ssd
 from tests.support import compatibility
@@ -22,6 +24,7 @@ from tests.upstream.listed import FILES
 from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
 
 # Quotes others' figures, too, and makes means.
+WORDS = 18750  # of all pages of docs/, until architecture.md is rewritten: then 14000
 OF_MANY_SOURCES = {"docs/dev/benchmarks.md"}
 
 
@@ -31,6 +34,23 @@ def test_versions_are_those_of_the_code():
     assert cells[1:3] == [vllm_ssd.__version__, f"`{SUPPORTED_ON_GPUS}`"]
     assert cells[3].startswith(f"`{SUPPORTED}`")
     assert f"## {vllm_ssd.__version__}" in text_of("CHANGELOG.md")
+    assert yaml.safe_load(text_of("CITATION.cff"))["version"] == vllm_ssd.__version__
+    assert f"badge/version-{vllm_ssd.__version__}-" in text_of("README.md")
+    (vllm,) = re.findall(r"badge/vLLM-([\d.]+)-", text_of("README.md"))
+    assert SpecifierSet(SUPPORTED_ON_GPUS).contains(f"{vllm}.0")
+
+
+def test_templates_of_issues_have_fields():
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir():
+        template = yaml.safe_load(path.read_text())
+        assert template["name"] and template["description"]
+        assert all(field["id"] and field["attributes"]["label"] for field in template["body"])
+
+
+def test_pages_are_short():
+    """The README fits a screen or two, and all of docs/ an hour."""
+    assert len(text_of("README.md").split()) <= 700
+    assert sum(len(text_of(page).split()) for page in DOCS) <= WORDS
 
 
 def test_the_tables_of_compatibility_are_those_of_the_list():
