@@ -24,7 +24,12 @@ from vllm_ssd.tools.draft_server import command as draft
 from vllm_ssd.tools.tune import command as tune
 
 # Commands of these pages are for machines and models that no test has, or they are diagrams.
-FOR_OTHER_MACHINES = {"docs/architecture.md", "docs/dev/benchmarks.md", "docs/rocm.md", *EXAMPLES}
+FOR_OTHER_MACHINES = {
+    "docs/dev/architecture.md",
+    "docs/dev/benchmarks.md",
+    "docs/rocm.md",
+    *EXAMPLES,
+}
 COMMANDS = tomllib.loads((ROOT / "tests/support/documented_commands.toml").read_text())["blocks"]
 # Options whose default depends on the machine or the models: how the page begins to say it.
 _BY_MACHINE = {
