@@ -34,6 +34,8 @@ COMMANDS = tomllib.loads((ROOT / "tests/support/documented_commands.toml").read_
 # Options whose default depends on the machine or the models: how the page begins to say it.
 _BY_MACHINE = {
     "model": "by family",
+    "k": "15 on GPU, 7 on CPU",
+    "f": "2 on GPU, 3 on CPU",
     "draft_device": "one the target does not use",
     "max_wait_ms": "2000 on CPU, 100 on GPU",
     "draft_dtype": "the target's",
