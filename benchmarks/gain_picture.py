@@ -11,29 +11,27 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-COLOURS = ("#1f6fd0", "#c4561a", "#1a7f37", "#8250df")
-GREY = "#59636e"
+GREY, *COLOURS = "#59636e", "#1f6fd0", "#c4561a", "#1a7f37", "#8250df"
 # Text stays text, and the same figures give the same file.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "ssd", "font.family": "sans-serif", "font.size": 9}
 
 
 def rows(markdown: str, columns: Sequence[str]) -> Iterator[list[float]]:
-    """Clients and these columns, of each row of the first table that has them all, beside a first
-    column that begins with "clients". Raises ValueError if there is none."""
+    """Clients (the first column) and these columns, of the first table that has them all."""
     for table in re.findall(r"(?:^\|.*\n)+", markdown, re.M):
         head, _, *body = (
             [cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()
         )
-        if head[0].startswith("clients") and set(columns) <= set(head):
+        if set(columns) <= set(head):
             places = [0, *map(head.index, columns)]
             yield from ([number(cells[place]) for place in places] for cells in body)
             return
-    raise ValueError(f"no table has the columns clients, {', '.join(columns)}")
+    raise ValueError(f"no table has the columns {', '.join(columns)}")
 
 
 def number(cell: str) -> float:
     """The mean of a cell's figures, without those in brackets; NaN if it has none."""
-    found = [float(figure) for figure in re.findall(r"\d+(?:\.\d+)?", re.sub(r"\(.*?\)", "", cell))]
+    found = [*map(float, re.findall(r"\d+(?:\.\d+)?", re.sub(r"\(.*?\)", "", cell)))]
     return sum(found) / len(found) if found else math.nan
 
 
@@ -49,12 +47,11 @@ def draw(markdown: str, picture: Path, base: str, columns: Sequence[str], title:
             axes.plot(clients, gains, "o-", color=colour, label=name)
             for place, gain in zip(clients, gains):
                 if name == columns[0] and not math.isnan(gain):
-                    offset = {"xytext": (4, 6), "textcoords": "offset points"}
-                    axes.annotate(f"{gain:.2f}", (place, gain), color=colour, **offset)
+                    where = (place, gain), (4, 6), "data", "offset points"
+                    axes.annotate(f"{gain:.2f}", *where, color=colour)
         axes.axhline(1, color=GREY, linestyle=":", label=base)
         axes.set_xscale("log", base=2)
         axes.set_xticks(clients, [f"{count:.0f}" for count in clients])
-        axes.minorticks_off()
         axes.set(xlabel="clients at the same time", ylim=(0, 1.1 * axes.get_ylim()[1]))
         axes.grid(axis="y", color="#d1d9e0")
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -73,8 +70,7 @@ def main() -> None:
     parser.add_argument("--title", required=True, help="what the figures are")
     parser.add_argument("columns", nargs="+", help="what is drawn")
     args = parser.parse_args()
-    markdown = args.results.read_text(encoding="utf-8")
-    draw(markdown, args.picture, args.base, args.columns, args.title)
+    draw(args.results.read_text("utf-8"), args.picture, args.base, args.columns, args.title)
 
 
 if __name__ == "__main__":

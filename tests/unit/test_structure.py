@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 23100,
+    "../tests": 23250,
     "protocol": 2290,
     "draft": 5000,
     "lifecycle": 2560,
