@@ -19,9 +19,8 @@ SVG = {"svg.fonttype": "none", "svg.hashsalt": "ssd", "font.family": "sans-serif
 def rows(markdown: str, columns: Sequence[str]) -> Iterator[list[float]]:
     """Clients (the first column) and these columns, of the first table that has them all."""
     for table in re.findall(r"(?:^\|.*\n)+", markdown, re.M):
-        head, _, *body = (
-            [cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()
-        )
+        lines = (line.strip("|").split("|") for line in table.splitlines())
+        head, _, *body = ([cell.strip() for cell in line] for line in lines)
         if set(columns) <= set(head):
             places = [0, *map(head.index, columns)]
             yield from ([number(cells[place]) for place in places] for cells in body)
@@ -61,9 +60,7 @@ def draw(markdown: str, picture: Path, base: str, columns: Sequence[str], title:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="a Markdown file with the table")
     parser.add_argument("picture", type=Path, help="the SVG to write")
     parser.add_argument("--base", required=True, help="the column by which others are divided")
