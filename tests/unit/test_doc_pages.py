@@ -87,6 +87,9 @@ def test_the_page_of_vllms_tests_has_the_files_of_the_list():
 def test_files_that_are_named_exist(page):
     for path in re.findall(r"`(?:tests/)?((?:engine|gpu|unit|support)/[\w/]+\.py)`", text_of(page)):
         assert (ROOT / "tests" / path).exists(), path
+    folders = "|".join(each.name for each in (ROOT / "vllm_ssd").iterdir() if each.is_dir())
+    for path in re.findall(rf"(?<![\w/])((?:{folders})/[\w/]+\.py)", text_of(page)):
+        assert (ROOT / "vllm_ssd" / path).exists(), path
 
 
 @pytest.mark.parametrize("page", PAGES)
