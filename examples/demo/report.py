@@ -33,13 +33,14 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     shown = Table("", "plain vLLM", "SSD")
     shown.columns[1].justify = shown.columns[2].justify = "right"
     counted = rates(_sum([turn.counters or {} for turn in ssd]))
+    emphasis = "bold" if too_noisy(plain, ssd) is None else None
     shown.add_row("answers", *(str(len(turns)) for turns in sides))
     shown.add_row("tokens a second, decoding only", *(f"{speed(turns):.1f}" for turns in sides))
-    shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style="bold")
+    shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style=emphasis)
     shown.add_row("slowest and fastest answer", *(_range(turns) for turns in sides))
-    shown.add_row("tokens a step", "1", f"{tokens_a_step(ssd):.2f}")
-    shown.add_row("a step, in steps of plain vLLM", "1", f"{step_cost(plain, ssd):.2f}")
-    shown.add_row("waited for the draft, ms a step", "", f"{counted['wait_ms']:.0f}")
+    shown.add_row("tokens a round", "1", f"{tokens_a_round(ssd):.2f}")
+    shown.add_row("a round, in steps of plain vLLM", "1", f"{round_cost(plain, ssd):.2f}")
+    shown.add_row("waited for the draft, ms a round", "", f"{counted['wait_ms']:.0f}")
     shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hit", "miss", "late"))
     shown.add_row("hits / misses / late, %", "", shares)
     shown.add_row("draft tokens, branches a position", "", f"k={plan.k}, f={plan.f}")
@@ -48,14 +49,14 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     return shown
 
 
-def tokens_a_step(turns: Sequence[Turn]) -> float:
-    """Tokens of decoding, by steps."""
-    return sum(turn.tokens for turn in turns) / max(sum(turn.steps for turn in turns), 1)
+def tokens_a_round(turns: Sequence[Turn]) -> float:
+    """Tokens of decoding, by rounds."""
+    return sum(turn.tokens for turn in turns) / max(sum(turn.rounds for turn in turns), 1)
 
 
-def step_cost(plain: Sequence[Turn], ssd: Sequence[Turn]) -> float:
-    """How long a step takes with SSD, waits included, in steps of plain vLLM."""
-    return tokens_a_step(ssd) / tokens_a_step(plain) / ratio(plain, ssd)
+def round_cost(plain: Sequence[Turn], ssd: Sequence[Turn]) -> float:
+    """How long a round takes with SSD, waits included, in steps of plain vLLM."""
+    return tokens_a_round(ssd) / tokens_a_round(plain) / ratio(plain, ssd)
 
 
 def verdict(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str:
@@ -71,9 +72,9 @@ def verdict(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str:
     if gain >= GAIN:
         return f"With SSD the same text comes {gain:.2f} times as fast, from the same cores."
     return (
-        f"With SSD the same text comes {gain:.2f} times as fast: a step brings "
-        f"{tokens_a_step(ssd):.1f} tokens, and on the target's core of this CPU takes as long as "
-        f"{step_cost(plain, ssd):.1f} steps of plain vLLM on all cores, where on GPUs it takes "
+        f"With SSD the same text comes {gain:.2f} times as fast: a round brings "
+        f"{tokens_a_round(ssd):.1f} tokens, and on the target's core of this CPU takes as long as "
+        f"{round_cost(plain, ssd):.1f} steps of plain vLLM on all cores, where on GPUs it takes "
         "about one."
     )
 

@@ -1,6 +1,6 @@
-"""A ``vllm serve`` command of the README, word for word: models by their names on the Hugging Face
-Hub, from a cache that has tiny ones under these names. unit/test_hub_names.py follows every command
-to where its processes begin."""
+"""A ``vllm serve`` command of the README, word for word, with the wheel in an environment of its
+own: models by their names on the Hub, from a cache that has tiny ones under these names. unit/test_hub_names.py
+follows every command to where its processes begin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from benchmarks.common.times import Times
 from tests.support.harness import END_S, START_S, wait_for, wait_gone
 from tests.support.hub_cache import answer, store_pair
 from tests.support.pages import text_of
+from tests.support.wheel import build_wheel, environment, install, unpack_sources
 
 COMMAND = min(
     (
@@ -48,7 +48,8 @@ def cache(tmp_path_factory) -> Iterator[None]:
     store_pair(home, COMMAND[2], json.loads(COMMAND[-1])["model"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(home))
-        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        programs = install(build_wheel(unpack_sources(home / "sources")), home / "venv")
+        patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes minutes on two cores
         # Each rank gets its cores from ssd.
         patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
@@ -62,7 +63,9 @@ def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         probe.bind(("", PORT))  # or another server would be asked
     times = Times("server")
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment(), cwd=log.parent
+        )
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]

@@ -54,7 +54,7 @@ def _granite(hidden: int, layers: int, heads: int, keys: int) -> Any:
 # The real sizes: a target's family follows from them, and whether it is larger than its draft.
 CONFIGS = {
     "meta-llama/Llama-3.3-70B-Instruct": _sizes("llama", 128256, 8192, 80, 64, 8),
-    "meta-llama/Llama-3.1-405B-Instruct-FP8": _sizes("llama", 128256, 16384, 126, 128, 8),
+    "meta-llama/Llama-3.1-405B-Instruct": _sizes("llama", 128256, 16384, 126, 128, 8),
     "meta-llama/Llama-3.2-1B-Instruct": _sizes("llama", 128256, 2048, 16, 32, 8),
     "Qwen/Qwen3-32B": _sizes("qwen3", 151936, 5120, 64, 64, 8),
     "Qwen/Qwen3-0.6B": _sizes("qwen3", 151936, 1024, 28, 16, 8),

@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4440,
-    "../tests": 23860,
+    "../tests": 23300,
     "protocol": 2170,
-    "draft": 5050,
+    "draft": 5065,
     "lifecycle": 2560,
     "relay": 1630,
     "config": 1100,
     "metrics": 500,
     "worker": 1890,
     "hooks": 1190,
-    "tools": 1640,
+    "tools": 1710,
 }
 
 

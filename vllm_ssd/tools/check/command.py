@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ def add_command(commands: Any) -> None:
     add_option(parser, "--k TOKENS", about, int)
     about = "Bonus tokens predicted for each accepted length. Default: 2 on GPUs, 3 on CPUs."
     add_option(parser, "--f COUNT", about, int)
+    about = "Also write versions, machine, findings and counters to FILE, for a bug report."
+    add_option(parser, "--report FILE", about, argparse.FileType("w", encoding="utf-8"))
     parser.set_defaults(run=run, takes_further=True)
 
 
@@ -44,6 +47,11 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
             print(finding.shown(), flush=True)
             findings.append(finding)
     print(f"\n{summary(findings)}")
+    if args.report is not None:
+        from vllm_ssd.tools.check.report import write_report
+
+        with args.report as file:
+            write_report(file, sys.argv[1:], findings)
     return int(any(finding.state == "bad" for finding in findings))
 
 
