@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 
 from examples.demo.plan import Plan
 from examples.demo.side import Turn
-from vllm_ssd.metrics import rates
 
 GAIN = 1.3  # from here on a gain needs no explanation
 # Up to here plain vLLM's speeds differ by chance, and what others take changes little.
@@ -32,7 +30,7 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     sides = (plain, ssd)
     shown = Table("", "plain vLLM", "SSD")
     shown.columns[1].justify = shown.columns[2].justify = "right"
-    counted = rates(_sum([turn.counters or {} for turn in ssd]))
+    counted = _a_round(ssd)
     emphasis = "bold" if too_noisy(plain, ssd) is None else None
     shown.add_row("answers", *(str(len(turns)) for turns in sides))
     shown.add_row("tokens a second, decoding only", *(f"{speed(turns):.1f}" for turns in sides))
@@ -40,8 +38,8 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     shown.add_row("slowest and fastest answer", *(_range(turns) for turns in sides))
     shown.add_row("tokens a round", "1", f"{tokens_a_round(ssd):.2f}")
     shown.add_row("a round, in steps of plain vLLM", "1", f"{round_cost(plain, ssd):.2f}")
-    shown.add_row("waited for the draft, ms a round", "", f"{counted['wait_ms']:.0f}")
-    shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hit", "miss", "late"))
+    shown.add_row("waited for the draft, ms a round", "", f"{counted['wait_us'] / 1000:.0f}")
+    shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hits", "misses", "late"))
     shown.add_row("hits / misses / late, %", "", shares)
     shown.add_row("draft tokens, branches a position", "", f"k={plan.k}, f={plan.f}")
     others = (max(turn.taken for turn in turns) for turns in sides)
@@ -113,11 +111,9 @@ def _range(turns: Sequence[Turn]) -> str:
     return f"{min(speeds):.1f} to {max(speeds):.1f}"
 
 
-def _sum(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the counters that ``rates`` needs."""
-    total: dict[str, Any] = {
-        name: sum(each[name] for each in counters)
-        for name in ("rounds", "hits", "misses", "late", "wait_us")
-    }
-    total["accepted"] = [sum(many) for many in zip(*(each["accepted"] for each in counters))]
-    return total
+def _a_round(turns: Sequence[Turn]) -> dict[str, float]:
+    """Counters of a draft, divided by the rounds."""
+    each = [turn.counters or {} for turn in turns]
+    names = ("rounds", "hits", "misses", "late", "wait_us")
+    total = {name: sum(counters.get(name, 0) for counters in each) for name in names}
+    return {name: count / max(total["rounds"], 1) for name, count in total.items()}

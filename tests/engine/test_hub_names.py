@@ -1,6 +1,6 @@
 """A ``vllm serve`` command of the README, word for word, with the wheel in an environment of its
-own: models by their names on the Hub, from a cache that has tiny ones under these names. unit/test_hub_names.py
-follows every command to where its processes begin."""
+own: models by their names on the Hub, from a cache that has tiny ones under these names.
+unit/test_hub_names.py follows every command to where its processes begin."""
 
 from __future__ import annotations
 

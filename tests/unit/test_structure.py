@@ -119,8 +119,8 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4440,
-    "../tests": 23300,
+    "../benchmarks": 4265,
+    "../tests": 23440,
     "protocol": 2170,
     "draft": 5065,
     "lifecycle": 2560,

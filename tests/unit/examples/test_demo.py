@@ -21,7 +21,15 @@ from examples.demo.report import (
 from examples.demo.screen import Pane
 from examples.demo.side import Turn
 
-COUNTERS = {"rounds": 4, "hits": 2, "misses": 1, "late": 1, "wait_us": 8000, "accepted": [0, 4]}
+COUNTERS = {
+    "rounds": 4,
+    "hits": 2,
+    "misses": 1,
+    "late": 1,
+    "wait_us": 8000,
+    "accepted": [0, 4],
+    "ready": [1, 1],
+}
 
 
 def turns(*speeds: float, taken: float = 0.0, token: int = 1) -> list[Turn]:
