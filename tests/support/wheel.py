@@ -19,6 +19,7 @@ PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 def unpack_sources(folder: Path) -> Path:
     """What an sdist unpacks to, made from a copy, since building leaves files behind."""
+    folder.mkdir(exist_ok=True)
     for name in SOURCES:
         shutil.copy(ROOT / name, folder)
     pycache = shutil.ignore_patterns("__pycache__")
