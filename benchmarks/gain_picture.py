@@ -55,7 +55,7 @@ def draw(markdown: str, picture: Path, base: str, columns: Sequence[str], title:
         axes.grid(axis="y", color="#d1d9e0")
         axes.spines[["top", "right", "left"]].set_visible(False)
         figure.suptitle(title)
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
         figure.savefig(picture, metadata={"Date": None})
 
 
