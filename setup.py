@@ -1,11 +1,35 @@
 """Packaging. vLLM itself is no hard requirement: its CPU and ROCm builds are other distributions
 than the one on PyPI, so the installed vLLM is checked when method ssd is asked for."""
 
+import gzip
+import io
+import os
+import tarfile
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.sdist import sdist
+
+
+class Sdist(sdist):
+    """With SOURCE_DATE_EPOCH, the same sources give the same archive. Wheels do so anyway."""
+
+    def make_archive(self, *args, **kwargs):
+        path = super().make_archive(*args, **kwargs)
+        if (date := os.environ.get("SOURCE_DATE_EPOCH")) is not None:
+            packed = io.BytesIO()
+            with tarfile.open(path) as made, tarfile.open(fileobj=packed, mode="w") as even:
+                for member in made.getmembers():
+                    member.mtime, member.uid, member.gid = int(date), 0, 0
+                    member.uname = member.gname = ""
+                    member.pax_headers = {}  # they have dates, too
+                    even.addfile(member, made.extractfile(member) if member.isfile() else None)
+            Path(path).write_bytes(gzip.compress(packed.getvalue(), mtime=int(date)))
+        return path
+
 
 setup(
+    cmdclass={"sdist": Sdist},
     name="vllm-ssd",
     version="0.1.0",
     description="Speculative Speculative Decoding for vLLM: drafting ahead on a device of its own",

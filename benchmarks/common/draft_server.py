@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.models import Model
 from vllm_ssd.config.draft_server import FLAGS
+from vllm_ssd.protocol.draft_names import find_all
 
 _LAST_WORDS = 3000
 
@@ -32,31 +32,43 @@ def service_words(
     return words
 
 
-@contextmanager
-def draft_server(
-    words: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str],
-    limit_s: float,
-    command: Callable[..., list[str]] = lambda *words: list(words),
-) -> Iterator[None]:
-    """As soon as its drafts are loaded, until the end. words: after "draft". environment: added to
-    ours. command: the words of a command that runs one elsewhere. Ends the program, with the
-    server's last words, if it ends or takes longer than ``limit_s`` seconds."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command(sys.executable, "-m", "vllm_ssd.cli", "draft", *words),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-        )
-    try:
+class DraftServer:
+    """One that starts as soon as it is made. words: after "draft". environment: added to ours."""
+
+    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]):
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vllm_ssd.cli", "draft", *words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+
+    def wait_named(self, name: str, limit_s: float) -> None:
+        """Until engines can start, which may join it once its drafts are loaded."""
+        self._wait(lambda: bool(drafts_named(name)), limit_s)
+
+    def wait_loaded(self, limit_s: float) -> None:
+        """Until its drafts are loaded."""
+        self._wait(lambda: b"engines join it with" in self._log.read_bytes(), limit_s)
+
+    def _wait(self, done: Callable[[], bool], limit_s: float) -> None:
+        """Ends the program, with the server's last words, if it ends or takes longer."""
         deadline = time.monotonic() + limit_s
-        while b"engines join it with" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(log.read_text(errors="replace")[-_LAST_WORDS:])
+        while not done():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(self._log.read_text(errors="replace")[-_LAST_WORDS:])
             time.sleep(0.2)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def drafts_named(name: str) -> list[Path]:
+    """The run directories of a service's drafts; none if there is no such service."""
+    try:
+        return [run_dir for run_dir, _ in find_all(name)]
+    except ValueError:
+        return []

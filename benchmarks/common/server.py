@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from benchmarks.common.running import run_dir_of
 from benchmarks.common.times import Times
 from vllm_ssd.tools.port import held_port
 
-VLLM = Path(sys.executable).with_name("vllm")
-VLLM_MODULE = "vllm.entrypoints.cli.main"
+_VLLM = Path(sys.executable).with_name("vllm")
+# The script is missing where vLLM was unpacked and not installed.
+_MODULE = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+VLLM = [str(_VLLM)] if _VLLM.exists() else _MODULE
 NAME = "target"  # of the model, to clients
 END_S = 60.0
 _LAST_WORDS = 3000
@@ -30,7 +31,8 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """One server on a free port of this machine, starting as soon as it is made."""
+    """One server on a free port of this machine, starting as soon as it is made. As a context it
+    is gone at the end."""
 
     def __init__(
         self,
@@ -43,9 +45,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._times = Times("server")
-        # The script is missing where vLLM was unpacked and not installed.
-        script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
-        command = [*script, "serve", *command_line(arguments)]
+        command = [*VLLM, "serve", *command_line(arguments)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -90,6 +90,13 @@ class Server:
             self._times.ended()
             self._port_holder.close()
 
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end()
+
     def _healthy(self) -> bool:
         try:
             return httpx.get(f"{self.url}/health").status_code == httpx.codes.OK
@@ -98,23 +105,6 @@ class Server:
 
     def _last_words(self) -> str:
         return self.log.read_text(errors="replace")[-_LAST_WORDS:]
-
-
-@contextmanager
-def healthy_server(
-    arguments: Mapping[str, Any],
-    log: Path,
-    limit_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Server]:
-    """One that answers, gone at the end in any case; raises as ``Server.wait_healthy``."""
-    server = Server(arguments, log, environment)
-    try:
-        server.wait_healthy(limit_s)
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.end()
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options=combinations(args.option),
         eagle3=args.eagle3,
         accepted=args.accepted,
-        quantisation=args.quantisation,
     )
     sides = plan.sides()
     about = about_run("benchmarks.serving", arguments, [name for name, _ in before], engine)
@@ -109,20 +108,13 @@ def _groups(sides: Sequence[Side], together: Sequence[tuple[str, str]]) -> list[
         return [[side] for side in sides]
     gpus = dict(together)
     visible = [{"CUDA_VISIBLE_DEVICES": gpus[side.kind]} for side in sides]
-    return [
-        [
-            replace(side, environment={**side.environment, **its})
-            for side, its in zip(sides, visible)
-        ]
-    ]
+    return [[replace(s, environment=s.environment | its) for s, its in zip(sides, visible)]]
 
 
 def _prompts(target: str, datasets: dict[str, Dataset], args: argparse.Namespace) -> Prompts:
     from transformers import AutoTokenizer
 
-    limits = [CLIENTS[client].longest_prompt for client in args.client]
-    room = args.max_model_len - args.turns * (args.tokens + SLACK_TOKENS) + SLACK_TOKENS
-    longest = min([room, *(limit for limit in limits if limit is not None)])
+    longest = args.max_model_len - args.turns * (args.tokens + SLACK_TOKENS) + SLACK_TOKENS
     return Prompts(AutoTokenizer.from_pretrained(target), datasets, longest)
 
 

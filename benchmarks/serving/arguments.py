@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("sweep", nargs="?", choices=list(SWEEPS), default="concurrency", help="what is varied")
     add("--quick", action="store_true", help="tiny defaults for everything, for a CPU")
     clients = chosen_from(list(CLIENTS), "clients")
-    add("--client", type=clients, default=["vllm"], help="vllm, sglang, own or several of them")
+    add("--client", type=clients, default=["vllm"], help="vllm, own or both")
     kinds = chosen_from(KINDS, "sides")
     add("--sides", type=kinds, default=[*KINDS], help=f"default: {','.join(KINDS)}")
     add_engine_arguments(parser)
@@ -58,7 +58,6 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add("--eagle3", metavar="HEAD", help=head)
     given = f"tokens a round that --eagle3 {STANDIN} is given, each a side; default: 2.5,3,3.5"
     add("--accepted", type=reals, default=[2.5, 3.0, 3.5], help=given)
-    add("--quantisation", default="fp8", help="of ssd-quantised's draft, as vLLM names it")
     add(
         "--dataset",
         type=lambda text: text.split(","),

@@ -4,9 +4,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-Kind = Literal["plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd", "ssd-quantised"]
+Kind = Literal["plain", "draft_model", "ngram", "eagle3", "ssd-f0", "ssd"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OURS: tuple[Kind, ...] = ("ssd-f0", "ssd", "ssd-quantised")  # those with a draft of their own
+OURS: tuple[Kind, ...] = ("ssd-f0", "ssd")  # those with a draft of their own
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -26,11 +26,11 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Mean and percentiles in milliseconds; None: the client does not tell."""
+    """Mean and percentiles in milliseconds."""
 
     mean: float
     p50: float
-    p99: float | None
+    p99: float
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -40,8 +40,7 @@ class Seen(msgspec.Struct, frozen=True):
     time to the first token; itl: time between two messages with tokens (speculation puts several
     tokens into one message); tpot: an answer's time after its first token, divided by the tokens
     after it; e2e: of a whole answer; gap: an answer's longest itl. texts: the answers, in the order
-    of the prompts; of a chat, all its answers in one. None, or empty: the client does not tell.
-    """
+    of the prompts; of a chat, all its answers in one."""
 
     completed: int
     seconds: float
@@ -50,8 +49,8 @@ class Seen(msgspec.Struct, frozen=True):
     ttft: Spread
     itl: Spread
     tpot: Spread
-    gap: Spread | None = None
-    texts: list[str] = []
+    gap: Spread
+    texts: list[str]
 
 
 class Speculation(msgspec.Struct, frozen=True):

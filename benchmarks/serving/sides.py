@@ -19,7 +19,7 @@ class Plan:
     as is each k and f of ssd. ssd-f0 has the same k; draft_model, ngram and eagle3, whose head
     is ``eagle3``, have ``other_k``. accepted: tokens a round that a head without weights is given,
     each a side. options: further ones of ssd, each combination a side.
-    quantisation: of the draft of ssd-quantised, as vLLM names it. gpus: visible ones, 0 on CPUs.
+    gpus: visible ones, 0 on CPUs.
     """
 
     engine: dict[str, Any]
@@ -33,7 +33,6 @@ class Plan:
     options: Sequence[dict[str, Any]] = ({},)
     eagle3: str | None = None
     accepted: Sequence[float] = ()
-    quantisation: str = "fp8"
 
     def sides(self) -> list[Side]:
         """Those that this machine can run, in the order of the table."""
@@ -54,8 +53,6 @@ class Plan:
     def _obstacle(self, side: Side) -> str | None:
         if side.gpus > self.gpus:
             return f"{side.name} needs {side.gpus} GPUs of {self.gpus}"
-        if side.kind == "ssd-quantised" and self.quantisation == "fp8" and not self.gpus:
-            return f"{side.name} needs a GPU, or another --quantisation"
         if side.kind == "eagle3" and self.accepted and not self.gpus:
             return f"{side.name} needs a GPU: vLLM gives no acceptance on CPUs"
         return None
@@ -90,8 +87,6 @@ class Plan:
         if kind == "ssd-f0":
             # As ordinary speculation does; "auto" would do without drafts where they cost more.
             fixed["on_miss"] = "wait"
-        elif kind == "ssd-quantised":
-            fixed["quantization"] = self.quantisation
         found: list[tuple[str, dict[str, Any] | None]] = []
         for draft, further, k in product(self.drafts, self.options, self.k):
             for f in [0] if kind == "ssd-f0" else self.f:

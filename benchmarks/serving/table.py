@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.common.markdown import table_head, table_row
-from benchmarks.serving.records import KINDS, OURS, Kind, Load, Result, Run, Side, Spread
+from benchmarks.serving.records import KINDS, OURS, Load, Result, Run, Side, Spread
 
 _NONE = "–"
 _GIVEN = "tokens a round are given, not measured. The head has no weights: its drafts are nonsense."
@@ -13,20 +13,22 @@ _BASELINES = [kind for kind in KINDS if kind not in OURS or kind == "ssd-f0"]
 _OF_LOAD: dict[str, Callable[[Run], str]] = {
     "client": lambda run: run.client,
     "data": lambda run: run.load.dataset,
-    "prompt": lambda run: _told(run.load.prompt_tokens, "own"),
+    "prompt": lambda run: str(run.load.prompt_tokens or "own"),
     "turns": lambda run: str(run.load.turns),
     "T": lambda run: f"{run.load.temperature:g}",
-    "clients": lambda run: _told(run.load.concurrency, "any"),
+    "clients": lambda run: str(run.load.concurrency or "any"),
     "repeat": lambda run: str(run.load.repeat),
 }
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """What is the same in all runs, a table of them, and what failed."""
+def markdown(results: Sequence[Result], per_gpu: bool = False) -> str:
+    """What is the same in all runs, a table of them, and what failed. per_gpu: whether ratios are
+    those of tokens a second per GPU."""
     runs = [(result.side, run) for result in results for run in result.runs]
     varied = [name for name, of in _OF_LOAD.items() if len({of(run) for _, run in runs}) > 1]
-    kinds = [kind for kind in _BASELINES if any(side.kind == kind for side, _ in runs)]
-    rows = [dict(_row(side, run, runs, varied, kinds)) for side, run in _by_load(runs)]
+    bases = [_base(side) for kind in _BASELINES for side, _ in runs if side.kind == kind]
+    told = varied, list(dict.fromkeys(bases)), per_gpu
+    rows = [dict(_row(side, run, runs, *told)) for side, run in _by_load(runs)]
     lines = []
     if rows:
         same = [name for name in _OF_LOAD if name not in varied and name != "repeat"]
@@ -48,17 +50,25 @@ def speed(run: Run) -> float:
     return run.seen.tokens / run.seen.seconds
 
 
-def beside(side: Side, run: Run, runs: Sequence[tuple[Side, Run]], kind: Kind) -> Run | None:
-    """The fastest run of a side of ``kind`` under the same load, with as many ranks; None if there
-    is none."""
+def _base(side: Side) -> str:
+    """What others are compared with: the fastest side of a kind, or each that was given its
+    tokens."""
+    return side.name if _is_given(side) else side.kind
+
+
+def _beside(
+    side: Side, run: Run, runs: Sequence[tuple[Side, Run]], base: str
+) -> tuple[Side, Run] | None:
+    """The fastest run of a side that is ``base`` under the same load, with as many ranks; None if
+    there is none."""
     same = [
-        other
+        (other_side, other)
         for other_side, other in runs
-        if other_side.kind == kind
+        if _base(other_side) == base
         and other_side.tp == side.tp
         and (other.client, other.load) == (run.client, run.load)
     ]
-    return max(same, key=speed, default=None)
+    return max(same, key=lambda pair: speed(pair[1]), default=None)
 
 
 def _row(
@@ -66,7 +76,8 @@ def _row(
     run: Run,
     runs: Sequence[tuple[Side, Run]],
     varied: Sequence[str],
-    kinds: Sequence[Kind],
+    bases: Sequence[str],
+    per_gpu: bool,
 ) -> Iterator[tuple[str, str]]:
     """(column, cell) of a run."""
     seen, counted = run.seen, run.speculation
@@ -74,9 +85,13 @@ def _row(
         yield name, _OF_LOAD[name](run)
     yield "side", side.name
     yield "tokens/s", f"{speed(run):.1f}"
-    for kind in kinds:
-        other = None if side.kind == kind else beside(side, run, runs, kind)
-        yield f"x {kind}", f"{speed(run) / speed(other):.2f}" if other else _NONE
+    for base in bases:
+        other = None if _base(side) == base else _beside(side, run, runs, base)
+        ratio = speed(run) / speed(other[1]) if other else 0.0
+        if other and per_gpu:
+            ratio *= other[0].gpus / side.gpus
+        yield f"x {base}", f"{ratio:.2f}" if other else _NONE
+    yield "GPUs", str(side.gpus or _NONE)
     yield "tokens/s/GPU", f"{speed(run) / side.gpus:.1f}" if side.gpus else _NONE
     yield "E2E", _spread(seen.e2e, 0)
     yield "TTFT", _spread(seen.ttft, 0)
@@ -86,13 +101,13 @@ def _row(
     yield "tokens a round", f"{counted.tokens_per_round:.2f}" if counted else _NONE
     yield "hit / miss / late", _shares(counted)
     comparable = side.kind != "plain" and not _is_given(side)
-    plain = beside(side, run, runs, "plain") if comparable else None
-    yield "texts as plain", _same_texts(run, plain)
+    plain = _beside(side, run, runs, "plain") if comparable else None
+    yield "texts as plain", _same_texts(run, plain[1] if plain else None)
 
 
 def _same_texts(run: Run, plain: Run | None) -> str:
     """How many greedy answers, or chats, are plain vLLM's. In 16 bits some part at near ties."""
-    if plain is None or run.load.temperature or not (run.seen.texts and plain.seen.texts):
+    if plain is None or run.load.temperature:
         return _NONE
     same = sum(own == other for own, other in zip(run.seen.texts, plain.seen.texts))
     return f"{same} of {len(run.seen.texts)}"
@@ -111,16 +126,8 @@ def _by_load(runs: Sequence[tuple[Side, Run]]) -> list[tuple[Side, Run]]:
     return sorted(runs, key=lambda pair: order[pair[1].client, pair[1].load])
 
 
-def _told(value: float | None, none: str, form: str = "g") -> str:
-    return none if value is None else f"{value:{form}}"
-
-
-def _spread(times: Spread | None, digits: int) -> str:
-    if times is None:
-        return _NONE
-    return " / ".join(
-        _told(value, _NONE, f".{digits}f") for value in (times.mean, times.p50, times.p99)
-    )
+def _spread(times: Spread, digits: int) -> str:
+    return " / ".join(f"{value:.{digits}f}" for value in (times.mean, times.p50, times.p99))
 
 
 def _shares(counted: Any) -> str:

@@ -25,10 +25,10 @@ from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from benchmarks.common.arguments import SMALL, add_engine_arguments, log_folder
-from benchmarks.common.draft_server import draft_server, service_words
+from benchmarks.common.draft_server import DraftServer, drafts_named, service_words
 from benchmarks.common.gpus import visible_gpus
 from benchmarks.common.running import alive, leftovers
-from benchmarks.common.server import Server, healthy_server
+from benchmarks.common.server import Server
 from benchmarks.common.subject import find_subject
 from benchmarks.serving.records import Side
 from benchmarks.serving.sides import Plan
@@ -40,7 +40,6 @@ from benchmarks.standin import environment
 from benchmarks.standin.folders import say
 from vllm_ssd.config.draft_server import FLAGS
 from vllm_ssd.lifecycle.cores import available_cores
-from vllm_ssd.protocol.draft_names import find_all
 
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
@@ -65,7 +64,7 @@ QUICK: dict[str, Any] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     args = _parse(arguments)
-    target, draft, gpus, engine = find_subject("benchmarks.soak", arguments, args)
+    target, draft, gpus, engine, _ = find_subject("benchmarks.soak", arguments, args)
     options = {
         **({"max_restarts": MANY_RESTARTS} if args.kill_every else {}),
         **dict(args.option),
@@ -97,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     limit_s = args.start_timeout
     log = logs / "plain.log"
-    with healthy_server(plain_side.engine, log, limit_s, plain_side.environment) as server:
+    with Server(plain_side.engine, log, plain_side.environment) as server:
+        server.wait_healthy(limit_s)
         say("the plain server is up")
         plain = asyncio.run(_reference(args, server, questions))
         processes = server.processes()
@@ -117,11 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             words += ["--max-model-len", str(args.max_model_len)]
             log = logs / "drafts.log"
-            ends.enter_context(draft_server(words, log, environment(), limit_s))
-            service_dirs = [run_dir for run_dir, _ in find_all(SERVICE)]
+            service = DraftServer(words, log, environment())
+            ends.callback(service.end)
+            service.wait_loaded(limit_s)
+            service_dirs = drafts_named(SERVICE)
             say(f"{len(service_dirs)} drafts are up")
-        started = healthy_server(side.engine, logs / "ssd.log", limit_s, side.environment)
-        server = ends.enter_context(started)
+        server = ends.enter_context(Server(side.engine, logs / "ssd.log", side.environment))
+        server.wait_healthy(limit_s)
         say(f"the server with method ssd is up; load for {args.minutes:g} minutes")
         run_dir = server.run_dir()
         assert run_dir is not None

@@ -13,6 +13,8 @@ PARTS = 4
 _EXAMPLES = 10  # of what went wrong; more are in the JSON file
 _MEANS = ("target_mib", "draft_mib", "ray_mib", "gpu_mib", "open_files", "shared_files")
 _SHARES = ("hits", "misses", "late")
+_COUNTED = ("finished", "aborted", "failures", "compared", "differences")
+_OF_FLOW = ("tokens", "longest_gap", "longest_start")
 # Figures of one of the equal parts of the time under load, by name: shares of its rounds for
 # `_SHARES`, means for `_MEANS`. None: there is no such figure.
 Part = dict[str, float | None]
@@ -53,7 +55,6 @@ def summarise(
     compare_required: bool,
 ) -> Summary:
     """The figures of a soak, and what of them is a failure."""
-    flow = outcome.flow
     problems = []
     if outcome.failures:
         problems.append(f"{len(outcome.failures)} requests failed")
@@ -67,14 +68,8 @@ def summarise(
         problems.append("something is left after the end")
     return Summary(
         seconds=samples[-1].at - samples[0].at,
-        tokens=flow.tokens,
-        finished=outcome.finished,
-        aborted=outcome.aborted,
-        failures=outcome.failures,
-        compared=outcome.compared,
-        differences=outcome.differences,
-        longest_gap=flow.longest_gap,
-        longest_start=flow.longest_start,
+        **{name: getattr(outcome, name) for name in _COUNTED},
+        **{name: getattr(outcome.flow, name) for name in _OF_FLOW},
         harm=harm,
         harmed_at=list(harmed_at),
         died=died,

@@ -88,8 +88,6 @@ def compare(
         plan = best_plan(measure(target, draft, cores, own, split.draft))
     # vLLM's own choice would leave one of two cores to its other processes: 40% slower here.
     all_cores = ",".join(map(str, cores))
-    # vLLM leaves some shared memory to Python to remove, which would warn of it at the very end.
-    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     drafting = {**plan.options(), "model": str(draft)}
     specs = (
         EngineSpec(target, None, environment(all_cores), models / "demo-plain.log"),

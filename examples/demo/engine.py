@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_MODEL_LEN = 1024
 WARM_UP_TOKENS = 8
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step of the engine added to an answer. look: what the target found when it looked
-    for the draft tokens of this step, "hits", "misses" or "late"; None if it did not look. at:
+    """What one round added to an answer. look: what the target found when it looked
+    for the draft tokens of this round, "hits", "misses" or "late"; None if it did not look. at:
     seconds on the machine's clock."""
 
     text: str
@@ -94,6 +95,9 @@ async def _serve(
             enforce_eager=True,
             enable_prefix_caching=False,  # or every turn but the first one would have no prefill
             disable_log_stats=True,
+            # As on one GPU. A worker process would share memory with the engine core, which vLLM
+            # leaves to Python to remove, with a warning at the demo's very end.
+            distributed_executor_backend=ONE_PROCESS,
             speculative_config=spec.speculative,
         )
     )

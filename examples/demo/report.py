@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 
 from examples.demo.plan import Plan
 from examples.demo.side import Turn
-from vllm_ssd.metrics import rates
 
 GAIN = 1.3  # from here on a gain needs no explanation
 # Up to here plain vLLM's speeds differ by chance, and what others take changes little.
@@ -32,15 +30,16 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     sides = (plain, ssd)
     shown = Table("", "plain vLLM", "SSD")
     shown.columns[1].justify = shown.columns[2].justify = "right"
-    counted = rates(_sum([turn.counters or {} for turn in ssd]))
+    counted = _a_round(ssd)
+    emphasis = "bold" if too_noisy(plain, ssd) is None else None
     shown.add_row("answers", *(str(len(turns)) for turns in sides))
     shown.add_row("tokens a second, decoding only", *(f"{speed(turns):.1f}" for turns in sides))
-    shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style="bold")
+    shown.add_row("ratio", "1", f"{ratio(plain, ssd):.2f}", style=emphasis)
     shown.add_row("slowest and fastest answer", *(_range(turns) for turns in sides))
-    shown.add_row("tokens a step", "1", f"{tokens_a_step(ssd):.2f}")
-    shown.add_row("a step, in steps of plain vLLM", "1", f"{step_cost(plain, ssd):.2f}")
-    shown.add_row("waited for the draft, ms a step", "", f"{counted['wait_ms']:.0f}")
-    shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hit", "miss", "late"))
+    shown.add_row("tokens a round", "1", f"{tokens_a_round(ssd):.2f}")
+    shown.add_row("a round, in steps of plain vLLM", "1", f"{round_cost(plain, ssd):.2f}")
+    shown.add_row("waited for the draft, ms a round", "", f"{counted['wait_us'] / 1000:.0f}")
+    shares = " / ".join(f"{counted[name] * 100:.0f}" for name in ("hits", "misses", "late"))
     shown.add_row("hits / misses / late, %", "", shares)
     shown.add_row("draft tokens, branches a position", "", f"k={plan.k}, f={plan.f}")
     others = (max(turn.taken for turn in turns) for turns in sides)
@@ -48,14 +47,14 @@ def table(plain: Sequence[Turn], ssd: Sequence[Turn], plan: Plan) -> Table:
     return shown
 
 
-def tokens_a_step(turns: Sequence[Turn]) -> float:
-    """Tokens of decoding, by steps."""
-    return sum(turn.tokens for turn in turns) / max(sum(turn.steps for turn in turns), 1)
+def tokens_a_round(turns: Sequence[Turn]) -> float:
+    """Tokens of decoding, by rounds."""
+    return sum(turn.tokens for turn in turns) / max(sum(turn.rounds for turn in turns), 1)
 
 
-def step_cost(plain: Sequence[Turn], ssd: Sequence[Turn]) -> float:
-    """How long a step takes with SSD, waits included, in steps of plain vLLM."""
-    return tokens_a_step(ssd) / tokens_a_step(plain) / ratio(plain, ssd)
+def round_cost(plain: Sequence[Turn], ssd: Sequence[Turn]) -> float:
+    """How long a round takes with SSD, waits included, in steps of plain vLLM."""
+    return tokens_a_round(ssd) / tokens_a_round(plain) / ratio(plain, ssd)
 
 
 def verdict(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str:
@@ -71,9 +70,9 @@ def verdict(plain: Sequence[Turn], ssd: Sequence[Turn]) -> str:
     if gain >= GAIN:
         return f"With SSD the same text comes {gain:.2f} times as fast, from the same cores."
     return (
-        f"With SSD the same text comes {gain:.2f} times as fast: a step brings "
-        f"{tokens_a_step(ssd):.1f} tokens, and on the target's core of this CPU takes as long as "
-        f"{step_cost(plain, ssd):.1f} steps of plain vLLM on all cores, where on GPUs it takes "
+        f"With SSD the same text comes {gain:.2f} times as fast: a round brings "
+        f"{tokens_a_round(ssd):.1f} tokens, and on the target's core of this CPU takes as long as "
+        f"{round_cost(plain, ssd):.1f} steps of plain vLLM on all cores, where on GPUs it takes "
         "about one."
     )
 
@@ -112,11 +111,9 @@ def _range(turns: Sequence[Turn]) -> str:
     return f"{min(speeds):.1f} to {max(speeds):.1f}"
 
 
-def _sum(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the counters that ``rates`` needs."""
-    total: dict[str, Any] = {
-        name: sum(each[name] for each in counters)
-        for name in ("rounds", "hits", "misses", "late", "wait_us")
-    }
-    total["accepted"] = [sum(many) for many in zip(*(each["accepted"] for each in counters))]
-    return total
+def _a_round(turns: Sequence[Turn]) -> dict[str, float]:
+    """Counters of a draft, divided by the rounds."""
+    each = [turn.counters or {} for turn in turns]
+    names = ("rounds", "hits", "misses", "late", "wait_us")
+    total = {name: sum(counters.get(name, 0) for counters in each) for name in names}
+    return {name: count / max(total["rounds"], 1) for name, count in total.items()}

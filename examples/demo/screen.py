@@ -17,7 +17,7 @@ from examples.demo.side import Side, Turn
 
 COLOURS = {"hits": "green", "misses": "red", "late": "yellow"}
 LEGEND = Text.assemble(
-    *("Right: one colour for each step of the target. ", ("Green", "green"), ": its draft tokens "),
+    *("Right: one colour for each round. ", ("Green", "green"), ": its draft tokens "),
     *("were ready (hit). ", ("Red", "red"), ": the draft had not predicted the outcome (miss). "),
     *(("Yellow", "yellow"), ": the draft came late."),
     style="dim",

@@ -38,8 +38,8 @@ class Turn:
         return sum(len(piece.token_ids) for piece in self.pieces[1:])
 
     @property
-    def steps(self) -> int:
-        """Steps of decoding: each brings a piece."""
+    def rounds(self) -> int:
+        """Rounds of decoding: each brings a piece."""
         return max(len(self.pieces) - 1, 0)
 
     @property

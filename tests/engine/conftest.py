@@ -31,18 +31,18 @@ LONGEST = [
     f"test_{name}.py"
     for name in (
         "draft_service",
-        "hub_names",
-        "lossless",
-        "remote_draft",
         "features",
         "restart",
+        "remote_draft",
+        "equal_draft",
+        "lossless",
         "server",
         "tune",
-        "upstream",
         "sampling",
+        "upstream",
         "start",
-        "equal_draft",
         "soak",
+        "hub_names",
     )
 ]
 

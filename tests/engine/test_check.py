@@ -14,7 +14,7 @@ from tests.support.starts import ROOT
 
 @pytest.fixture(scope="module")
 def checks(target, draft, tmp_path_factory):
-    """What each says, and its exit status; two at a time, as most of a check is a start of Ray."""
+    """What each says, and its exit status."""
 
     def check(*words: str) -> tuple[str, int]:
         done = subprocess.run(
@@ -41,7 +41,7 @@ def test_a_pair_that_fits(checks):
     others = [line for line in lines[:-1] if line[0] not in ("ok", "->")]
     assert [line[:3] for line in others] == [["note", "draft's", "size"]], said
     assert said.splitlines()[-1] == "ssd can start, 1 to note"
-    for words in ("49152 tokens", "sdpa: right in the self-test", "GiB of weights", "with a token"):
+    for words in ("49152 tokens", "sdpa: right in the self-test", "GiB of weights", "MiB"):
         assert words in said
 
 

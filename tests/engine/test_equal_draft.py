@@ -1,8 +1,13 @@
-"""A draft that equals its target: it is always right, and ahead of it (invariant 5). It sleeps with
-its target, wakes up with it, and takes other weights in between: texts are those of an engine
-without it, nobody waits for it while it is away, and its drafts come back. Nothing of it listens to
-the network. Then the worst end: engine core and keeper are killed at once, so that nobody puts
-anything away.
+"""A draft that equals its target: it is always right, and ahead of it (invariant 5).
+
+It reads texts by itself. So it does not matter to it that the target has KV of a text already, or
+has lost some: as many draft tokens are accepted as without that. (Drafts that need the target's
+hidden states may fall to one token a round.) The KV of a connector is shown in test_kv_transfer.
+
+It sleeps with its target, wakes up with it, and takes other weights in between: texts are those of
+an engine without it, nobody waits for it while it is away, and its drafts come back. Nothing of it
+listens to the network. Then the worst end: engine core and keeper are killed at once, so that
+nobody puts anything away.
 
 A step of the target lasts until the draft is ahead, so that the draft has all the time it needs:
 every miss, late branch or rejected draft is an error of ours.
@@ -10,57 +15,82 @@ every miss, late branch or rejected draft is an error of ours.
 
 from __future__ import annotations
 
+import random
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from socket import AF_INET
 from typing import Any
 
 import psutil
 import pytest
-from safetensors import safe_open
 
 from benchmarks.common.running import counters, leftovers, processes_of
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import (
-    OWN_PROCESS,
     PATIENT,
     SSD,
     engine,
     greedy,
     own_run_dir,
     serves,
-    texts,
     wait_for,
 )
 from vllm_ssd.lifecycle.actor import HANG_S
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.protocol import rundir
 
-PROMPTS = [{"prompt_token_ids": [(7 * n + m**2) % 400 for m in range(5 + 9 * n)]} for n in range(4)]
+PROMPTS = [[(7 * n + m**2) % 400 for m in range(5 + 9 * n)] for n in range(4)]
 K, TOKENS = 3, 48
-# Sleep and new weights reach a worker in a process of its own; in test_features.py, sleep reaches
-# one in the engine core's.
-OPTIONS: dict[str, Any] = {**OWN_PROCESS, **PATIENT}
-OPTIONS |= {"max_model_len": 256, "skip_tokenizer_init": True}
-TRANSFER: dict[str, Any] = {
-    "weight_transfer_config": {"backend": "files"},
-    "worker_extension_cls": "tests.support.file_transfer.Registered",
+ROUNDS = 12
+LONGER = 1 + ROUNDS * (K + 1)  # tokens of these rounds; the prompt's forward yields the first one
+ALL = [0] * K + [ROUNDS]  # rounds that accepted 0, 1, .. k draft tokens
+BLOCK, LONGEST = 32, 512  # the fewest tokens of a block on CPUs; the tiny model's longest text
+TURNS = 5
+_CHANCE = random.Random(1)
+OPTIONS: dict[str, Any] = {
+    **PATIENT,
+    "block_size": BLOCK,
+    "max_model_len": LONGEST,
+    "num_gpu_blocks_override": LONGEST // BLOCK + 1,  # vLLM keeps one for itself
+    "skip_tokenizer_init": True,
+    "disable_log_stats": False,
+    "per_request_spec_decode_metrics": "summary",
 }
 
 
-def generate(llm: Any) -> list[tuple[list[int], str | None]]:
-    sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
-    return texts(llm.generate(PROMPTS, sampling, use_tqdm=False))
+def words(number: int) -> list[int]:
+    return [_CHANCE.randrange(400) for _ in range(number)]
+
+
+# Their texts begin in all blocks of KV memory but the first, and then want more.
+LONG_PROMPTS = [words(BLOCK * 4 - 20) for _ in range(4)]
+
+
+def answers(llm: Any, prompts: Sequence[list[int]], tokens: int = TOKENS) -> list[Any]:
+    sampling = greedy(tokens, ignore_eos=True, detokenize=False)
+    rows = [{"prompt_token_ids": prompt} for prompt in prompts]
+    found: list[Any] = llm.generate(rows, sampling, use_tqdm=False)
+    return found
+
+
+def tokens_of(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def accepted(output: Any) -> list[int]:
+    """The numbers of rounds that accepted 0, 1, .. k draft tokens."""
+    found: list[int] = output.outputs[0].spec_decode_metrics.histogram
+    return found
 
 
 class Watched:
     """An engine whose draft is the target."""
 
-    def __init__(self, llm: Any, target: Path):
+    def __init__(self, llm: Any):
         self.llm = llm
-        self.target = target
         self.run_dir = own_run_dir()
 
     def counters(self) -> dict[str, Any]:
@@ -72,7 +102,8 @@ class Watched:
     def news(self) -> tuple[Any, dict[str, Any]]:
         """Texts, and what was counted meanwhile."""
         before = self.counters()
-        return generate(self.llm), subtract(self.counters(), before)
+        found = [tokens_of(output) for output in answers(self.llm, PROMPTS)]
+        return found, subtract(self.counters(), before)
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +116,18 @@ def watched(tiny) -> Iterator[Watched]:
     with pytest.MonkeyPatch.context() as patched:
         if others:
             patched.setenv("GLOO_SOCKET_IFNAME", others[0])
-        with engine(str(tiny), speculative_config=speculation, **OPTIONS, **TRANSFER) as llm:
-            yield Watched(llm, tiny)
+        with engine(str(tiny), speculative_config=speculation, **OPTIONS) as llm:
+            yield Watched(llm)
+
+
+def own_texts(tiny: Path, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
+    """The target's own."""
+    return [choice.tokens for choice in tiny_answers(tiny, prompts, tokens)]
 
 
 @pytest.fixture(scope="module")
-def plain(tiny) -> Any:
-    """The target's own texts."""
-    prompts = [prompt["prompt_token_ids"] for prompt in PROMPTS]
-    return [(choice.tokens, choice.finish) for choice in tiny_answers(tiny, prompts, TOKENS)]
+def plain(tiny) -> list[list[int]]:
+    return own_texts(tiny, PROMPTS, TOKENS)
 
 
 def at_work(watched: Watched, plain: Any) -> None:
@@ -104,20 +138,58 @@ def at_work(watched: Watched, plain: Any) -> None:
 
 
 def test_every_round_is_a_hit_that_accepts_k(watched, tiny):
-    rounds = 10
-    sampling = greedy(1 + rounds * (K + 1), ignore_eos=True, detokenize=False)
-    found = [texts(watched.llm.generate([p], sampling, use_tqdm=False))[0] for p in PROMPTS]
+    found = [answers(watched.llm, [prompt], LONGER)[0] for prompt in PROMPTS]
     counted = watched.counters()
-    prompts = [prompt["prompt_token_ids"] for prompt in PROMPTS]
-    expected = tiny_answers(tiny, prompts, sampling.max_tokens)
-    assert [tokens for tokens, _ in found] == [choice.tokens for choice in expected]
+    assert [tokens_of(output) for output in found] == own_texts(tiny, PROMPTS, LONGER)
     assert counted["misses"] == 0
     # The first outcome may come before the draft has read the prompt; it then gets a fallback, and
     # the round after it is ahead again. So do others on a busy machine.
     print("late:", counted["late"])
     assert counted["hits"] == counted["rounds"] - counted["late"] > counted["rounds"] // 2
     assert counted["timeouts"] == 0
-    assert counted["accepted"] == [0] * K + [rounds * len(PROMPTS)]
+    assert counted["accepted"] == [0] * K + [ROUNDS * len(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def long_texts(tiny) -> list[list[int]]:
+    """The target's own answers to ``LONG_PROMPTS``."""
+    return own_texts(tiny, LONG_PROMPTS, LONGER)
+
+
+def test_after_a_prefix_cache_hit(watched, long_texts):
+    for cached in (0, BLOCK * 3):
+        for prompt, text in zip(LONG_PROMPTS, long_texts):
+            (output,) = answers(watched.llm, [prompt], LONGER)
+            assert output.num_cached_tokens == cached
+            assert tokens_of(output) == text
+            assert accepted(output) == ALL
+
+
+def test_after_a_preemption(watched, long_texts):
+    outputs = answers(watched.llm, LONG_PROMPTS, LONGER)
+    assert [tokens_of(output) for output in outputs] == long_texts
+    preemptions = [output.metrics.num_preemptions for output in outputs]
+    assert sum(preemptions) > 0
+    for output, often in zip(outputs, preemptions):
+        # Reading a text again yields one token, as reading a prompt does. The round after it may
+        # verify what is left over of the draft tokens that were not verified before.
+        taken = sum(drafts * rounds for drafts, rounds in enumerate(accepted(output)))
+        assert taken == output.outputs[0].spec_decode_metrics.num_draft_tokens
+        assert sum(accepted(output)) <= ROUNDS + often, f"after {often} preemptions"
+
+
+def test_in_each_turn_of_a_chat(watched, tiny):
+    """A turn's prompt is all of the chat so far. Target and draft have that in their caches."""
+    chat = words(BLOCK * 2)
+    for turn in range(TURNS):
+        before = watched.counters()["prefill"]
+        (output,) = answers(watched.llm, [chat], LONGER)
+        assert accepted(output) == ALL, f"in turn {turn + 1}"
+        assert [tokens_of(output)] == own_texts(tiny, [chat], LONGER)
+        if turn:
+            assert output.num_cached_tokens > len(chat) // 2
+            assert watched.counters()["prefill"] - before < len(chat) // 2
+        chat += tokens_of(output) + words(30)
 
 
 def test_sleep_and_wake(watched, plain):
@@ -135,71 +207,56 @@ def test_sleep_and_wake(watched, plain):
     assert watched.counters()["restarts"] == 0
 
 
-def name_checkpoint(llm: Any, path: Path) -> None:
-    llm.collective_rpc("reload_draft", args=(str(path),))
-
-
-def send(llm: Any, begin: str, path: Path, every: int = 1) -> None:
-    """As a trainer does, through vLLM's weight transfer, in two chunks. every: 2 leaves out every
-    other tensor."""
-    with safe_open(path / "model.safetensors", "pt") as tensors:
-        names = sorted(tensors.keys())[::every]
-    llm.collective_rpc(begin)
-    for chunk in (names[:3], names[3:]):
-        llm.collective_rpc("update_weights", args=({"path": str(path), "names": chunk},))
-    llm.collective_rpc("finish_weight_update")
-
-
-def send_to_draft(llm: Any, path: Path, every: int = 1) -> None:
-    send(llm, "start_draft_weight_update", path, every)
-
-
-@pytest.mark.parametrize("give", [name_checkpoint, send_to_draft])
-def test_other_weights(watched, plain, tiny, tmp_path, give):
-    other = tmp_path / "other"
-    tiny_llama(2, 400, tie_word_embeddings=True).save_pretrained(other)
-    give(watched.llm, other)
+def reload(watched: Watched, folder: Path) -> None:
+    watched.llm.collective_rpc("reload_draft", args=(str(folder),))
     wait_for("draft", watched.serves)
+
+
+def of_another_function(folder: Path, **changes: Any) -> Path:
+    tiny_llama(2, 400, tie_word_embeddings=True, **changes).save_pretrained(folder)
+    return folder
+
+
+def has_other_weights(watched: Watched, plain: Any) -> None:
     found, counted = watched.news()
     assert found == plain
     assert rates(counted)["tokens_per_round"] < 1.5, "another function's drafts were accepted"
-    give(watched.llm, tiny)
-    wait_for("draft", watched.serves)
-    at_work(watched, plain)
 
 
-def test_weights_that_will_not_do(watched, plain, tiny, tmp_path):
-    wide = tmp_path / "wide"
-    tiny_llama(2, 400, tie_word_embeddings=True, hidden_size=128).save_pretrained(wide)
-    for folder, said in ((tmp_path, "no config.json"), (wide, "is of another model")):
+def test_other_weights(watched, plain, tiny, tmp_path):
+    reload(watched, of_another_function(tmp_path / "other"))
+    has_other_weights(watched, plain)
+    wide = of_another_function(tmp_path / "wide", hidden_size=128)
+    half = shutil.copytree(tiny, tmp_path / "half")
+    (half / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes()[:-1000])
+    for folder, said in (
+        (tmp_path, "no config.json"),
+        (wide, "is of another model"),
+        (half, "new weights cannot be loaded"),
+    ):
         with pytest.raises(Exception, match=said):
-            name_checkpoint(watched.llm, folder)
-    with pytest.raises(Exception, match="new weights cannot be loaded"):
-        send_to_draft(watched.llm, tiny, every=2)
+            reload(watched, folder)
     wait_for("draft", watched.serves)
+    has_other_weights(watched, plain)
+    reload(watched, tiny)
     at_work(watched, plain)
 
 
 def test_new_weights_during_a_sleep(watched, plain, tiny, tmp_path):
-    """As a trainer gives them: it sends the target's and the draft's while the engine wakes up in
-    parts. The draft's stay through the next sleep. (On CPUs vLLM itself keeps the target's weights,
-    and does not take others for an output layer that is tied to the embedding.)"""
-    other = tmp_path / "other"
-    tiny_llama(2, 400, tie_word_embeddings=True).save_pretrained(other)
+    """As a trainer gives them: while the engine wakes up in parts. They stay through the next
+    sleep. (On CPUs vLLM itself keeps the target's weights.)"""
 
-    def sleep(of_draft: Path | None = None) -> None:
+    def sleep(folder: Path | None = None) -> None:
         watched.llm.sleep(level=2)
         watched.llm.wake_up(["weights"])
-        send(watched.llm, "start_weight_update", watched.target)
-        if of_draft is not None:
-            send_to_draft(watched.llm, of_draft)
+        if folder is not None:
+            watched.llm.collective_rpc("reload_draft", args=(str(folder),))
+            assert not watched.serves()
         watched.llm.wake_up(["kv_cache"])
         wait_for("draft", watched.serves)
 
-    sleep(other)
-    found, counted = watched.news()
-    assert found == plain
-    assert rates(counted)["tokens_per_round"] < 1.5, "another function's drafts were accepted"
+    sleep(of_another_function(tmp_path / "other"))
+    has_other_weights(watched, plain)
     sleep(tiny)
     at_work(watched, plain)
     sleep()
@@ -215,7 +272,7 @@ def listening(processes):
 
 def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(watched):
     run_dir = watched.run_dir
-    generate(watched.llm)
+    watched.news()
     assert listening(processes_of(run_dir)) == {"127.0.0.1"}
     # Ray's agents outlive a Ray that is killed by a minute or so: they hold nothing of ours.
     own = [p for p in processes_of(run_dir) if "Agent" not in p.name()]

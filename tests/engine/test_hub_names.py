@@ -1,5 +1,6 @@
-"""README's ``vllm serve`` commands, word for word: models by their names on the Hugging Face Hub,
-from a cache that has tiny ones under these names."""
+"""A ``vllm serve`` command of the README, word for word, with the wheel in an environment of its
+own: models by their names on the Hub, from a cache that has tiny ones under these names.
+unit/test_hub_names.py follows every command to where its processes begin."""
 
 from __future__ import annotations
 
@@ -17,21 +18,23 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from huggingface_hub import constants
 from openai import OpenAI
 
 from benchmarks.common.running import counters, processes_of, run_dir_of
-from benchmarks.common.server import VLLM
 from benchmarks.common.times import Times
-from tests.support.harness import END_S, START_S, engine, greedy, wait_for, wait_gone
-from tests.support.hub_cache import store_pair
+from tests.support.harness import END_S, START_S, wait_for, wait_gone
+from tests.support.hub_cache import answer, store_pair
 from tests.support.pages import text_of
+from tests.support.wheel import build_wheel, environment, install, unpack_sources
 
-COMMANDS = [
-    shlex.split(line)
-    for line in text_of("README.md").splitlines()
-    if line.startswith("    vllm serve")
-]
+COMMAND = min(
+    (
+        shlex.split(line)
+        for line in text_of("README.md").splitlines()
+        if line.startswith("    vllm serve") and "-tp" in line
+    ),
+    key=lambda words: int(words[words.index("-tp") + 1]),  # each rank takes a core's time
+)
 PORT = 8000  # vLLM's own
 URL = f"http://127.0.0.1:{PORT}"
 PROMPTS = ["Once upon a time", "The capital of France is", "A river", "x"]
@@ -40,27 +43,17 @@ TOKENS = 48
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Iterator[None]:
-    """This process and those that it starts find all models of the commands."""
+    """Processes that start find the models of the command."""
     home = tmp_path_factory.mktemp("hub")
-    for words in COMMANDS:
-        store_pair(home, words[2], json.loads(words[-1])["model"])
+    store_pair(home, COMMAND[2], json.loads(COMMAND[-1])["model"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-        patch.setattr(constants, "HF_HUB_OFFLINE", True)
         patch.setenv("HF_HOME", str(home))
-        patch.setenv("PATH", f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}")
+        programs = install(build_wheel(unpack_sources(home / "sources")), home / "venv")
+        patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes minutes on two cores
         # Each rank gets its cores from ssd.
         patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
         yield
-
-
-@pytest.fixture(scope="module")
-def expected(cache) -> list[list[int]]:
-    """The texts of plain vLLM with the last command's target; all targets have one function."""
-    with engine(COMMANDS[-1][2], dtype="auto") as plain:
-        outputs = plain.generate(PROMPTS, greedy(TOKENS), use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @contextmanager
@@ -70,7 +63,9 @@ def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         probe.bind(("", PORT))  # or another server would be asked
     times = Times("server")
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment(), cwd=log.parent
+        )
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]
@@ -88,22 +83,22 @@ def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         times.ended()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command_of_the_readme(command, expected, tmp_path):
-    """Texts are those of plain vLLM, drafts are accepted, and nothing is left at the end."""
+def test_a_command_of_the_readme(cache, tmp_path):
+    """Texts are the target's own, drafts are accepted, and nothing is left at the end."""
     client = OpenAI(base_url=f"{URL}/v1", api_key="none")
+    expected = [answer(prompt, TOKENS) for prompt in PROMPTS]
 
     def ask(prompt: str) -> list[int]:
-        answer = client.completions.create(
-            model=command[2],
+        said = client.completions.create(
+            model=COMMAND[2],
             prompt=prompt,
             max_tokens=TOKENS,
             temperature=0,
             extra_body={"return_token_ids": True},
         )
-        return answer.choices[0].token_ids
+        return said.choices[0].token_ids
 
-    with served(command, tmp_path / "log") as server:
+    with served(COMMAND, tmp_path / "log") as server:
         process = psutil.Process(server.pid)
         run_dir = run_dir_of(process.children(recursive=True))
         own = processes_of(run_dir)

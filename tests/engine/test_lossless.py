@@ -1,4 +1,5 @@
-"""With the option, too, texts are the target's own, token for token."""
+"""With the option, too, texts are the target's own, token for token. In test_features.py they are
+those of a real model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ import pytest
 from benchmarks.common.running import counters, processes_of
 from tests.support.greedy_texts import stopped, text_answers
 from tests.support.harness import (
-    LIGHT,
     OWN_PROCESS,
     SSD,
     START_S,
@@ -39,7 +39,7 @@ PROMPTS = [
     # Longer than max_num_batched_tokens below: prefilled in chunks by the target.
     *(f"List what you know about {s}. " * 20 for s in SUBJECTS[:4]),
 ]
-STOP = [".", "\n"]
+STOP = ["ical", "."]
 STORIES = slice(12, 16)  # prompts whose texts go on to the last token that is asked for
 SHORT = 32  # positions of a draft that knows few
 # Chunked prefill, more requests than fit at once, and so few KV blocks that some may be preempted.
@@ -64,8 +64,9 @@ def run_all(llm) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def plain(target) -> dict[str, Any]:
+def plain(spoken_pair) -> dict[str, Any]:
     """What the target's own texts come to in ``run_all``."""
+    target = spoken_pair[0]
     # The long ones apart, to whose length the others would be padded.
     batch = [*text_answers(target, PROMPTS[:-4], 64), *text_answers(target, PROMPTS[-4:], 64)]
     return {
@@ -113,12 +114,13 @@ def abort_one(llm) -> list[object]:
     return texts([output for name, output in sorted(done.items()) if "-1" not in name])
 
 
-def test_same_tokens_as_the_target(target, draft, plain):
+def test_same_tokens_as_the_target(spoken_pair, plain):
     """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; with
     fewer drafts a row in batches than alone, which leaves some over for later rounds; then what the
     draft says is damaged all the time; then the draft is killed in the middle of a batch;
     then the engine goes and nothing is left."""
-    speculation = {**SSD, **LIGHT, "k": 3, "f": 1, "model": draft}
+    target, draft = spoken_pair
+    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     speculation["max_restarts"] = 1000
     speculation["num_speculative_tokens_per_batch_size"] = [[1, 2, 3], [3, 64, 2]]
     with engine(target, speculative_config=speculation, **OPTIONS) as llm:
@@ -129,8 +131,7 @@ def test_same_tokens_as_the_target(target, draft, plain):
         # By how fast drafts come there are two preemptions, or none.
         print("preempted:", preemptions(llm))
         assert found == plain
-        # It was speculation that made them, and outcomes were looked up in time. (How often is
-        # another matter: this draft is as slow as its target, and on busy cores slower.)
+        # It was speculation that made them, and outcomes were looked up in time.
         assert counted["hits"] + counted["misses"] > 0
         assert sum(counted["accepted"][1:]) > 0
         assert counted["verified"][2] < counted["verified"][1], "no row was trimmed"
@@ -199,3 +200,19 @@ def test_texts_longer_than_the_drafts_longest(ranks, expected):
     assert found == cut(expected[-1:], 16)
     after = counters(run_dir)
     assert after["rounds"] > between["rounds"] and after["drafts"] == between["drafts"]
+
+
+def test_sleep_and_new_weights_reach_processes_of_ranks(ranks, expected):
+    """In test_equal_draft.py, the target's worker is in the engine core's process."""
+    run_dir = own_run_dir()
+    config = ranks.llm_engine.vllm_config.speculative_config
+    ranks.sleep(level=1)
+    assert not serves(counters(run_dir))
+    ranks.wake_up()
+    wait_for("draft", lambda: serves(counters(run_dir)), START_S)
+    ranks.collective_rpc("reload_draft", args=(config.draft_model_config.model,))
+    wait_for("draft", lambda: serves(counters(run_dir)), START_S)
+    before = sum(counters(run_dir)["accepted"][1:])
+    found = texts(ranks.generate(PROMPTS[STORIES], greedy(16), use_tqdm=False))
+    assert found == cut(expected[:-1], 16)
+    assert sum(counters(run_dir)["accepted"][1:]) > before

@@ -11,8 +11,8 @@ from PIL import Image
 from benchmarks.common.running import counters
 from tests.support.features.prompts import LONG, SHORT
 from tests.support.greedy_texts import image_answers
-from tests.support.harness import LIGHT, SSD, engine, greedy, own_run_dir, texts
-from tests.support.image_target import IMAGE, PIXELS, write_image_target
+from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
+from tests.support.image_target import IMAGE, PIXELS, write_image_pair
 
 # Prompts longer than a step, so that some are read in pieces, and more than run at once.
 OPTIONS = {
@@ -24,8 +24,8 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def image_target(target, tmp_path_factory) -> str:
-    return write_image_target(tmp_path_factory.mktemp("images"), target)
+def pair(target, tmp_path_factory) -> tuple[str, str]:
+    return write_image_pair(tmp_path_factory.mktemp("images"), target)
 
 
 def prompts() -> list[Any]:
@@ -45,10 +45,11 @@ def prompts() -> list[Any]:
     ]
 
 
-def test_same_texts_and_drafts_after_images(image_target, draft):
+def test_same_texts_and_drafts_after_images(pair):
+    image_target, draft = pair
     plain = image_answers(image_target, prompts(), 32)
     assert len({tuple(tokens) for tokens, _ in plain[:4]}) == 4, "images have no effect"
-    speculation = {**SSD, **LIGHT, "k": 3, "f": 1, "model": draft}
+    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     with engine(image_target, speculative_config=speculation, **OPTIONS) as llm:
         for prompt, expected in zip(prompts(), plain, strict=True):
             before = counters(own_run_dir())["accepted"]

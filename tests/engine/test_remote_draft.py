@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.common.another_node import Node, another_node, why_not
 from benchmarks.common.running import counters, processes_of
 from tests.engine.joined import AT_ONCE, Joined, joined
+from tests.support.another_node import Node, another_node, why_not
 from tests.support.draft_command import BACK, LOST, Service
 from tests.support.harness import END_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster

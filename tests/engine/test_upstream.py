@@ -1,4 +1,4 @@
-"""A few of vLLM's own tests, in engines with ssd (docs/vllm-spec-tests.md)."""
+"""A few of vLLM's own tests, in engines with ssd (docs/dev/upstream-tests.md)."""
 
 import subprocess
 import sys

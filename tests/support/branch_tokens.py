@@ -14,7 +14,6 @@ def alike(
     top_probs: torch.Tensor,
     step: int,
     draft_probs: torch.Tensor | None = None,
-    fallback: bool = False,
 ) -> BranchTokens:
     """One more token for each branch. tokens: int64 [trees, branches]; top_probs, draft_probs: the
     same shape, and [.., top_m]; step: of all branches."""
@@ -23,7 +22,6 @@ def alike(
     return BranchTokens(
         where,
         stamps,
-        torch.full_like(first, fallback),
         first,
         torch.full_like(first, branches),
         tokens.reshape(-1),

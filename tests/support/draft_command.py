@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common.another_node import Node
 from benchmarks.common.running import processes_of
 from tests.engine.deaths import Draft
+from tests.support.another_node import Node
 from tests.support.harness import END_S, START_S, wait_for
 from vllm_ssd.protocol.draft_names import find_all
 

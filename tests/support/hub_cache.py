@@ -54,7 +54,7 @@ def _granite(hidden: int, layers: int, heads: int, keys: int) -> Any:
 # The real sizes: a target's family follows from them, and whether it is larger than its draft.
 CONFIGS = {
     "meta-llama/Llama-3.3-70B-Instruct": _sizes("llama", 128256, 8192, 80, 64, 8),
-    "meta-llama/Llama-3.1-405B-Instruct-FP8": _sizes("llama", 128256, 16384, 126, 128, 8),
+    "meta-llama/Llama-3.1-405B-Instruct": _sizes("llama", 128256, 16384, 126, 128, 8),
     "meta-llama/Llama-3.2-1B-Instruct": _sizes("llama", 128256, 2048, 16, 32, 8),
     "Qwen/Qwen3-32B": _sizes("qwen3", 151936, 5120, 64, 64, 8),
     "Qwen/Qwen3-0.6B": _sizes("qwen3", 151936, 1024, 28, 16, 8),
@@ -93,13 +93,27 @@ def store_configs(home: Path) -> None:
 def store_pair(home: Path, target: str, draft: str) -> None:
     """Put two tiny models into the cache of this ``HF_HOME``. A letter of a text follows from the
     one before it, in all targets alike; the draft is wrong after one letter in eight."""
-    order = torch.randperm(len(LETTERS), generator=torch.Generator().manual_seed(1))
-    after = torch.empty_like(order)
-    after[order] = order.roll(-1)  # one circle of all letters
+    after = _following()
     others = after.clone()
     others[::8] = after[::8].roll(1)
     for name, following in ((target, after), (draft, others)):
         store(home, name, lambda folder, args=(name, following): _save_model(*args, folder))
+
+
+def _following() -> torch.Tensor:
+    """int64 [letters]: the letter after each in the targets' texts; one circle of all letters."""
+    order = torch.randperm(len(LETTERS), generator=torch.Generator().manual_seed(1))
+    after = torch.empty_like(order)
+    after[order] = order.roll(-1)
+    return after
+
+
+def answer(prompt: str, tokens: int) -> list[int]:
+    """The targets' text after a prompt."""
+    text, after = [LETTERS.index(prompt[-1])], _following().tolist()
+    while len(text) <= tokens:
+        text.append(after[text[-1]])
+    return text[1:]
 
 
 def store(home: Path, name: str, save: Callable[[Path], None]) -> None:

@@ -1,18 +1,21 @@
-"""A multimodal model that speaks: SmolLM2's function in SmolVLM's shape."""
+"""A target that sees images, and its draft: random functions of SmolLM2's tokens that cost next to
+nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
 )
+
+from benchmarks.standin.tiny import tiny_llama
 
 PIXELS = 56  # width and height of an image
 IMAGE = "<image>"  # where an image stands in a prompt
@@ -27,10 +30,25 @@ _VISION = {
 }
 
 
-def write_image_target(folder: Path, smollm2: str) -> str:
-    """Writes it to ``folder``. What it sees of an image is random, of the scale of its embeddings.
-    Tokens that stand for images come after SmolLM2's vocabulary."""
+def write_image_pair(folder: Path, smollm2: str) -> tuple[str, str]:
+    """Write target and draft to ``folder``; return their folders. The draft mostly agrees with the
+    target's answers to texts. Tokens that stand for images come after SmolLM2's vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    text = tiny_llama(1, len(tokenizer))
+    output = text.lm_head.weight.data
+    output *= 0.15  # no token is nearly certain
+    exact = output.clone()
+    output += 0.06 * output.std() * torch.randn_like(output)
+    text.save_pretrained(folder / "draft")
+    tokenizer.save_pretrained(folder / "draft")
+    output.copy_(exact)
+    _save_target(text, tokenizer, folder / "target")
+    return str(folder / "target"), str(folder / "draft")
+
+
+def _save_target(text: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a text model that sees images, too. What it sees of an image is random, of the scale of
+    its embeddings."""
     tokenizer.add_tokens(["<global-img>"], special_tokens=True)
     size = {"longest_edge": PIXELS}
     processor = Idefics3Processor(
@@ -38,20 +56,20 @@ def write_image_target(folder: Path, smollm2: str) -> str:
         tokenizer,
         image_seq_len=4,
     )
-    text = AutoModelForCausalLM.from_pretrained(smollm2)
-    text.resize_token_embeddings(text.config.vocab_size + 128, mean_resizing=False)
+    known = text.config.vocab_size
+    text.resize_token_embeddings(known + 128, mean_resizing=False)
+    text.lm_head.weight.data[known:] = 0  # no answer has an image
     config = Idefics3Config(
         vision_config=_VISION,
         text_config=text.config.to_dict(),
         image_token_id=processor.image_token_id,
         pad_token_id=text.config.pad_token_id,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
     )
     torch.manual_seed(0)
     model = Idefics3ForConditionalGeneration(config).float()
     torch.nn.init.normal_(model.model.connector.modality_projection.proj.weight, std=0.1)
     model.model.text_model = text.model
-    model.tie_weights()
+    model.lm_head = text.lm_head
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    return str(folder)

@@ -81,7 +81,8 @@ def _look(table: SpeculationTable) -> None:
 def _publish(shape: TableShape) -> None:
     publisher, top_m = DevicePublisher(shape, None), shape.top_m
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
-    publisher.predict(PredictedOutcomes(rows, rows, each, each))
+    for outcomes in (each, each[:, :1]):  # and fallbacks
+        publisher.predict(PredictedOutcomes(rows, rows, outcomes, outcomes))
     draft_probs = _zeros(_BATCH, _BRANCHES, top_m) if top_m else None
     probs = _zeros(_BATCH, _BRANCHES, dtype=torch.float32)
     publisher.extend(alike(rows, rows, each, probs, 0, draft_probs))

@@ -15,8 +15,7 @@ import triton.language as tl
 from tests.support import interpreter
 from tests.support.control_socket import Sent
 from tests.support.lookup_drafts import publish_at_random, publish_fallbacks_slowly
-from vllm_ssd.metrics.requests import read_request, request_key
-from vllm_ssd.protocol import LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol import FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import Add, Remove
@@ -98,11 +97,6 @@ class Target:
         """The drafts the target says it will verify."""
         return OutcomeReader(self.table).read_drafts(slot, make_stamp(generation, round_))
 
-    def counts_of(self, name):
-        """(hits, misses, late, microseconds of waits) of a request; None without a record"""
-        counted = read_request(self.table, request_key(name))
-        return counted and tuple(counted[name] for name in ("hits", "misses", "late", "wait_us"))
-
     def counted(self, name):
         return self.table.target[name][0].tolist()
 
@@ -135,9 +129,8 @@ def a_dead_draft_is_waited_for_once(folder, device):
     waited_us = target.counted("wait_us")
     assert waited_us == 5000 or (device.type != "cpu" and waited_us > 5000), "the bound"
     assert sum(target.counted("waits")) == sum(target.counted("waits")[6:]) == 1, "above 3.2 ms"
-    assert target.counts_of("a") == (0, 0, 3, waited_us)
     # too late, but it lives
-    PredictionWriter(target.table).publish_fallback(0, make_stamp(1, 1), [8])
+    PredictionWriter(target.table).publish(0, make_stamp(1, 1) | FALLBACK, [0], [8])
     target.write(0, [9])
     target.step([(0, 1)])
     assert target.counted("timeouts") == 2
@@ -159,13 +152,8 @@ def a_slot_given_on_is_another_request(folder, device):
     assert first.tolist() == [[3] * K]
     outcome = OutcomeReader(target.table).read(0, make_stamp(2, 0), 2)
     assert outcome is not None and outcome.new_tokens == [6]
-    assert target.counts_of("a") == target.counts_of("b") == (0, 0, 1, 0)
-    target.client.remove("b")
-    target.add("c", 0, [7])
-    target.write(0, [8])
-    target.step([(0, 1)])
-    assert target.counts_of("a") is None, "its record is that of the third one"
-    assert [type(message) for message in target.sent] == [Add, Remove, Add, Remove, Add]
+    assert target.counted("late") == 2
+    assert [type(message) for message in target.sent] == [Add, Remove, Add]
 
 
 def a_lost_request_is_sent_again(folder, device):
@@ -178,7 +166,6 @@ def a_lost_request_is_sent_again(folder, device):
     target.write(2, [4, 5])
     target.step([(2, 2)])
     assert target.sent[1:] == [Remove(2, 1), Add(2, 2, [1, 2, 3])]
-    assert sum(target.counts_of("a")[:3]) == 2, "the same request to those who ask"
     outcome = OutcomeReader(target.table).read(2, make_stamp(2, 0), 3)
     assert outcome is not None and outcome.new_tokens == [4, 5]
     assert outcome.accepted == 1
@@ -238,7 +225,8 @@ def a_live_draft_is_waited_for(folder, device):
 
 
 def tokens_of_another_round_are_never_used(folder, device):
-    """Not even while the records are being replaced."""
+    """Not even while the records are being replaced. Nor are those of a prediction together with
+    those of its fallback."""
     # The interpreter takes milliseconds for a look, and must not always come too late.
     rounds, hurry, wait_s = (3, 0.003, 5e-3) if device.type == "cpu" else (80, 0.3, 0.2)
     bonus = VOCAB - 1  # no draft, so that none is left over for the next round
@@ -246,13 +234,14 @@ def tokens_of_another_round_are_never_used(folder, device):
     beat(target.table, seconds_ahead=1000)
     target.add("a", 0, [1, 2])
     draft = _start(publish_at_random, folder / "t", rounds, bonus, hurry)
-    while not target.table.slots["fallback"]["stamp"].any():
+    while not target.table.slots["prediction"]["stamp"].any():
         time.sleep(1e-3)
     for round_ in range(rounds):
         target.write(0, [bonus])
         target.step([(0, 1)])
         drafts = target.confirmed(0, 1, round_)
-        assert drafts is not None and set(drafts) <= {round_}
+        assert drafts is not None
+        assert set(drafts) <= {round_} or set(drafts) <= {100 + round_}
     draft.join()
     assert target.counted("drafts") > 0
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCS = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+DOCS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))
 EXAMPLES = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("examples/*/README.md")))
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS, *EXAMPLES)
 

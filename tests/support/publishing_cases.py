@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.device_publisher import DevicePublisher
 from vllm_ssd.protocol.pages import memory_of
 from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
@@ -73,20 +73,22 @@ def publishing_leaves_the_same_bytes(
             getattr(publisher, publish)(kind(rows, *there))
 
     (_, ours, _), (_, theirs, _) = published
-    for generation in (5, 6):
-        stamps = torch.tensor([generation << 32 | 3, 0, 7 << 32 | generation, 9 << 32 | 2])
+    for number in (5, 6):
+        # One is of a later generation each time, and one of a later round or a fallback.
+        of_rows = (number, 3), (1, 0), (7, number), (9, 2)
+        stamps = torch.tensor([int(make_stamp(*each)) for each in of_rows])
+        stamps[3] += number - 5
         each = 4, branches
         accepted, bonus = torch.randint(0, 4, each), torch.randint(0, 100, each)
         give("predict", PredictedOutcomes, stamps, accepted, bonus)
         for step in range(wide.k):
-            # One tree is a fallback, of one branch; the others have fewer branches one by one.
+            # The trees have fewer branches one by one.
             counts = torch.tensor([branches, branches - 1, 1, branches - 2])
             rows, first = int(counts.sum()), counts.cumsum(0) - counts
             tokens, steps = torch.randint(0, 100, (rows,)), torch.full((rows,), step)
             probs = torch.randint(0, 2**62, (rows, top_m)) if top_m else None
-            fallback = torch.tensor([0, 0, 1, 0])
             shape = [torch.cat([each, each[:1]]) for each in (first, counts)]  # and what is padding
-            new = stamps, fallback, *shape, tokens, torch.rand(rows), steps, probs
+            new = stamps, *shape, tokens, torch.rand(rows), steps, probs
             give("extend", BranchTokens, *new)
             if device.type != "cpu":
                 torch.cuda.synchronize(device)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.common.another_node import Node
+from tests.support.another_node import Node
 from tests.support.harness import END_S, START_S, wait_for
 
 ROOT = Path(__file__).parents[2]

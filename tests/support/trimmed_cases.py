@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.support.lookup_cases import SAMPLED, SHAPE, K, Target
-from vllm_ssd.metrics.requests import read_request, request_key
 from vllm_ssd.protocol import make_stamp
 from vllm_ssd.protocol.draft_probs import pack
 from vllm_ssd.protocol.outcomes import OutcomeReader
@@ -39,28 +38,6 @@ def _probs(draft, shares=(0.5, 0.25, 0.25)):
     """int64 [1, top_m]: a distribution of which ``draft`` is the first token."""
     tokens = torch.tensor([[draft, draft + 1, draft + 2]])
     return pack(tokens, torch.tensor([shares])).numpy()
-
-
-def drafts_that_were_not_verified_are_there_next(folder, device):
-    """One of four is verified and accepted, and the bonus is the second. They keep what they were
-    sampled from."""
-    target = _with_a_hit(folder, device, shape=SAMPLED)
-    drafts, draft_probs = target.sampled_step([(0, 1)])
-    assert drafts == [DRAFTS]
-    target.write(0, [11, 12])
-    drafts, later = target.sampled_step([(0, 2, 0)])
-    assert drafts == [[13, 14, 12, 12]]
-    assert later[0, :2].tolist() == draft_probs[0, 2:].tolist()
-    assert later[0, 0].tolist() == _probs(13)[0].tolist()
-    assert target.confirmed(0, 1, 1) == [13, 14]
-    target.write(0, [13])
-    drafts, _ = target.sampled_step([(0, 1, 0)])
-    assert drafts == [[14, 13, 13, 13]], "none verified: the bonus is the first"
-    target.write(0, [14])
-    target.sampled_step([(0, 1, 0)])
-    assert target.confirmed(0, 1, 3) == [], "nothing is left"
-    counted = read_request(target.table, request_key("a"))
-    assert counted["verified"] == 1 and counted["accepted"] == [0, 1, 0, 0, 0]
 
 
 def another_request_in_the_slot_gets_no_drafts_left_over(folder, device):
@@ -226,7 +203,6 @@ def a_row_without_an_outcome_is_worth_nothing(folder, device):
 
 
 TRIMMED_CASES = [
-    drafts_that_were_not_verified_are_there_next,
     another_request_in_the_slot_gets_no_drafts_left_over,
     no_more_drafts_than_are_wanted,
     nothing_is_published_where_no_drafts_are_wanted,

@@ -22,55 +22,22 @@ SCRIPT = ROOT / "docker" / "setup_rocm.sh"
 BOTH = pytest.mark.parametrize("dockerfile", [CUDA, ROCM], ids=["cuda", "rocm"])
 
 
-def instructions(path: Path) -> list[tuple[str, str]]:
-    """Name and arguments of each, continued lines joined."""
-    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ")
-    return [
-        (name, " ".join(rest.split()))
-        for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())
-    ]
-
-
-def values(path: Path, kind: str) -> dict[str, str]:
-    """Names and values that a Dockerfile's instructions of this kind, ARG or ENV, set."""
-    pairs = re.compile(r'(\w+)=("[^"]*"|\S*)')
-    found = (pairs.findall(rest) for name, rest in instructions(path) if name == kind)
-    return {name: value.strip('"') for all_of_one in found for name, value in all_of_one}
+def copied(path: Path) -> list[list[str]]:
+    """Sources and target of each COPY of a Dockerfile, continued lines joined."""
+    lines = path.read_text().replace("\\\n", " ").splitlines()
+    return [line.split()[1:] for line in lines if line.startswith("COPY ")]
 
 
 @BOTH
-def test_variables_are_declared_before_they_are_used(dockerfile):
-    """An ARG before FROM is known to FROM alone."""
-    declared: set[str] = set()
-    for name, rest in instructions(dockerfile):
-        odd = set(re.findall(r"\$\{?(\w+)", rest)) - declared
-        assert not odd, f"{name} {rest}"
-        if name == "FROM":
-            declared.clear()
-        if name in ("ARG", "ENV"):
-            declared |= set(re.findall(r"(\w+)=", rest))
-
-
-@pytest.mark.parametrize(
-    "dockerfile, image, tag",
-    [(CUDA, "vllm-openai", "VLLM_TAG"), (ROCM, "vllm-openai-rocm", "VLLM_ROCM_TAG")],
-    ids=["cuda", "rocm"],
-)
-def test_the_base_is_a_vllm_that_is_supported_on_gpus(dockerfile, image, tag):
-    (base,) = (rest for name, rest in instructions(dockerfile) if name == "FROM")
-    assert base == f"vllm/{image}:${{{tag}}}"
-    version = re.fullmatch(r"(v\d+\.\d+\.\d+)(-rocm\d+)?", values(dockerfile, "ARG")[tag])
-    assert version and SpecifierSet(SUPPORTED_ON_GPUS).contains(version[1])
+def test_the_base_is_a_vllm_that_is_supported_on_gpus(dockerfile):
+    (tag,) = re.findall(r"^ARG VLLM_(?:ROCM_)?TAG=v([\d.]+)", dockerfile.read_text(), re.M)
+    assert SpecifierSet(SUPPORTED_ON_GPUS).contains(tag)
 
 
 @BOTH
 def test_what_is_copied_is_there_and_enough(dockerfile, tmp_path):
     """The package can be set up from it, and it has the tests and the benchmarks."""
-    for name, rest in instructions(dockerfile):
-        if name != "COPY":
-            continue
-        *sources, target = rest.split()
+    for *sources, target in copied(dockerfile):
         for source in sources:
             place = tmp_path / target / (source if target.endswith("/") else "")
             if (ROOT / source).is_dir():
@@ -84,16 +51,6 @@ def test_what_is_copied_is_there_and_enough(dockerfile, tmp_path):
     scripts = re.findall(r"docker/\w+\.sh", dockerfile.read_text())
     for part in ("tests/gpu/test_kernels.py", "benchmarks/serving/__main__.py", *scripts):
         assert (tmp_path / part).exists()
-
-
-def test_every_variable_is_explained():
-    text = (ROOT / "docs" / "rocm.md").read_text()
-    for name, value in values(ROCM, "ENV").items():
-        assert f"| `{name}" in text, f"{name} is missing in the table of docs/rocm.md"
-        known = "$" in value or f"{name}={value}" in text or f'{name}="{value}"' in text
-        assert known, f"docs/rocm.md has another value of {name}"
-    for release in re.findall(r"amd-flashinfer==([\w.+]+)", SCRIPT.read_text()):
-        assert release in text, f"docs/rocm.md does not name {release}"
 
 
 def run_script(python: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -150,24 +107,17 @@ def test_steps_of_the_script(recorder, hip, flashinfer, last):
     assert check == "-m vllm_ssd.cli check", "last, as its exit status is the script's"
 
 
-@pytest.mark.parametrize(
-    "hip, source",
-    [
-        ("7.2.53211", "git+https://github.com/ROCm/flashinfer@v0.5.3+amd.2"),
-        ("10.0.60311", "git+https://github.com/AMD-Ecosystem/flashinfer@v0.6.18+amd.2"),
-    ],
-)
 @pytest.mark.parametrize("builds", [True, False])
-def test_a_wheel_that_cannot_be_had_does_not_end_the_build(recorder, hip, source, builds):
+def test_a_wheel_that_cannot_be_had_does_not_end_the_build(recorder, builds):
     """FlashInfer is built from source; where that fails, too, one line says what is used."""
-    fails = "*--index-url*" if builds else "*flashinfer*"
-    done = run_script(recorder, HIP=hip, FAILS=fails)
+    done = run_script(
+        recorder, HIP="7.2.53211", FAILS="*--index-url*" if builds else "*flashinfer*"
+    )
     assert done.returncode == 0, done.stderr
     calls = Path(f"{recorder}.calls").read_text().splitlines()
     (built,) = (call for call in calls if "--no-build-isolation" in call)
-    assert " --no-deps " in built and built.endswith(source)
-    said = [line for line in done.stdout.splitlines() if "Triton" in line]
-    assert len(said) == (not builds)
+    assert " --no-deps " in built and built.endswith("/ROCm/flashinfer@v0.5.3+amd.2")
+    assert ("Triton" in done.stdout) == (not builds)
     assert calls[-1] == "-m vllm_ssd.cli check", "everything else is done"
 
 

@@ -153,7 +153,8 @@ def test_a_ray_cluster_that_will_not_do(start, monkeypatch, tmp_path, flags, sai
     assert f"vllm-ssd draft: {said}" in answer
 
 
-def test_a_node_that_is_lost_as_the_draft_is_placed(start, monkeypatch, tmp_path):
+@pytest.mark.parametrize("free", [True, False])
+def test_a_node_that_does_not_take_the_draft(start, monkeypatch, tmp_path, free):
     """The actor's class, options and methods are this mock, of which one waits in vain."""
 
     def get(_):
@@ -161,10 +162,12 @@ def test_a_node_that_is_lost_as_the_draft_is_placed(start, monkeypatch, tmp_path
 
     for name in ("init", "remote", "kill", "shutdown"):
         monkeypatch.setattr(ray, name, MagicMock())
-    monkeypatch.setattr(ray, "wait", lambda tasks, **_: (tasks, []))
+    monkeypatch.setattr(ray, "wait", lambda tasks, **_: (tasks, []) if free else ([], tasks))
     monkeypatch.setattr(ray, "get", get)
-    _, said = start("--key-file", str(tmp_path / "drafts.key"), "--ray-address", "auto")
-    assert said.startswith("vllm-ssd draft: ActorDiedError: ") and said.count("\n") == 1
+    flags = ("--ray-address", "auto", "--ray-labels", "a=b", "--start-timeout-s", "1e-9")
+    _, said = start("--key-file", str(tmp_path / "drafts.key"), *flags)
+    answer = "ActorDiedError: " if free else "there was not within 1e-09 s (--start-timeout-s) a"
+    assert said.startswith(f"vllm-ssd draft: {answer}") and said.count("\n") == 1
 
 
 def test_labels_of_nodes():

@@ -17,7 +17,7 @@ from tests.support.chi_square import chance_of
 from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.predictions import PredictionReader
 from vllm_ssd.protocol.publisher import HostPublisher, PredictedOutcomes
@@ -114,7 +114,7 @@ class Play:
         logits = self.q[rows].view(-1, VOCAB)
         last_tokens = choose(logits, ruled_out.reshape(-1), each, ranks, F)
         accepted = torch.arange(K + 1).repeat_interleave(F).repeat(SLOTS, 1)
-        stamps = torch.full((SLOTS,), 1 << 32 | self.round)
+        stamps = torch.full((SLOTS,), int(make_stamp(1, self.round)))
         forgotten = torch.rand(SLOTS, generator=self.draft_rng) < self.scene.miss
         accepted[forgotten] = K + 1
         bonus = last_tokens.view(SLOTS, -1)
@@ -160,7 +160,7 @@ class Play:
     def _look_up(self, accepted, bonus):
         drafts, counts = bonus.unsqueeze(1).repeat(1, K), []
         results = [
-            self.predictions.find(slot, 1 << 32 | self.round, n, token)
+            self.predictions.find(slot, make_stamp(1, self.round), n, token)
             for slot, (n, token) in enumerate(zip(accepted, bonus.tolist()))
         ]
         for result, row in zip(results, drafts.numpy()):

@@ -160,6 +160,13 @@ def test_a_documented_command_reaches_its_processes(block, monkeypatch, capsys):
             run(words, stack, monkeypatch, capsys)
 
 
+def test_the_offline_engine_of_the_readme(monkeypatch):
+    (block,) = (block for block in CHECKED_BLOCKS if "import LLM" in block.code)
+    monkeypatch.setattr("vllm.LLM", start_offline)
+    with pytest.raises(Started):
+        exec(block.code, {})
+
+
 def recipes() -> list[list[str]]:
     """Target, draft and arguments in each row of a table."""
     names = r"^\| `([\w./-]+)` \| `([\w./-]+)` \| .*? \| `(.*?)`"

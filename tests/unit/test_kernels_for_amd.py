@@ -40,11 +40,10 @@ else:
     from vllm_ssd.protocol.kernel_access import read
 
     _MOST_SPILLS = 32  # vector registers; a few cost nothing
-    # `look_up_kernel` finds twice, in four trips: stamps, numbers and outcomes, drafts, stamps
-    # again. Of sampled drafts LLVM reads the distributions of a fallback after those of a branch,
-    # in a fifth. Then once each the newest stamp, the draft's state, and in the loop both this and
-    # the heads.
-    _TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 5 + 3}
+    # `look_up_kernel` finds twice, in four trips: stamp, numbers and outcomes, drafts, stamp again.
+    # Then once each the newest stamp, the draft's state, and in the loop both this and the head.
+    # For gfx950, LLVM makes one more trip for the distributions of sampled drafts.
+    _TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 4 + 4}
 
     @dataclass
     class Compiled:

@@ -119,17 +119,17 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4440,
-    "../tests": 23860,
-    "protocol": 2290,
-    "draft": 5050,
+    "../benchmarks": 4265,
+    "../tests": 23440,
+    "protocol": 2170,
+    "draft": 5065,
     "lifecycle": 2560,
-    "relay": 1650,
+    "relay": 1630,
     "config": 1100,
-    "metrics": 600,
-    "worker": 2000,
-    "hooks": 1475,
-    "tools": 2025,
+    "metrics": 500,
+    "worker": 1890,
+    "hooks": 1190,
+    "tools": 1710,
 }
 
 

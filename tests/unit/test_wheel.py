@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -19,35 +15,18 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from tests.support.wheel import ROOT, build_wheel, environment, install, unpack_sources
 from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
-
-ROOT = Path(__file__).parents[2]
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """What an sdist unpacks to, made from a copy, since building leaves files behind."""
-    folder = tmp_path_factory.mktemp("sources")
-    for name in SOURCES:
-        shutil.copy(ROOT / name, folder)
-    pycache = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "vllm_ssd", folder / "vllm_ssd", ignore=pycache)
-    subprocess.run([sys.executable, "setup.py", "--quiet", "sdist"], cwd=folder, check=True)
-    (archive,) = (folder / "dist").iterdir()
-    shutil.unpack_archive(archive, folder / "unpacked", filter="data")
-    (unpacked,) = (folder / "unpacked").iterdir()
-    return unpacked
+    return unpack_sources(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.fixture(scope="module")
 def wheel(sources) -> Path:
-    """Built from the sdist by the Makefile's own command."""
-    (options,) = re.findall(r"^\t\$\(PIP\) wheel (.*)$", (ROOT / "Makefile").read_text(), re.M)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
-    subprocess.run([*pip, *shlex.split(options)], cwd=sources, check=True)
-    (made,) = (sources / "dist").iterdir()
-    return made
+    return build_wheel(sources)
 
 
 def test_every_file_is_in_it(wheel):
@@ -55,6 +34,20 @@ def test_every_file_is_in_it(wheel):
     files = (path for kind in ("py", "jsonl") for path in (ROOT / "vllm_ssd").rglob(f"*.{kind}"))
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == {str(path.relative_to(ROOT)) for path in files}
+
+
+def test_the_same_sources_give_the_same_packages(sources, wheel, tmp_path, monkeypatch):
+    """With a date for its files, as those who build packages set it, wherever and whenever."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    made = []
+    for place in ("here", "there"):
+        copy = shutil.copytree(sources, tmp_path / place, ignore=shutil.ignore_patterns("dist"))
+        for path in (copy / "vllm_ssd").rglob("*.py"):
+            os.utime(path, (1e9, 1e9 + 1000 * len(made)))
+        subprocess.run([sys.executable, "setup.py", "--quiet", "sdist"], cwd=copy, check=True)
+        made.append([path.read_bytes() for path in ((copy / "dist").iterdir())])
+        made[-1].append(build_wheel(copy).read_bytes())
+    assert made[0] == made[1]
 
 
 @pytest.fixture(scope="module")
@@ -95,21 +88,13 @@ def test_extras_ask_for_a_vllm_that_is_supported(metadata):
 
 def test_it_installs_the_plugin_and_the_command(wheel, tmp_path):
     """Into an environment of its own, which sees the packages of this one."""
-    # A checkout in the path would pass for an installed package.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    venv.create(tmp_path / "venv", symlinks=True)
-    bin_folder = tmp_path / "venv" / "bin"
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    into = ["--python", str(bin_folder / "python"), "install", "--no-deps", str(wheel)]
-    subprocess.run([*pip, *into], env=environment, check=True)
-    (own,) = (tmp_path / "venv").glob("lib/*/site-packages")
-    (own / "others.pth").write_text(sysconfig.get_path("purelib"))
+    bin_folder = install(wheel, tmp_path / "venv")
 
     def said_by(*command: str) -> str:
         done = subprocess.run(
             [bin_folder / command[0], *command[1:]],
             cwd=tmp_path,
-            env=environment,
+            env=environment(),
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -123,7 +108,7 @@ def test_it_installs_the_plugin_and_the_command(wheel, tmp_path):
         "import vllm_ssd; print(vllm_ssd.__file__)"
     )
     module, place = said_by("python", "-c", code).split()
-    assert module == "vllm_ssd.plugin" and Path(place).is_relative_to(own)
+    assert module == "vllm_ssd.plugin" and Path(place).is_relative_to(tmp_path)
     assert said_by("vllm-ssd", "--version").strip() in wheel.name
     for command in ("stats", "check"):
         assert command in said_by("vllm-ssd", "--help")

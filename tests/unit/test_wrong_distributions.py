@@ -42,7 +42,8 @@ def first_tokens(path, drafts, reported=None, target=TARGET, temperature=1.0, ke
     entries = None if reported is None else pack(torch.arange(LISTED), reported).numpy()[None]
     found = []
     for slot, draft in enumerate(drafts.tolist()):
-        writer.publish_fallback(slot, STAMP, [draft], draft_probs=entries)
+        writer.publish(slot, STAMP, [0], [0])
+        writer.extend(slot, STAMP, [draft], entries)
         found.append(reader.find(slot, STAMP, 0, 0))
         assert found[-1].tokens == [draft], "the target has seen that something is wrong"
     draft_probs = None

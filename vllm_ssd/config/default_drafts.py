@@ -1,4 +1,4 @@
-"""Chooses a draft for a target when the user names none.
+"""Chooses a draft for a target when the user names none, and how much it drafts.
 
 A family is listed only if its models share a vocabulary and ``check_draft`` lets its draft pass.
 The target's config tells the family, because many targets are local folders whose names say
@@ -154,3 +154,11 @@ def default_draft(config: Any, model: str) -> str:
             f"{family.name}: {ADVICE} that is smaller, or serve it without speculation"
         )
     return family.draft
+
+
+def default_k_and_f(k: int | None, f: int | None, on_cpu: bool) -> tuple[int, int]:
+    """``k`` and ``f``, with the default in place of None: 15 and 2 on GPUs, 7 and 3 on CPUs. On
+    GPUs, too, k is 7 beside an f of 0, which hides no drafting, and of more than 32, whose branches
+    are too many for 15; and f is 3 beside a k of 7 or less."""
+    k = k or (7 if on_cpu or f not in (None, *range(1, 33)) else 15)
+    return k, (3 if on_cpu or k <= 7 else 2) if f is None else f

@@ -15,7 +15,7 @@ from vllm.config.utils import config
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
-from vllm_ssd.config.default_drafts import default_draft
+from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
 from vllm_ssd.config.draft_checks import (
     check_draft,
     check_source,
@@ -48,6 +48,11 @@ _above_0: Any = partial(
 _switch: Any = partial(Field, strict=True, description="true or false")
 
 
+def _whole(default: int | None, least: int, most: int | None = None) -> Any:
+    said = f"a whole number from {least}" + (f" to {most}" if most else "")
+    return Field(default=default, strict=True, ge=least, le=most, description=said)
+
+
 @config
 class SSDConfig(SpeculativeConfig):
     """Configuration of the speculative method ``ssd``.
@@ -62,17 +67,11 @@ class SSDConfig(SpeculativeConfig):
     method: Literal["ssd", "custom_class"] | None = "ssd"
     """Becomes "custom_class" when the engine config is complete and vLLM's V1 runner will run. That
     runner finds proposers by class only; ``model`` then holds the class."""
-    k: int = Field(default=7, strict=True, ge=1, le=16, description="a whole number from 1 to 16")
-    """Draft tokens per round."""
-    f: int = Field(
-        default=3,
-        strict=True,
-        ge=0,
-        le=MAX_FAN_OUT,
-        description=f"a whole number from 0 to {MAX_FAN_OUT}",
-    )
+    k: int = _whole(None, 1, 16)
+    """Draft tokens per round. Default: ``default_k_and_f``."""
+    f: int = _whole(None, 0, MAX_FAN_OUT)
     """Predicted bonus tokens for each accepted length 0..k, in the mean. 0: no drafting ahead, only
-    speculation with a draft on its own device."""
+    speculation with a draft on its own device. Default: ``default_k_and_f``."""
     draft_model: str = ""
     """The draft's path or hub name: ``model`` as the user gave it, or the target's default."""
     draft_server: str | None = Field(
@@ -116,9 +115,7 @@ class SSDConfig(SpeculativeConfig):
         default="auto", description='"auto", "float32", "bfloat16" or "float16"'
     )
     """The draft's data type; "auto" is the target's."""
-    draft_max_num_batched_tokens: int = Field(  # type: ignore[assignment]
-        default=None, strict=True, ge=32, description="a whole number from 32"
-    )
+    draft_max_num_batched_tokens: int = _whole(None, 32)
     """Prompt tokens that the draft reads in one forward, between two rounds. Default: 64 on CPUs,
     512 on GPUs."""
     draft_kv_cache_gib: float | None = _above_0(default=None)
@@ -128,7 +125,7 @@ class SSDConfig(SpeculativeConfig):
     """Timeout of the draft's first start and of each restart, in seconds."""
     required: bool = _switch(default=True)
     """Whether the engine refuses to serve if the draft cannot be started."""
-    max_restarts: int = Field(default=3, strict=True, ge=0, description="a whole number from 0")
+    max_restarts: int = _whole(3, 0)
     """Consecutive restarts allowed for a draft that dies or hangs. The count resets after 60 s of
     healthy service. 0: serving goes on without drafts."""
     schedule: list[tuple[int, int, int]] | None = None
@@ -161,13 +158,7 @@ class SSDConfig(SpeculativeConfig):
     """How draft tokens are sampled. "greedy": the likeliest token. "probabilistic": from the
     draft's distribution at the request's temperature, which it reports. The text is exact with
     both. "probabilistic" has a longer accepted length for requests with a temperature."""
-    draft_top_m: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        le=MAX_TOP_M,
-        description=f"a whole number from 1 to {MAX_TOP_M}",
-    )
+    draft_top_m: int | None = _whole(None, 1, MAX_TOP_M)
     """If "probabilistic": number of likeliest tokens from which a draft token is sampled. They are
     reported with their probabilities. Default: 32."""
     saguaro: float = Field(
@@ -182,6 +173,8 @@ class SSDConfig(SpeculativeConfig):
 
     def __post_init__(self) -> None:
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
+        on_cpu = current_platform.is_cpu()
+        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu)
         self.num_speculative_tokens = self.k
         self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True
         if self.num_speculative_tokens_per_batch_size is not None:
@@ -190,10 +183,9 @@ class SSDConfig(SpeculativeConfig):
             )
         self._check_branches()
         self._check_sampling()
-        if self.max_wait_ms is None:
-            self.max_wait_ms = 2000.0 if current_platform.is_cpu() else 100.0
+        self.max_wait_ms = self.max_wait_ms or (2000.0 if on_cpu else 100.0)
         if self.draft_max_num_batched_tokens is None:
-            self.draft_max_num_batched_tokens = 64 if current_platform.is_cpu() else 512
+            self.draft_max_num_batched_tokens = 64 if on_cpu else 512
         if self.draft_model_config is None and self.target_model_config is not None:
             self._add_draft()
         if self.draft_server is None:

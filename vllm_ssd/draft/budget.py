@@ -55,7 +55,7 @@ class BranchBudget:
         # A next draft that is the bonus was not verified: the target would have accepted it.
         left_over = accepted < len(drafts) and drafts[accepted] == bonus
         predicted = request.predicted
-        load = request.ahead.load if request.ahead is not None else 1
+        load = request.tree.load if request.tree is not None else 1
         self._probs.count_drafts(request.top_probs, accepted, left_over, load)
         if branch is not None and predicted is not None and not left_over:
             rank = branch - sum(predicted[:accepted]) if branch >= 0 else None

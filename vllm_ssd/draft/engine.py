@@ -9,7 +9,8 @@ target does without drafts. In order of urgency:
               fallbacks come next, and grow together with all other branches
     glue      show the model what it has not seen of the bonus and the drafts being verified, which
               is nothing if it has grown them and had the time; predict the outcomes
-    grow      one more token for every branch, if a target may wait for one
+    grow      one more token for every branch, if a target may wait for one; it also shows the bonus
+              of requests that are verified without drafts, whose glue comes next
     behind    show a chunk of requests without a prediction that have more tokens to show
     prefill   show a chunk of one new text or of several, if none was shown since the last glue, so
               that new texts do start
@@ -105,8 +106,16 @@ class DraftEngine:
         glue_size = self.policy.k + 1 if self.policy.branches else 0
         glue: list[DraftRequest] = []
         prefill: list[DraftRequest] = []
+        undrafted = []  # their target has decided on no drafts
         for request in self.requests.at_work(Phase.FEEDING):
-            (glue if request.unfed <= glue_size else prefill).append(request)
+            if request.tree is not None and request.tree.step:
+                request.decide([], request.seen(self._states))  # the tree has shown the bonus
+            if glue_size and self.policy.fallbacks and request.is_undrafted:
+                undrafted.append(request)
+            else:
+                (glue if request.unfed <= glue_size else prefill).append(request)
+        # A glue would read all weights for the bonus alone, and the next step reads them anyway.
+        self._plant_fallbacks([r for r in undrafted if r.tree is None])
         if not nearly:  # else all get fallbacks together, afterwards
             self._plant_fallbacks([r for r in missed if r.unfed == 1])
         growing = self._executor.growing
@@ -172,7 +181,8 @@ class DraftEngine:
             served.count(drafted_ahead=count, branches=count * branches)
 
     def _plant_fallbacks(self, requests: Sequence[DraftRequest]) -> None:
-        fitting = self.requests.reserve(requests, lambda _: self.policy.tree_steps)
+        some = requests[: self._programs.max_batch]
+        fitting = self.requests.reserve(some, lambda _: self.policy.tree_steps)
         if fitting:
             self._executor.fallback(fitting)
 
@@ -182,20 +192,19 @@ class DraftEngine:
             return []
         deciding = self.requests.at_work(Phase.DECIDING)
         for request in deciding:
-            if request.ahead is not None:
+            if request.tree is not None:
                 if request.branch is None:
                     self._intake.find_branch(request)
                 if request.branch == -1:
-                    request.leave_ahead()
+                    request.leave_tree()
         # The branches of the other requests are there or on their way.
-        missed = (r for r in deciding if r.ahead is None and r.fallback is None)
-        return [r for r in missed if r.left_over is None]
+        return [r for r in deciding if r.tree is None and r.left_over is None]
 
     def _settles(self, glue: Sequence[DraftRequest]) -> bool:
         """True if the target of the first of these may be about to decide on more drafts."""
         deciding = self.requests.waiting(Phase.DECIDING)
         return self._in_flight.idle_s() < SETTLE_S and any(
-            r.grows and r.served is glue[0].served for r in deciding
+            r.tree is not None and r.served is glue[0].served for r in deciding
         )
 
     def _count(self, work: str, amount: int, microseconds: int) -> None:

@@ -19,6 +19,7 @@ from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.running_batch import RunningBatch
 from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.protocol import FALLBACK
 
 
 class Executor:
@@ -85,24 +86,25 @@ class Executor:
         ends = np.array([[len(request.tokens)] for request in predicted])
         stamps = [request.next_stamp for request in predicted]
         if predicted:
-            trees = self._plant(predicted, fan_outs.accepted[rows] + ends, stamps)
-            for request, tree in zip(predicted, trees):
-                request.ahead = tree
+            self._plant(predicted, fan_outs.accepted[rows] + ends, stamps)
 
     def fallback(self, requests: Sequence[DraftRequest]) -> None:
-        """Plant a tree of one branch at each bonus; these outcomes were not predicted."""
-        self._states.begin([r.seat for r in requests], [r.tokens[-1] for r in requests])
+        """Predict outcomes that have come, and plant a branch for each."""
+        outcomes = []
+        for r in requests:
+            home, r.branch = self._states.homes(r.seat, 1)[0], 0
+            outcomes.append((r.where, r.stamp | FALLBACK, r.accepted, r.tokens[-1], home))
+        program = self._programs.fallbacks
+        program.fill(outcomes)
+        program.run()
         parents = np.array([[request.fed] for request in requests])
-        trees = self._plant(requests, parents, [request.stamp for request in requests])
-        for request, tree in zip(requests, trees):
-            tree.fallback, tree.awaited = True, False
-            request.fallback = tree
+        self._plant(requests, parents, [stamp for _, stamp, *_ in outcomes])
 
     def _plant(
         self, requests: Sequence[DraftRequest], parents: NDArray[np.int64], stamps: Sequence[int]
-    ) -> list[GrowingTree]:
+    ) -> None:
         """Let a tree grow for each request. parents: int64 [requests, branches], the tokens that
-        each branch continues; stamps: of the outcomes that the trees are for."""
+        each branch continues; stamps: of their predictions."""
         blocks, linear = [r.table.blocks for r in requests], [r.fed for r in requests]
         trees = self._attention.plant(blocks, linear, parents, self._policy.tree_steps)
         numbers: Sequence[NDArray[np.float64] | None] = [None] * len(requests)
@@ -110,11 +112,15 @@ class Executor:
             # The bonus is one place before the first draft.
             numbers = [*uniforms([r.seed for r in requests], parents + 1, self._policy.k)]
         planted = [
-            GrowingTree(tree, r.where, stamp, r.seat, r.temperature, own, r.served.live)
+            GrowingTree(
+                *(tree, r.where, stamp, r.seat, r.temperature, own, r.served.live),
+                awaited=not stamp & FALLBACK,
+            )
             for r, tree, stamp, own in zip(requests, trees, stamps, numbers)
         ]
+        for request, grown in zip(requests, planted):
+            request.tree = grown
         self.growing.add(planted)
-        return planted
 
     def grow(self) -> None:
         """Start one more step of all trees."""

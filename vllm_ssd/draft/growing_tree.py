@@ -12,10 +12,9 @@ from vllm_ssd.draft.attention.masks import Tree
 
 @dataclass(eq=False, slots=True)
 class GrowingTree:
-    """Branches for the outcomes of a round, or the one branch of a fallback, for an outcome that
-    was not predicted.
+    """Branches for the outcomes of a round. A fallback has one, for an outcome that has come.
 
-    where: a place from a served table's ``places``; stamp: of the outcome; seat: the request's in
+    where: a place from a served table's ``places``; stamp: the prediction's; seat: the request's in
     ``HiddenStates``. temperature: 0 = greedy; uniforms: float64 [branches, k], a random number in
     [0, 1) for every draft, None if all are greedy. load: requests that the table had when the tree
     was planted. awaited: the outcome has not come yet. step: steps started. ended: the tree does
@@ -29,7 +28,6 @@ class GrowingTree:
     temperature: float = 0.0
     uniforms: NDArray[np.float64] | None = None
     load: int = 1
-    fallback: bool = False
     awaited: bool = True
     step: int = 0
     ended: bool = False

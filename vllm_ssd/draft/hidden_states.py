@@ -7,15 +7,10 @@ the model drafts that it has grown itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from vllm_ssd.draft.inputs import Inputs
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftPolicy
-
-_BEGUN = 64  # branches that begin with one copy to the device
 
 
 class HiddenStates:
@@ -36,7 +31,6 @@ class HiddenStates:
             device=model.device,
         )
         self.newest = torch.zeros(self.padding + 1, dtype=torch.int64, device=model.device)
-        self._begun = Inputs(model.device, {"homes": (_BEGUN,), "tokens": (_BEGUN,)})
 
     def keep(self, rows: torch.Tensor, hidden: torch.Tensor) -> None:
         """Put hidden states, [n, hidden], into int64 [n] rows."""
@@ -45,17 +39,6 @@ class HiddenStates:
     def homes(self, seat: int, branches: int) -> range:
         """The homes of a seat's first ``branches`` branches."""
         return range(seat * self._homes + 1, seat * self._homes + 1 + branches)
-
-    def begin(self, seats: Sequence[int], tokens: Sequence[int]) -> None:
-        """Set the newest token of each seat's first branch, without waiting for a GPU."""
-        host, device = self._begun.host, self._begun.device
-        for first in range(0, len(seats), _BEGUN):
-            some = slice(first, first + _BEGUN)
-            host["homes"][:] = self.padding
-            host["homes"][: len(seats[some])] = [self.homes(seat, 1)[0] for seat in seats[some]]
-            host["tokens"][: len(seats[some])] = tokens[some]
-            self._begun.send()
-            self.newest.index_copy_(0, device["homes"], device["tokens"])
 
     def verified(self, seat: int, count: int) -> range:
         """Rows of a text's end and the drafts after it, the first ``count``."""

@@ -61,7 +61,7 @@ class Intake:
             branch = served.predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
             self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
-            request.branch, request.came_true = branch, branch is not None and branch >= 0
+            request.branch = branch
             self._requests.enter(request, Phase.DECIDING)
             self._requests.check_size(request)
             taken += 1

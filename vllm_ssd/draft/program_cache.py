@@ -12,7 +12,7 @@ from vllm_ssd.draft.budget import FEWEST, BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
-from vllm_ssd.draft.programs import Feed, Grow, Predict
+from vllm_ssd.draft.programs import Fallbacks, Feed, Grow, Predict
 from vllm_ssd.draft.spec import TOKENS_IN_A_READ, DraftPolicy
 from vllm_ssd.protocol.publisher import Publisher
 
@@ -59,6 +59,7 @@ class ProgramCache:
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))
+        self.fallbacks = Fallbacks(states, publisher, model.device, self.max_batch)
 
     @property
     def max_batch(self) -> int:
@@ -127,6 +128,8 @@ class ProgramCache:
             for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()
+            self.fallbacks.fill(())
+            self.fallbacks.run()
             self._choose_rows()
             return
         pool = torch.cuda.graph_pool_handle()
@@ -144,6 +147,8 @@ class ProgramCache:
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
             self._feed(*shape).run.record(pool)
+        self.fallbacks.fill(())
+        self.fallbacks.run.record(pool)
 
     def _choose_rows(self) -> None:
         """Let requests share as many branches as grow together in at most ``_DEARER`` times the

@@ -1,9 +1,10 @@
-"""The draft's three computations, each for batches of one size.
+"""The draft's computations, each for batches of one size.
 
 ``Feed`` shows the model tokens. ``Predict`` predicts outcomes from the hidden states of tokens that
-the model has seen, and publishes them. ``Grow`` gives every branch one more token and publishes it.
-All use memory that stays where it is, so that they can be recorded as CUDA graphs. ``fill`` takes
-in what changes from round to round; ``run`` then computes.
+the model has seen, and publishes them. ``Fallbacks`` publishes outcomes that have come, as if they
+were predicted. ``Grow`` gives every branch one more token and publishes it. All use memory that
+stays where it is, so that they can be recorded as CUDA graphs. ``fill`` takes in what changes from
+round to round; ``run`` then computes.
 """
 
 from __future__ import annotations
@@ -162,6 +163,35 @@ class Predict:
         )
 
 
+class Fallbacks:
+    """Predicts up to ``batch`` outcomes that have come, with one branch each, and publishes them.
+    The bonus tokens become the newest tokens of the requests' first branches."""
+
+    def __init__(
+        self, states: HiddenStates, publisher: Publisher, device: torch.device, batch: int
+    ):
+        self._states = states
+        self._publisher = publisher
+        self.batch = batch
+        names = ("where", "stamp", "accepted", "bonus", "homes")
+        self._inputs = Inputs(device, dict.fromkeys(names, (batch,)))
+        self.run = GraphedCall(self._compute)
+
+    def fill(self, outcomes: Sequence[tuple[int, ...]]) -> None:
+        """Take in the numbers of each outcome, in the order of the inputs. None publish nothing."""
+        host = self._inputs.host
+        host["where"][:], host["homes"][:] = 0, self._states.padding
+        for name, numbers in zip(host, zip(*outcomes)):
+            host[name][: len(numbers)] = numbers
+        self._inputs.send()
+
+    def _compute(self) -> None:
+        where, stamps, accepted, bonus, homes = self._inputs.device.values()
+        self._states.newest.index_copy_(0, homes, bonus)
+        new = PredictedOutcomes(where, stamps, accepted.unsqueeze(1), bonus.unsqueeze(1))
+        self._publisher.predict(new)
+
+
 class Grow:
     """Grows trees that have up to ``rows`` branches together. A run shows the model the newest
     token of each branch, keeps the hidden state after it, and adds a token unless the branch has k.
@@ -186,7 +216,7 @@ class Grow:
         self._plan = model.attention.tree_plan(rows, policy.tree_steps)
         self._top_m = policy.top_m
         self._sampler = Sampler(policy, model.device) if sampled else None
-        of_trees = dict.fromkeys(("where", "stamp", "fallback"), (self._plan.tiles,))
+        of_trees = dict.fromkeys(("where", "stamp"), (self._plan.tiles,))
         reals = {"temperature": (rows,), "uniforms": (rows, policy.k)} if sampled else None
         self._inputs = Inputs(model.device, {**of_trees, "homes": (rows,)}, reals)
         self.run = GraphedCall(self._compute)
@@ -206,9 +236,8 @@ class Grow:
                     host["uniforms"][own] = tree.uniforms
             row = own.stop
         if trees:
-            each = [(tree.where, tree.stamp, tree.fallback) for tree in trees]
-            for name, numbers in zip(("where", "stamp", "fallback"), zip(*each)):
-                host[name][:count] = numbers
+            host["where"][:count] = [tree.where for tree in trees]
+            host["stamp"][:count] = [tree.stamp for tree in trees]
         self._inputs.send()
 
     def try_out(self, context: int) -> None:
@@ -240,7 +269,7 @@ class Grow:
             logits, random = self._model.logits(hidden), (inputs["temperature"], inputs["uniforms"])
             chosen, top_probs, draft_probs = self._sampler.sample(logits, *random, step)
         self._states.newest.index_copy_(0, homes, chosen)
-        of_trees = inputs["where"], inputs["stamp"], inputs["fallback"]
+        of_trees = inputs["where"], inputs["stamp"]
         shape = plan.inputs.device["first"], plan.inputs.device["width"]
         new = BranchTokens(*of_trees, *shape, chosen, top_probs, step, draft_probs)
         self._publisher.extend(new)

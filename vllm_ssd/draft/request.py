@@ -15,6 +15,7 @@ from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.served_table import ServedTable
+from vllm_ssd.protocol import make_stamp
 
 
 class Seen(NamedTuple):
@@ -46,16 +47,15 @@ class DraftRequest:
     nan if it is not known; states: rows of ``HiddenStates`` after the text's end and after each
     draft, as far as they are fed and kept.
     round: of the last outcome taken in, -1 before any; accepted: its accepted length; branch: the
-    one that predicted it, -1 if none did, None until its predictions are seen; came_true: it was
-    predicted when it came. left_over: drafts that the target has but did not verify, if the bonus
-    is the first of them; they are its drafts for the next round.
+    one that predicted it or is grown for it, -1 if there is none, None until its predictions are
+    seen. left_over: drafts that the target has but did not verify, if the bonus is the first of
+    them; they are its drafts for the next round.
     phase: only ``DraftRequests.enter`` changes it. temperature: at which drafts are sampled, 0 =
     greedy; seed: of their random numbers.
-    ahead: the tree grown for the awaited outcome, or for one that has come and is matched with its
-    branches; predicted: how many of these there are of each accepted length, None without memory
-    for them: the next outcome then gets a fallback when it comes. fallback: the tree grown for an
-    outcome that none of them matched. seat: the seat of its rows in ``HiddenStates``, while it has
-    KV memory; -1 without, and then the draft does no work for it.
+    tree: grown for the awaited outcome or for the last one; predicted: how many outcomes of each
+    accepted length it has, None without memory for their branches: the next outcome then gets a
+    fallback when it comes. seat: the seat of its rows in ``HiddenStates``, while it has KV memory;
+    -1 without, and then the draft does no work for it.
     """
 
     served: ServedTable
@@ -68,16 +68,14 @@ class DraftRequest:
     round: int = -1
     accepted: int = 0
     branch: int | None = None
-    came_true: bool = False
     phase: Phase = Phase.FEEDING
     fed: int = 0
     drafts: list[int] = field(default_factory=list)
     top_probs: list[float] = field(default_factory=list)
     states: Sequence[int] = ()
     left_over: Seen | None = None
-    ahead: GrowingTree | None = None
+    tree: GrowingTree | None = None
     predicted: Sequence[int] | None = None
-    fallback: GrowingTree | None = None
     seat: int = -1
 
     @property
@@ -88,30 +86,26 @@ class DraftRequest:
     @property
     def stamp(self) -> int:
         """The stamp of the last outcome taken in."""
-        return self.generation << 32 | self.round
+        return int(make_stamp(self.generation, self.round))
 
     @property
     def next_stamp(self) -> int:
         """The stamp of the outcome that is predicted now."""
-        return self.generation << 32 | self.round + 1
-
-    @property
-    def grows(self) -> bool:
-        """True if anything is grown for this request."""
-        return (self.ahead or self.fallback) is not None
+        return int(make_stamp(self.generation, self.round + 1))
 
     @property
     def unfed(self) -> int:
         """Tokens of text and drafts that the model has yet to see."""
         return len(self.tokens) + len(self.drafts) - self.fed
 
+    @property
+    def is_undrafted(self) -> bool:
+        """Whether the bonus of a round is all that the model has yet to see."""
+        only_bonus = self.unfed == 1 and not self.drafts and self.left_over is None
+        return only_bonus and self.round >= 0
+
     def advance(self, round_: int, new_tokens: Sequence[int], accepted: int) -> None:
         """Take in an outcome: keep the KV that still fits. The target then decides on drafts."""
-        self.leave_fallback()
-        if self.phase is not Phase.IDLE or round_ != self.round + 1:
-            self.leave_ahead()  # grown for another outcome
-        if self.ahead is not None:
-            self.ahead.awaited = False
         before = len(self.tokens)
         self.tokens += new_tokens
         self.left_over = None
@@ -124,19 +118,19 @@ class DraftRequest:
         self.fed = min(self.fed, known, len(self.tokens) - 1)
         self.drafts, self.top_probs, self.states = [], [], ()
         self.round, self.accepted = round_, accepted
+        if self.tree is not None and self.tree.stamp == self.stamp:
+            self.tree.awaited = False
+        else:
+            self.leave_tree()
 
     def seen(self, states: HiddenStates) -> Seen | None:
         """What the model has seen after the text, None if nothing."""
         if self.left_over is not None:
             return self.left_over
-        if self.fallback is not None:
-            tree, branch, known = self.fallback, 0, None
-        elif self.ahead is not None and self.came_true:
-            tree = self.ahead
-            branch = known = self.branch or 0
-        else:
+        tree, branch = self.tree, self.branch
+        if tree is None or branch is None or branch < 0:
             return None
-        drafts, top_probs = self.served.predictions.drafts(self.slot, self.stamp, known)
+        drafts, top_probs = self.served.predictions.drafts(self.slot, tree.stamp, branch)
         entries = tree.entries(branch)
         return Seen(drafts, top_probs, entries, states.branch(self.seat, branch, len(entries)))
 
@@ -144,8 +138,7 @@ class DraftRequest:
         """Take in the drafts that the target verifies next. seen: what the model may have seen of
         them. Returns the keys and values to copy, None if there are none. After the copy, the model
         has yet to see the other drafts."""
-        self.leave_ahead()
-        self.leave_fallback()
+        self.leave_tree()
         self.drafts, self.top_probs = drafts, [nan] * len(drafts)
         if seen is None:
             return None
@@ -191,17 +184,11 @@ class DraftRequest:
         """Tell the target the draft's state for this request, one of those in ``schema.py``."""
         self.served.draft_states.set(self.slot, self.generation, state)
 
-    def leave_ahead(self) -> None:
-        """Stop growing branches for the outcome that was awaited."""
-        if self.ahead is not None:
-            self.ahead.ended = True
-            self.ahead = None
-
-    def leave_fallback(self) -> None:
-        """Stop growing the fallback."""
-        if self.fallback is not None:
-            self.fallback.ended = True
-            self.fallback = None
+    def leave_tree(self) -> None:
+        """Stop growing branches."""
+        if self.tree is not None:
+            self.tree.ended = True
+            self.tree = None
 
     def adopt_kv(self) -> None:
         """Begin with the known KV of the text, except for its last token: the model's output after
@@ -210,8 +197,7 @@ class DraftRequest:
 
     def forget_kv(self) -> None:
         """Give all KV memory back; the text has to be fed again."""
-        self.leave_ahead()
-        self.leave_fallback()
+        self.leave_tree()
         self.table.clear()
         self.fed, self.states, self.left_over = 0, (), None
 

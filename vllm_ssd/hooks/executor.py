@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from vllm_ssd.lifecycle.joined_draft import JoinedDraft
+    from vllm_ssd.lifecycle.service import Service
 
 logger = get_logger(__name__)
 
@@ -29,12 +30,13 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     if not uses_ssd(vllm_config):
         original(self, vllm_config)
         return
+    from vllm_ssd.lifecycle.joined_draft import JoinedDraft
     from vllm_ssd.lifecycle.own_table import NoRoom
 
     apply(Where.WITH_SSD)
     executor: Any = self
     config: Any = vllm_config.speculative_config
-    executor._ssd_draft = draft = _make_draft(vllm_config)
+    executor._ssd_draft = draft = JoinedDraft(vllm_config, _service(vllm_config))
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
     executor._stop_draft = weakref.finalize(self, draft.stop)
     _expect_end_at_sigterm(draft)
@@ -72,19 +74,20 @@ def _expect_end_at_sigterm(draft: JoinedDraft) -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
-def _make_draft(vllm_config: VllmConfig) -> JoinedDraft:
+def _service(vllm_config: VllmConfig) -> Service:
+    """The draft service that an engine with this config uses."""
     config: Any = vllm_config.speculative_config
     if config.draft_server is None:
-        from vllm_ssd.lifecycle.own_draft import OwnDraft
+        from vllm_ssd.lifecycle.own_service import OwnService
 
-        return OwnDraft(vllm_config)
+        return OwnService(vllm_config)
     if config.draft_server_key is not None:  # it is on another node
-        from vllm_ssd.relay.remote_draft import RemoteDraft
+        from vllm_ssd.relay.remote_service import RemoteService
 
-        return RemoteDraft(vllm_config)
-    from vllm_ssd.lifecycle.joined_draft import JoinedDraft
+        return RemoteService(vllm_config)
+    from vllm_ssd.lifecycle.service import Service
 
-    return JoinedDraft(vllm_config)
+    return Service(vllm_config)
 
 
 class WithDraft(Executor):

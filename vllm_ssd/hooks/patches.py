@@ -66,7 +66,6 @@ _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _CORE = "vllm.v1.engine.core:EngineCoreProc"
 _CLIENT = "vllm.v1.engine.core_client:MPClient"
-_OUTPUT = "vllm.v1.engine.output_processor"
 _LOGGER = "vllm.v1.metrics.loggers:PrometheusStatLogger"
 _COLLECTOR = "prometheus_client.multiprocess:MultiProcessCollector"
 _WORKER = "vllm.v1.worker.worker_base:WorkerBase"
@@ -91,14 +90,14 @@ PATCHES = (
         "executor.WithDraft",
         ("shutdown", "compile_or_warm_up_model", "sleep", "wake_up"),
     ),
-    # The scheduler follows the worker's plan. vLLM's metrics, and its responses, count only draft
-    # tokens that ssd's draft made and the target verified.
+    # The scheduler follows the worker's plan. vLLM's metrics count only draft tokens that ssd's
+    # draft made and the target verified.
     Patch(_SSD, f"{_SCHEDULER}.__init__", "scheduler.with_own_class"),
     *_overridden(
         _SSD,
         _SCHEDULER,
         "scheduler.OwnScheduler",
-        ("_update_after_schedule", "make_stats", "add_request"),
+        ("_update_after_schedule", "make_stats"),
     ),
     # No two requests draw with the same random numbers.
     *_overridden(_SSD, _SCHEDULER, "seeds.OwnSeeds", ("add_request",)),
@@ -108,9 +107,6 @@ PATCHES = (
     # Adds ssd's metrics to vLLM's, with one API server and with several.
     Patch(_SSD, f"{_LOGGER}.__init__", "metrics.with_ssd_metrics"),
     Patch(_SSD, f"{_COLLECTOR}.collect", "metrics.with_ssd_collected"),
-    # A request's span in a trace says how ssd served it.
-    Patch(_SSD, f"{_OUTPUT}:OutputProcessor.do_tracing", "traces.with_request_found"),
-    Patch(_SSD, f"{_OUTPUT}:instrument_manual", "traces.with_counts_added"),
     # A worker gets the patches of its runner, and methods that change the draft's weights.
     Patch(_ALL, f"{_WORKER}.__init__", "worker.with_ssd"),
     # No two engines that share a draft draw with the same random numbers.

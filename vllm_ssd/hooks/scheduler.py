@@ -1,8 +1,7 @@
 """The scheduler of an engine with ssd under Model Runner V2.
 
 It schedules no draft tokens while the worker's plan has none, and never so many that another
-request would not fit the step. It also corrects the counts of vLLM's
-``vllm:spec_decode_*`` and per-request metrics (``--per-request-spec-decode-metrics``).
+request would not fit the step. It also corrects the counts of vLLM's ``vllm:spec_decode_*``.
 
 V2 schedules k tokens of every row, and vLLM's scheduler counts them all as draft tokens. These
 include guesses, filled-up rows, tokens trimmed away on the GPU, and all tokens while the draft is
@@ -28,7 +27,6 @@ from vllm_ssd.worker.draft_limit import most_that_fit
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.request import Request
 
     from vllm_ssd.protocol import SpeculationTable
 
@@ -87,16 +85,6 @@ class OwnScheduler(Scheduler):
         """Return int64 [2, k]: draft tokens verified and accepted since the start, by position."""
         counters = self._ssd_table.target[0]
         return np.stack([counters["verified"], counters["taken"]])
-
-    def add_request(self, request: Request) -> None:
-        from vllm_ssd.hooks.request_metrics import OwnVerifications
-
-        super().add_request(request)
-        metrics = request.spec_decode_metrics
-        if metrics is not None:
-            request.spec_decode_metrics = OwnVerifications(
-                metrics.num_spec_tokens, self._ssd_table, request.request_id
-            )
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Schedule as many draft tokens of a row as let all requests into the next step, and none

@@ -1,13 +1,11 @@
 """Workers of an engine with ssd. Through them, a trainer changes the draft's weights.
 
-A trainer reaches the workers with ``collective_rpc``, by the name of a method. ``reload_draft``
-names a checkpoint. vLLM's own ``start_draft_weight_update``, ``update_weights`` and
-``finish_weight_update`` send tensors.
+A trainer reaches the workers with ``collective_rpc``, by the name of a method: ``reload_draft``
+names a checkpoint.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,6 @@ from vllm_ssd.hooks.patches import Original, Where, apply, put_before
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-    from vllm_ssd.hooks.received_weights import ReceivedWeights
 
 
 def with_ssd(original: Original, self: WorkerBase, *args: Any, **kwargs: Any) -> None:
@@ -39,8 +35,6 @@ def with_ssd(original: Original, self: WorkerBase, *args: Any, **kwargs: Any) ->
 
 class OwnWorker(WorkerBase):
     """What a worker does besides."""
-
-    _ssd_received: ReceivedWeights | None = None  # of an update that has begun
 
     def compile_or_warm_up_model(self) -> Any:
         """Also seed the random numbers of requests without a seed, which vLLM has just seeded by
@@ -62,6 +56,8 @@ class OwnWorker(WorkerBase):
         """Make the draft use the weights of a checkpoint of its own model; return when it has read
         them. ``ValueError`` with a sentence if that fails. After a later sleep, the draft reads
         them again."""
+        from vllm_ssd.protocol.messages import Reload, ask
+
         checkpoint = Path(path).absolute()
         if not (checkpoint / "config.json").is_file():
             raise ValueError(
@@ -69,48 +65,22 @@ class OwnWorker(WorkerBase):
                 "draft"
             )
         run_dir = _run_dir_of_draft(self.vllm_config)
-        if _speaks_for_all(self.vllm_config):
-            _reload(self.vllm_config, run_dir, checkpoint)
+        if not _speaks_for_all(self.vllm_config):
+            return
+        config: Any = self.vllm_config.speculative_config
+        limit_s = config.start_timeout_s
+        problem = ask(run_dir, Reload(str(checkpoint)), limit_s)
+        if problem is None:
+            problem = f"the draft did not answer within {limit_s:g} s (start_timeout_s)"
+        if problem:
+            raise ValueError(problem)
 
     def start_draft_weight_update(self) -> None:
-        """Make vLLM's weight transfer bring weights for the draft until ``finish_weight_update``.
-        ``ValueError`` with a sentence if the draft cannot take any; also raises vLLM's own
-        errors."""
-        from vllm_ssd.hooks.received_weights import ReceivedWeights
-
-        _run_dir_of_draft(self.vllm_config)  # raises before a trainer sends anything
-        self._ssd_received = ReceivedWeights(keep=_speaks_for_all(self.vllm_config))
-        worker: Any = super()
-        worker.start_draft_weight_update()
-
-    def _set_draft_weight_update_target(self) -> None:
-        """Called by vLLM, which would look for the worker's draft model. The worker has none."""
-        speculation: Any = self.vllm_config.speculative_config
-        engine: Any = self.weight_transfer_engine
-        engine.set_weight_update_target(self._ssd_received, speculation.draft_model_config)
-
-    def finish_weight_update(self) -> None:
-        """End a weight update of the target like vLLM, or one of the draft, which then has the
-        weights. ``ValueError`` with a sentence if the draft does not take them; also raises vLLM's
-        own errors."""
-        from vllm_ssd.hooks.received_weights import keep_only
-
-        received, self._ssd_received = self._ssd_received, None
-        engine: Any = self.weight_transfer_engine
-        of_draft = engine is not None and engine.model is received
-        worker: Any = super()
-        worker.finish_weight_update()
-        if received is None or not of_draft or not _speaks_for_all(self.vllm_config):
-            return
-        run_dir = _run_dir_of_draft(self.vllm_config)
-        speculation: Any = self.vllm_config.speculative_config
-        folder = received.save(run_dir, speculation.draft_model_config.hf_config)
-        try:
-            _reload(self.vllm_config, run_dir, folder)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        keep_only(folder)
+        """Refuse an update through vLLM's weight transfer, with ``ValueError``."""
+        raise ValueError(
+            "the draft of method 'ssd' takes no tensors from a trainer: write a checkpoint to a "
+            'folder and name it with collective_rpc("reload_draft", args=(path,))'
+        )
 
 
 def _run_dir_of_draft(vllm_config: VllmConfig) -> Path:
@@ -142,14 +112,3 @@ def _speaks_for_all(vllm_config: VllmConfig) -> bool:
     config: Any = vllm_config.speculative_config
     shared = config.share_draft and engine_index(vllm_config.parallel_config) > 0
     return not shared and bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
-
-
-def _reload(vllm_config: VllmConfig, run_dir: Path, checkpoint: Path) -> None:
-    from vllm_ssd.protocol.messages import Reload, ask
-
-    config: Any = vllm_config.speculative_config
-    problem = ask(run_dir, Reload(str(checkpoint)), config.start_timeout_s)
-    if problem is None:
-        problem = f"the draft did not answer within {config.start_timeout_s:g} s (start_timeout_s)"
-    if problem:
-        raise ValueError(problem)

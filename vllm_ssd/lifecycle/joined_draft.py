@@ -6,21 +6,18 @@ skips waiting. It then tries to join a draft again.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import queue
 import threading
 import time
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.lifecycle.found_draft import FoundDraft
-from vllm_ssd.lifecycle.launch import await_word, join
-from vllm_ssd.lifecycle.own_table import OwnFiles, draft_name, table_owner, table_shape
+from vllm_ssd.lifecycle.launch import join, wait_for
+from vllm_ssd.lifecycle.own_table import OwnFiles, table_owner, table_shape
 from vllm_ssd.lifecycle.ray_placement import place_target_by_ray
+from vllm_ssd.lifecycle.service import FoundDraft, Service
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import rundir
-from vllm_ssd.protocol.draft_names import find_all
 from vllm_ssd.protocol.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
 from vllm_ssd.protocol.service_state import State
 
@@ -34,41 +31,45 @@ JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # timeout of its answer, which takes milliseconds unless it hangs
 LOST_S = 0.2  # and of the answer of a lost draft, which takes milliseconds or does not come
 PUT_AWAY_S = 60.0  # timeout of the answer of a draft that frees its memory, which takes seconds
-SPREAD_S = 5.0  # between two checks whether the engines are spread evenly over several drafts
+
+
+class Phase(Enum):
+    """How an engine stands with its draft service. In all phases but JOINED and ASLEEP it tries to
+    join.
+
+    STARTING: no draft has taken or refused it yet. JOINED: a draft drafts for it. AWAY: its draft
+    sleeps, wakes up or reads weights, and must be back within ``start_timeout_s``. LOST: it has no
+    draft. ASLEEP: the engine sleeps."""
+
+    STARTING, JOINED, AWAY, LOST, ASLEEP = range(5)
 
 
 class JoinedDraft:
-    """Joins a draft service by its name; one object per engine core. ``OwnDraft`` first starts a
-    service, ``RemoteDraft`` a relay to one on another node. Call ``start`` before the target's
+    """Joins a draft service; one object per engine core. Call ``start`` before the target's
     workers, ``workers_started`` and ``wait_ready`` after them, ``stop`` at any time, repeatedly."""
 
-    def __init__(self, vllm_config: VllmConfig):
+    def __init__(self, vllm_config: VllmConfig, service: Service):
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
-        self._name = draft_name(vllm_config)
+        self._service = service
         self._process = os.getpid()
         self._files: OwnFiles | None = None
-        self._draft: FoundDraft | None = None  # None: no draft drafts for this engine now
-        self._turn = threading.Lock()  # held by the thread, ``sleep`` and ``wake`` while they work
+        self._phase = Phase.STARTING
+        self._draft: FoundDraft | None = None  # the one that drafts for this engine, if JOINED
+        self._due = 0.0  # time at which a draft that is AWAY must be back
+        self._missed = False  # the draft was lost and has not been back since
+        self._turn = threading.Lock()  # held while the phase may change
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
-        self._asleep = False
         self._next_try = 0.0
-        self._due = math.inf  # time at which a draft that is away on purpose must be back
         self._failure = ""  # the last exception that the thread has logged since it joined
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()  # result of the first try
-        self._tried = self._started = self._lost = False
-        self._speaks = True  # logs losses and returns; False: the launcher logs them
-        self._engine_ends = False
-
-    @property
-    def about(self) -> str:
-        """Name of the draft for messages."""
-        return f"the draft server {self._name!r}"
+        self._refusal = ""  # why no draft took this engine at its start
+        self._started = self._engine_ends = False
 
     def start(self) -> None:
         """Make the table and, if the service is ready, ask it to draft on that. Raises
         ``RuntimeError`` if it refuses and drafts are required."""
+        self._service.start()
         if self._vllm_config.parallel_config.use_ray:
             place_target_by_ray(self._vllm_config.parallel_config)
         self._files = OwnFiles(table_shape(self._vllm_config), table_owner(self._vllm_config))
@@ -77,13 +78,17 @@ class JoinedDraft:
         self._table = self._files.table
         self._begun = time.monotonic()
         if self._config.draft_server is not None:
-            logger.info("SSD: joining %s", self.about)
-        self._try_to_join()
-        if not self._words.empty():
+            logger.info("SSD: joining %s", self._service.about)
+        self._tend()
+        if self._service.comes_first or self._phase is not Phase.STARTING:
             self.wait_ready()
 
     def workers_started(self) -> None:
         """Start the watching thread. No worker is forked after this call, so threads are safe."""
+        self._service.workers_started()
+        self._tend()
+        if self._phase is not Phase.STARTING:
+            self.wait_ready()
         self._thread = threading.Thread(target=self._watch, name="ssd-draft-server", daemon=True)
         self._thread.start()
 
@@ -92,79 +97,102 @@ class JoinedDraft:
         that fails and drafts are required."""
         if self._started:
             return
-        timeout_s = self._config.start_timeout_s
-        try:
-            what = f"joining {self.about}"
-            refusal = await_word(self._words, timeout_s, self._begun, what)
-        except queue.Empty:
-            self._tried = True  # no caller waits for the result now: ``_say`` logs it
-            refusal = f"it was not ready within {timeout_s:g} s (start_timeout_s)"
-        if not refusal:
-            if self._config.draft_server is not None:
-                logger.info("SSD: %s drafts for this engine", self.about)
-        elif self._config.required:
-            self.stop()
-            raise RuntimeError(f"SSD: {self.about} could not be joined: {refusal}")
-        else:
-            instead = "serving begins without drafts, as required is false"
-            logger.error("SSD: %s could not be joined: %s; %s", self.about, refusal, instead)
-            self._lost = True
+        service, timeout_s = self._service, self._config.start_timeout_s
+        about, joining = service.about, f"{service.joining} {service.about}"
+        if not wait_for(self._decided, timeout_s, self._begun, joining):
+            with self._turn:
+                self._refused(service.late())
         self._started = True
+        if not self._refusal:
+            if self._config.draft_server is not None:
+                k, f = self._config.k, self._config.f
+                logger.info("SSD: %s drafts for this engine (k=%d, f=%d)", about, k, f)
+            return
+        problem = f"SSD: {about} could not be {service.joined}: {self._refusal}"
+        if self._config.required:
+            self.stop()
+            raise RuntimeError(problem)
+        logger.error("%s; serving begins without drafts, as required is false", problem)
+
+    def _decided(self) -> bool:
+        if self._thread is None:
+            self._tend()
+        return self._phase is not Phase.STARTING
 
     def sleep(self) -> None:
         """Leave the service while this engine sleeps. A service without other engines frees its
         memory; returns when it has done so."""
         with self._turn:
-            self._asleep, self._due = True, math.inf
             self._leave(PUT_AWAY_S, asleep=True)
+            self._become(Phase.ASLEEP)
+        self._service.sleep(self._run_dir)
 
     def wake(self) -> None:
         """Let the thread join the service again. The target serves without drafts until then."""
         with self._turn:
-            self._asleep = False
-            self._next_try = 0.0
-            self._due = time.monotonic() + self._config.start_timeout_s
+            if self._phase is Phase.ASLEEP:
+                self._become(Phase.AWAY)
 
     def expect_end(self) -> None:
         """Miss no draft from now on: vLLM is told to end. Takes no lock: a signal handler calls
         this."""
         self._engine_ends = True
+        self._service.expect_end()
 
     def begin_stop(self) -> None:
         """Stop the draft before vLLM stops the target's workers: vLLM kills an engine core that
         takes too long afterwards. The workers keep the files that they need open."""
-        if os.getpid() == self._process:
-            self._begin_stop()
+        if os.getpid() != self._process:
+            return
+        self._ended.set()
+        if self._thread is not None:
+            join(self._thread)
+        if not self._service.ends_with_engine:  # else it ends anyway, and may hang
+            self._leave()
+        if self._files is not None:
+            self._table.draft["heartbeat"] = 0
+            self._files.remove()
+        self._service.begin_stop()
 
     def stop(self) -> None:
         """Leave the service and remove this engine's files. Does nothing in a forked child, which
         ends while the engine goes on."""
+        self.begin_stop()
         if os.getpid() == self._process:
-            self._stop()
+            self._service.stop()
 
-    def _begin_stop(self) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        self._end_watch()
-        self._leave()
-        if self._files is not None:
-            self._files.remove()
-
-    def _end_watch(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            join(self._thread)
+    def _become(self, phase: Phase, why: str = "") -> None:
+        """Change the phase. Logs a loss, and the return after it. why: of a loss."""
+        starting = self._phase is Phase.STARTING
+        speaks = not (starting or self._service.logs_losses or self._engine_ends)
+        self._next_try = 0.0  # another draft may have the name
+        if phase is not Phase.JOINED:
+            self._draft = None
+            self._table.draft["heartbeat"] = 0  # so that the target skips waiting
+        if starting:
+            self._refusal = why
+        if phase is Phase.AWAY:
+            self._due = time.monotonic() + self._config.start_timeout_s
+        elif phase is Phase.LOST:
+            self._missed = True
+            if speaks:
+                what = "serving goes on without drafts until it is back"
+                logger.error("SSD: %s is lost (%s); %s", self._service.about, why, what)
+        elif phase is Phase.JOINED:
+            self._failure = ""
+            self._table.draft["away"] = 0
+            if self._missed:
+                self._missed = False
+                if speaks:
+                    logger.warning("SSD: %s is back", self._service.about)
+                self._table.draft["restarts"] += 1
+        self._phase = phase  # last, for ``wait_ready`` in another thread
 
     def _watch(self) -> None:
-        next_spread = time.monotonic() + SPREAD_S
         while not self._ended.wait(TEND_S):
             with self._turn:
                 try:
                     self._tend()
-                    if time.monotonic() >= next_spread and not self._engine_ends:
-                        next_spread = time.monotonic() + SPREAD_S
-                        self._spread()
                     rundir.touch(self._run_dir)
                 except Exception as error:  # too many open files, for example
                     self._survive(error)
@@ -173,10 +201,11 @@ class JoinedDraft:
         """Check the draft that this engine has joined. If there is none, try to join one."""
         if self._draft is not None:
             self._check(self._draft)
-        elif not (self._asleep or self._engine_ends) and time.monotonic() >= self._next_try:
-            self._try_to_join()
-            if self._draft is None and time.monotonic() >= self._due:
-                self._lose(f"not back within {self._config.start_timeout_s:g} s")
+        elif self._phase is not Phase.ASLEEP and not self._engine_ends:
+            if time.monotonic() >= self._next_try:
+                self._try_to_join()
+            if self._phase is Phase.AWAY and time.monotonic() >= self._due:
+                self._become(Phase.LOST, f"not back within {self._config.start_timeout_s:g} s")
 
     def _survive(self, error: Exception) -> None:
         """Log each exception of the thread once until the engine has drafts again, and delay the
@@ -186,99 +215,60 @@ class JoinedDraft:
         if failure != self._failure:
             self._failure = failure
             what = "cannot be looked after, and that is tried again"
-            logger.error("SSD: %s %s (%s)", self.about, what, failure)
-
-    def _lose(self, why: str) -> None:
-        self._due = math.inf
-        self._lost = True
-        if self._speaks and not self._engine_ends:
-            what = "serving goes on without drafts until it is back"
-            logger.error("SSD: %s is lost (%s); %s", self.about, why, what)
+            logger.error("SSD: %s %s (%s)", self._service.about, what, failure)
 
     def _check(self, draft: FoundDraft) -> None:
         """Check that the draft still drafts for this engine, and part with it if it does not."""
         state = draft.state
         why = state.value if state is not State.SERVING else ""
-        if not why and int(self._table.draft["pid"][0]) != draft.pid:
+        if not why and int(self._table.draft["pid"][0]) != draft.value("pid"):
             why = "its draft was started again"
         if not why and not self._table.draft["heartbeat"][0]:
             why = "it does not draft for this engine any more"
-        if not why:
-            return
-        # Another draft may draft for this engine next: a relay to the lost one must then not write.
-        self._leave(LOST_S)
-        self._next_try = 0.0  # another draft may have this name
-        if state in (State.ASLEEP, State.LOADING):  # the draft is away on purpose, for a moment
-            self._due = time.monotonic() + self._config.start_timeout_s
-        else:
-            self._lose(why)
+        if why:
+            # Another draft may draft for this engine next: a relay to this one must then not write.
+            self._leave(LOST_S)
+            on_purpose = state in (State.ASLEEP, State.LOADING)
+            self._become(Phase.AWAY if on_purpose else Phase.LOST, why)
 
     def _try_to_join(self) -> None:
-        self._next_try = time.monotonic() + JOIN_S
+        starting = self._phase is Phase.STARTING
+        self._next_try = time.monotonic() + (TEND_S if starting else JOIN_S)
         try:
-            drafts = self._drafts()
+            drafts = self._service.drafts(self._run_dir)
         except ValueError as error:
-            self._say(str(error))
+            self._refused(str(error))
             return
         states = [draft.state for draft in drafts]
         ready = [draft for draft, state in zip(drafts, states) if state is State.SERVING]
         if ready:
-            self._join(min(ready, key=lambda draft: draft.engines))
+            self._join(min(ready, key=lambda draft: draft.value("joined")))
         elif drafts and all(state is State.GONE for state in states):
-            self._say("its draft is lost for good, and its log says of what")
+            self._refused("its draft is lost for good, and its log says of what")
         else:  # no draft is ready; wake those that sleep
             for draft, state in zip(drafts, states):
                 if state is State.ASLEEP:
                     ask(draft.run_dir, Wake(), ANSWER_S)
         if drafts and self._draft is None:
-            self._table.draft["away"] = drafts[0].away  # shown to readers of this table
+            self._table.draft["away"] = drafts[0].value("away")  # shown to readers of this table
 
     def _join(self, draft: FoundDraft) -> None:
-        answer = ask(draft.run_dir, Join(str(self._run_dir), draft.engines), ANSWER_S)
-        if answer is None or answer in NOT_NOW:
-            if answer == OTHERS_CAME:
-                self._next_try = 0.0
-            return
-        if not answer:
+        """Ask a draft to draft for this engine. Of engines that ask the same draft at the same
+        time, one gets it, and the others look again for the draft with the fewest engines."""
+        answer = ask(draft.run_dir, Join(str(self._run_dir), draft.value("joined")), ANSWER_S)
+        if answer == OTHERS_CAME:
+            self._next_try = 0.0
+        elif answer == "":
             self._draft = draft
-            self._table.draft["away"] = 0
-            self._due, self._failure = math.inf, ""
-        self._say(answer)
+            self._become(Phase.JOINED)
+        elif answer is not None and answer not in NOT_NOW:
+            self._refused(answer)
 
-    def _drafts(self) -> list[FoundDraft]:
-        """All drafts of the service. Raises ``ValueError`` with a sentence if there is none, or one
-        has another version of this package."""
-        drafts = []
-        for run_dir, _ in find_all(self._name):
-            with contextlib.suppress(FileNotFoundError):  # the draft is ending
-                drafts.append(FoundDraft(run_dir))
-        return drafts
-
-    def _spread(self) -> None:
-        """Move to another draft of the service if it would have fewer engines than this one."""
-        if self._draft is None:
-            return
-        try:
-            drafts = self._drafts()
-        except ValueError:
-            return  # the service is lost, which the next ``_check`` finds
-        fewest = min((one.engines for one in drafts if one.state is State.SERVING), default=0)
-        if fewest + 1 < self._draft.engines:
-            logger.info("SSD: moving to a draft that has fewer engines")
-            self._leave()
-            self._try_to_join()
-
-    def _say(self, refusal: str) -> None:
-        """Report the result of a try to join, "" = joined. The first result goes to ``wait_ready``.
-        Later ones are counted and logged if drafts are back."""
-        if not self._tried:
-            self._tried = True
-            self._words.put(refusal)
-        elif self._lost and not refusal:
-            self._lost = False
-            if self._speaks:
-                logger.warning("SSD: %s is back", self.about)
-            self._table.draft["restarts"] += 1
+    def _refused(self, why: str) -> None:
+        """Only the first refusal counts. Later ones follow a loss that was logged."""
+        if self._phase is Phase.STARTING:
+            self._become(Phase.LOST, why)
+            self._next_try = time.monotonic() + JOIN_S
 
     def _leave(self, limit_s: float = ANSWER_S, asleep: bool = False) -> None:
         if self._draft is not None:
@@ -286,9 +276,4 @@ class JoinedDraft:
             answer = ask(self._draft.run_dir, Leave(str(self._run_dir), asleep), limit_s)
             if asleep and answer is None:
                 logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
-            self._part()
-
-    def _part(self) -> None:
-        """Part with the draft and clear the heartbeat, so that the target skips waiting."""
-        self._draft = None
-        self._table.draft["heartbeat"] = 0
+            self._draft = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.detached import start_detached
 from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
@@ -38,7 +38,7 @@ _LOSSES = {
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
 SAY_S = 30.0  # between two log lines that the draft is still awaited
-Word = TypeVar("Word")
+_LOOK_S = 0.05  # between two looks whether it is there
 
 
 class DraftLauncher:
@@ -63,10 +63,10 @@ class DraftLauncher:
         self._stopping = False
         self._stop_begun = 0.0
         self._awaited = "the keeper"  # the step that the draft's start waits for
-        self._started = False
+        self._ready = False
         self._begun = 0.0
+        self.failure = ""  # why the draft could not be started, as a sentence
         self.given_up = False  # there is no draft and none will be started
-        self._words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Make the table and start the draft server; returns before the draft is loaded. Raises
@@ -102,32 +102,19 @@ class DraftLauncher:
         keeper = "vllm_ssd.lifecycle.keeper"
         self._channel, _ = start_detached(keeper, self.run_dir, self._spec, self._files.locks)
 
-    def check(self) -> None:
-        """Raise ``RuntimeError`` if the draft is required and has failed; does not wait for it."""
-        if not self._words.empty():
-            self.wait_ready()
-
     def wait_ready(self) -> None:
-        """Wait until the draft is loaded. Raises ``RuntimeError`` with a sentence if that fails and
-        ``required`` is set. The caller then calls ``stop``. An engine first removes its own files:
-        the keeper runs as long as it sees them."""
-        if self._started:
-            return
-        timeout_s = self._config.start_timeout_s
-        try:
-            kind, text = await_word(self._words, timeout_s, self._begun, "loading the draft")
-        except queue.Empty:
-            kind = "failed"
-            text = f"{self._awaited} was not ready within {timeout_s:g} s (start_timeout_s)"
-        if kind == "ready":
-            logger.info("SSD: draft ready (%s)", text)
-        elif self._config.required:
-            raise RuntimeError(f"SSD: the draft could not be started: {text}")
-        else:
-            instead = "serving begins without drafts, as required is false"
-            logger.error("SSD: the draft could not be started: %s; %s", text, instead)
-            self.given_up = True
-        self._started = True
+        """Wait until the draft is loaded; ``RuntimeError`` with a sentence if that fails. The
+        caller then calls ``stop``."""
+        timeout_s, loading = self._config.start_timeout_s, "loading the draft"
+        if not wait_for(lambda: self._ready or bool(self.failure), timeout_s, self._begun, loading):
+            self.failure = self.failure or self.late()
+        if self.failure:
+            raise RuntimeError(f"SSD: the draft could not be started: {self.failure}")
+
+    def late(self) -> str:
+        """Says that the draft is not ready in time, and what its start waits for."""
+        limit = f"{self._config.start_timeout_s:g} s (start_timeout_s)"
+        return f"{self._awaited} was not ready within {limit}"
 
     def expect_end(self) -> None:
         """Miss neither draft nor keeper from now on. Takes no lock: signal handlers call this."""
@@ -168,14 +155,15 @@ class DraftLauncher:
         while self._start_again():
             self._pass_on()
         self.given_up = True
-        self._words.put(("ended", "its keeper process ended; see the log above"))
+        if not self._ready:
+            self.failure = self.failure or "its keeper process ended; see the log above"
 
     def _start_again(self) -> bool:
         """Start another keeper in place of one that is gone; False if none is to be started."""
         if self._stopping:
             return False
         # A keeper that ended by itself has removed the run directory.
-        killed = self.run_dir.exists() and self._started and not self.given_up
+        killed = self.run_dir.exists() and self._ready and not self.given_up
         pause = self._keepers.pause() if killed else None
         if pause is None:
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
@@ -202,7 +190,10 @@ class DraftLauncher:
                 if kind == "awaited":
                     self._awaited = text
                     logger.debug("SSD: waiting for %s", text)
-                elif kind == "back" or (kind == "ready" and self._started):
+                elif kind == "ready" and not self._ready:
+                    self._ready = True
+                    logger.info("SSD: draft ready (%s)", text)
+                elif kind in ("ready", "back"):
                     if not self._stopping:
                         logger.warning("SSD: the draft is back: %s", text)
                     self.given_up = False
@@ -213,21 +204,23 @@ class DraftLauncher:
                         logger.error("SSD: the draft %s", what)
                     self.given_up |= kind == "given_up"
                 else:
-                    self._words.put((kind, text))
+                    self.failure, self.given_up = text, True
 
 
-def await_word(words: queue.SimpleQueue[Word], timeout_s: float, begun: float, what: str) -> Word:
-    """Return the next word. Raises ``queue.Empty`` after ``timeout_s`` seconds. Logs every
+def wait_for(done: Callable[[], bool], timeout_s: float, begun: float, what: str) -> bool:
+    """Wait until ``done()``, at most ``timeout_s`` seconds; returns whether it is. Logs every
     ``SAY_S`` seconds what takes so long. begun: when it began, in monotonic seconds."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        left_s = deadline - time.monotonic()
-        try:
-            return words.get(timeout=max(0.0, min(SAY_S, left_s)))
-        except queue.Empty:
-            if left_s <= SAY_S:
-                raise
-        logger.info("SSD: still %s (%.0f s)", what, time.monotonic() - begun)
+    now = time.monotonic()
+    deadline, say = now + timeout_s, now + SAY_S
+    while not done():
+        now = time.monotonic()
+        if now >= deadline:
+            return False
+        if now >= say:
+            say = now + SAY_S
+            logger.info("SSD: still %s (%.0f s)", what, now - begun)
+        time.sleep(_LOOK_S)
+    return True
 
 
 def join(thread: threading.Thread, timeout_s: float | None = None) -> None:

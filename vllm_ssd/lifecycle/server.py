@@ -7,8 +7,10 @@ other processes read the draft's state from it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 import time
 from multiprocessing import current_process
 from pathlib import Path
@@ -42,6 +44,7 @@ logger = get_logger(__name__)
 # without requests; a control message ends this wait.
 PAUSE_S, PAUSE_SHARE, LONG_PAUSE_S, REST_S = 50e-6, 1 / 20, 2e-3, 0.2
 OWNER_CHECK_S = 1.0
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class DraftServer:
@@ -50,7 +53,9 @@ class DraftServer:
     def __init__(self, spec: ServerSpec):
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
-        self._owner = rundir.watch(self._run_dir)
+        # If the keeper is killed, its Ray ends, and the kernel then kills this process, even if it
+        # hangs: another keeper may start another server on the same table.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self._stopped = self._asleep = False
         self._joined: dict[str, ServedEngine] = {}  # by run directory
         if spec.cores:
@@ -76,8 +81,7 @@ class DraftServer:
         return line
 
     def serve(self) -> str:
-        """Draft until stopped. Ends the process once no process holds the run directory: the keeper
-        and the process that started the keeper are gone."""
+        """Draft until stopped."""
         import torch
 
         self._status["pid"] = os.getpid()
@@ -104,10 +108,6 @@ class DraftServer:
             now = time.monotonic()
             if now >= next_owner_check:
                 next_owner_check = now + OWNER_CHECK_S
-                if not rundir.is_held(self._owner):
-                    logger.warning("SSD: the draft's keeper is gone; the draft server exits")
-                    rundir.remove(self._run_dir)
-                    os._exit(0)  # Ray ends as well and needs no result
                 rundir.touch(self._run_dir)
                 if self._draft.engine is not None:
                     self._tend(self._draft.engine)

@@ -6,7 +6,6 @@ import time
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import describe, snapshot, subtract
-from vllm_ssd.metrics.requests import Result
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.predictions import LookupResult
 from vllm_ssd.protocol.schema import SHORTEST_WAIT_US, WAIT_COUNTERS
@@ -37,21 +36,19 @@ class TargetCounters:
         self._counters["verified"][:drafts] += 1
         self._counters["taken"][: min(accepted, drafts)] += 1
 
-    def looked_up(self, first: LookupResult, drafts: int) -> Result:
-        """Count a round whose outcome was looked up; return whether it is among the hits, misses or
-        late ones. first: the first lookup's result, before any wait. drafts: draft tokens that the
-        request got after the last lookup, 0..k."""
+    def looked_up(self, first: LookupResult, drafts: int) -> None:
+        """Count a round whose outcome was looked up. first: the first lookup's result, before any
+        wait. drafts: draft tokens that the request got after the last lookup, 0..k."""
         counters = self._counters
         counters["rounds"] += 1
         counters["drafts"] += drafts
         counters["ready"][len(first.tokens)] += 1
-        result: Result = "late"
+        result = "late"
         if first.predicted and first.tokens:
             result = "hits"
-        elif first.published and not first.predicted:
+        elif first.missed:
             result = "misses"
         counters[result] += 1
-        return result
 
     def went_without(self, rounds: int) -> None:
         """Count rounds without draft tokens, which were measured to be faster."""

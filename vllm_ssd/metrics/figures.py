@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_ssd.metrics.catalog import WORK
 from vllm_ssd.protocol import SpeculationTable
 
 _GAUGES = (
@@ -46,7 +47,8 @@ def total(counts: Sequence[int]) -> float:
 def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
     """Return derived figures. hit, miss, late: shares of rounds. tokens_per_round: 1 + mean
     accepted length. acceptance: shares of verifications that accepted at least 1, 2, .. k draft
-    tokens. wait_ms: milliseconds that all steps waited, divided by the rounds."""
+    tokens. wait_ms: milliseconds that all steps waited, divided by the rounds. accepted_share: of
+    the draft's verified tokens. prefill_ms, glue_ms, branch_ms: milliseconds for one of them."""
     rounds = max(counters["rounds"], 1)
     accepted = counters["accepted"]
     verified = max(sum(accepted), 1)
@@ -58,6 +60,11 @@ def rates(counters: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_round": 1 + sum(reached),
         "acceptance": reached,
         "wait_ms": counters["wait_us"] / 1000 / rounds,
+        "ready_per_round": total(counters["ready"]) / max(sum(counters["ready"]), 1),
+        "drafts_per_round": counters["drafts"] / rounds,
+        "branches_per_round": counters["branches"] / max(counters["drafted_ahead"], 1),
+        "accepted_share": sum(counters["taken"]) / max(sum(counters["verified"]), 1),
+        **{f"{k}_ms": counters[f"{k}_us"] / 1000 / max(counters[k], 1) for k in WORK},
     }
 
 

@@ -3,10 +3,9 @@
 ``schema.py`` defines its fields and the rules for reading and writing them. Each record has two
 modules: one for the host, with its writer and its reader, and one for GPU kernels:
 
-    record        writer -> reader   host             kernels
-    outcome       target -> draft    outcomes.py      outcome_kernels.py
-    prediction,   draft -> target    predictions.py   prediction_kernels.py
-    fallback
+    record       writer -> reader   host             kernels
+    outcome      target -> draft    outcomes.py      outcome_kernels.py
+    prediction   draft -> target    predictions.py   prediction_kernels.py
 
 ``publisher.py`` and ``device_publisher.py`` publish what the draft's programs computed.
 ``draft_probs.py`` has the format of the distributions that are stored with sampled drafts.
@@ -15,6 +14,7 @@ modules: one for the host, with its writer and its reader, and one for GPU kerne
 from vllm_ssd.protocol.schema import (
     ASLEEP,
     DRAFTING,
+    FALLBACK,
     FOR_GOOD,
     GIVEN_UP,
     LOST,

@@ -18,8 +18,8 @@ from vllm_ssd.protocol.speculation_table import SpeculationTable
 class DevicePublisher:
     """A ``Publisher`` whose GPU kernels write into the tables. shape: the shape of all tables,
     whose slots and tails may differ. device: None in Triton's interpreter, which needs no GPU. A
-    slot's place is the GPU's address of its predictions, which its fallbacks follow. From there on,
-    tables that differ only in slots and tail have the same layout."""
+    slot's place is the GPU's address of its predictions. From there on, tables that differ only in
+    slots and tail have the same layout."""
 
     def __init__(self, shape: TableShape, device: torch.device | None):
         self._layout = KernelLayout.of(shape)
@@ -53,6 +53,6 @@ class DevicePublisher:
     def extend(self, new: BranchTokens) -> None:
         # A kernel needs a tensor here even if it reads none.
         draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
-        of_trees = (new.where, new.stamps, new.fallback, new.first, new.count)
+        of_trees = (new.where, new.stamps, new.first, new.count)
         of_rows = (new.tokens, new.top_probs, draft_probs, new.step)
         extend_kernel[(len(new.where),)](*of_trees, *of_rows, self._layout, num_warps=1)

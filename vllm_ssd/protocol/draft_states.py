@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.protocol.schema import GIVEN_UP, LOST, PREPARING, split_stamp
+from vllm_ssd.protocol.schema import GIVEN_UP, LOST, PREPARING
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
@@ -23,7 +23,7 @@ class DraftStates:
 
     def get(self, slot: int, generation: int) -> int:
         """The state of this request; PREPARING as long as the draft has published none."""
-        owner, state = split_stamp(self._state[slot])
+        owner, state = divmod(self._state.item(slot), 1 << 32)
         if owner > generation:
             return GIVEN_UP  # another request has the slot by now
         return state if owner == generation else PREPARING

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_ssd.protocol.schema import WAIT_COUNTERS, TableShape
 
-_RECORDS = ("outcome", "prediction", "fallback")
+_RECORDS = ("outcome", "prediction")
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,16 +17,13 @@ class KernelLayout:
     """Offsets and sizes for kernels, as attributes; a kernel takes a layout as its constant ``AT``.
 
     In 4-byte words: slots: offset of the first slot in the table; slot_size: size of a slot. state,
-    tail, outcome, prediction, fallback: offsets of a slot's fields. The last three have two records
-    each, and the offset is the first one's. outcome_size etc.: size of one record. outcome_stamp
+    tail, outcome, prediction: offsets of a slot's fields. The last two have two records each, and
+    the offset is the first one's. outcome_size etc.: size of one record. outcome_stamp
     etc.: a field's offset in its record. Word w of the table is in word w // 2 of its int64 view.
-    In 8-byte words: counter_rounds etc.: a counter's offset from the target's first one. requests:
-    offset of the first request in the table. request_size: size of a request. request_key etc.: a
-    field's offset in its request.
+    In 8-byte words: counter_rounds etc.: a counter's offset from the target's first one.
     Counts: k, branches, top_m, tail_size: numbers of ``TableShape``. wait_counters: counters of
     waits, by duration. token_lanes, branch_lanes, prob_lanes, wait_lanes: k, branches, top_m and
-    wait_counters, rounded up to a power of two. tally_lanes: a request's 8-byte words plus one,
-    rounded up to a power of two.
+    wait_counters, rounded up to a power of two.
 
     ``of`` makes one layout per shape, so layouts are compared by identity. A launch compares its
     constants with those of earlier launches; comparing all numbers would take longer.
@@ -44,17 +41,15 @@ class KernelLayout:
     @functools.cache
     def of(shape: TableShape) -> KernelLayout:
         """The layout of tables of a shape."""
-        target, requests, slots = (shape.parts[name] for name in ("target", "requests", "slots"))
-        slot, counters, request = slots.dtype, target.dtype, requests.dtype
+        slots, slot = shape.parts["slots"], shape.parts["slots"].dtype
         assert slots.offset % 8 == 0 and slot.itemsize % 8 == 0
         numbers = {"slots": slots.offset // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
         for name in _RECORDS:
             record = slot[name].base
             numbers[f"{name}_size"] = record.itemsize // 4
             numbers |= {f"{name}_{field}": word for field, word in _words(record).items()}
-        numbers |= {f"counter_{name}": word // 2 for name, word in _words(counters).items()}
-        numbers |= {"requests": requests.offset // 8, "request_size": request.itemsize // 8}
-        numbers |= {f"request_{name}": word // 2 for name, word in _words(request).items()}
+        counters = _words(shape.target_dtype())
+        numbers |= {f"counter_{name}": word // 2 for name, word in counters.items()}
         numbers |= {
             "k": shape.k,
             "branches": shape.branches,
@@ -65,14 +60,9 @@ class KernelLayout:
             "token_lanes": _power_of_2(shape.k),
             "branch_lanes": _power_of_2(shape.branches),
             "prob_lanes": _power_of_2(max(shape.top_m, 1)),
-            "tally_lanes": _power_of_2(request.itemsize // 8 + 1),
         }
         # ``read_heads`` looks for news of a record in its first 16 bytes.
-        for name in ("prediction", "fallback"):
-            assert numbers[f"{name}_stamp"] == 0 and numbers[f"{name}_depth"] < 4
-        # ``count_round`` uses a counter's offset for the request's field, too.
-        for name in ("hits", "misses", "late"):
-            assert numbers[f"request_{name}"] == numbers[f"counter_{name}"]
+        assert numbers["prediction_stamp"] == 0 and numbers["prediction_depth"] < 4
         # ``find`` reads two numbers of a prediction together.
         assert numbers["prediction_depth"] == numbers["prediction_count"] + 1
         return KernelLayout(tuple(numbers.items()))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.protocol.schema import parity
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
 
@@ -29,7 +30,7 @@ class OutcomeWriter:
         tail = self._tail[slot]
         kept = new_tokens[-len(tail) :]
         tail[np.arange(length - len(kept), length) % len(tail)] = kept
-        record = self._outcome[slot, int(stamp) & 1]
+        record = self._outcome[slot, parity(stamp)]
         record["stamp"] = 0
         record["drafts_stamp"] = 0
         record["length"] = length
@@ -39,7 +40,7 @@ class OutcomeWriter:
 
     def confirm(self, slot: int, stamp: np.uint64, drafts: Sequence[int]) -> None:
         """Tell the draft which drafts will be verified in the round after this outcome."""
-        record = self._outcome[slot, int(stamp) & 1]
+        record = self._outcome[slot, parity(stamp)]
         record["num_drafts"] = len(drafts)
         record["drafts"][: len(drafts)] = drafts
         record["drafts_stamp"] = stamp
@@ -90,7 +91,7 @@ class OutcomeReader:
 
         None if the target has moved on meanwhile: the newest stamp is then another.
         """
-        at = slot, stamp & 1
+        at = slot, parity(stamp)
         length = self._lengths.item(at)
         accepted, bonus = self._accepted.item(at), self._bonus.item(at)
         new_tokens: list[int] | None = None
@@ -109,7 +110,7 @@ class OutcomeReader:
 
     def read_drafts(self, slot: int, stamp: int) -> list[int] | None:
         """The drafts the target verifies after this outcome; None if it has not decided yet."""
-        at = slot, stamp & 1
+        at = slot, parity(stamp)
         if self._drafts_stamps.item(at) != stamp:
             return None
         count = min(max(self._num_drafts.item(at), 0), self._k)

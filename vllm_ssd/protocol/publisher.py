@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # a relay works without torch
 @dataclass(frozen=True)
 class PredictedOutcomes:
     """Predicted outcomes, whose branches have no tokens yet. where: int64 [batch], each row's place
-    as ``Publisher.join`` returns it, 0 = publish nothing for this row; stamps: int64 [batch];
-    accepted, bonus: int64 [batch, branches]."""
+    as ``Publisher.join`` returns it, 0 = publish nothing for this row; stamps: int64 [batch], with
+    the mark of a fallback where the outcome has come; accepted, bonus: int64 [batch, branches]."""
 
     where: torch.Tensor
     stamps: torch.Tensor
@@ -33,17 +33,15 @@ class BranchTokens:
     """One more token for every branch of some trees. Rows are branches, and those of a tree follow
     each other.
 
-    For each tree, int64 [trees], where, stamps: as in ``PredictedOutcomes``; fallback: 1 if its one
-    branch is a fallback, else 0; first, count: its first row and number of rows. For each row,
-    tokens: int64 [rows]; top_probs: float32 [rows], as the table has them; step: int64 [rows], the
-    branch's tokens before this one; draft_probs: int64 [rows, top_m], the distributions that the
-    tokens were sampled from, None if they were not sampled. ``first`` and ``count`` may have
-    further entries.
+    For each tree, int64 [trees], where, stamps: as in ``PredictedOutcomes``; first, count: its
+    first row and number of rows. For each row, tokens: int64 [rows]; top_probs: float32 [rows], as
+    the table has them; step: int64 [rows], the branch's tokens before this one; draft_probs: int64
+    [rows, top_m], the distributions that the tokens were sampled from, None if they were not
+    sampled. ``first`` and ``count`` may have further entries.
     """
 
     where: torch.Tensor
     stamps: torch.Tensor
-    fallback: torch.Tensor
     first: torch.Tensor
     count: torch.Tensor
     tokens: torch.Tensor
@@ -67,7 +65,7 @@ class Publisher(Protocol):
         """Publish these outcomes, in place of earlier predictions for the same rounds."""
 
     def extend(self, new: BranchTokens) -> None:
-        """Add a token to each branch of the predictions, or to each fallback."""
+        """Add a token to each branch of the predictions."""
 
 
 class HostPublisher:
@@ -95,7 +93,7 @@ class HostPublisher:
             writer.publish(slot, stamp, accepted, bonus)
 
     def extend(self, new: BranchTokens) -> None:
-        firsts, counts, fallbacks = new.first.tolist(), new.count.tolist(), new.fallback.tolist()
+        firsts, counts = new.first.tolist(), new.count.tolist()
         for tree, writer, slot, stamp in self._real(new):
             first = firsts[tree]
             rows = slice(first, first + counts[tree])
@@ -103,11 +101,7 @@ class HostPublisher:
             draft_probs = (
                 None if new.draft_probs is None else new.draft_probs[rows].numpy(force=True)
             )
-            if fallbacks[tree]:
-                step = int(new.step[first])
-                writer.publish_fallback(slot, stamp, tokens, step, draft_probs, top_probs)
-            else:
-                writer.extend(slot, stamp, tokens, draft_probs, top_probs)
+            writer.extend(slot, stamp, tokens, draft_probs, top_probs)
 
     def _real(
         self, new: PredictedOutcomes | BranchTokens

@@ -5,9 +5,13 @@ last. A reader reads the stamp, the body, and the stamp again: if the stamp did 
 is whole. This needs stores to become visible in the order in which they were made. x86-64
 guarantees that, so other hosts are refused; GPU kernels use release/acquire operations.
 
-A stamp is ``generation << 32 | round``. The generation changes when another request gets the slot.
-It is never 0, so no valid stamp is 0. Records are double-buffered by round parity: a write for
-round T + 1 never touches what may still be read of round T.
+A stamp is ``generation << 32 | round << 1 | mark``. The generation changes when another request
+gets the slot. It is never 0, so no valid stamp is 0. Records are double-buffered by round parity: a
+write for round T + 1 never touches what may still be read of round T.
+
+The mark is ``FALLBACK`` in the stamp of a fallback: a prediction of one branch, for an outcome that
+has come and was not predicted. A fallback replaces the prediction of its round, which is of no more
+use. Its stamp is the later one, and no stamp ever returns. So one stamp never has two bodies.
 
 The table is C-ordered structured arrays, naturally aligned. ``TableShape`` fixes all offsets.
 """
@@ -20,7 +24,9 @@ from functools import cached_property
 import numpy as np
 
 MAGIC = 0x5353445F5441424C  # "SSD_TABL"
-VERSION = 20
+VERSION = 21
+
+FALLBACK = 1  # a stamp's mark
 
 # The draft's state for a slot's request, stored as ``generation << 32 | state``. PREPARING: the
 # draft has yet to see the text. DRAFTING: it drafts. GIVEN_UP: it will not draft, because the text
@@ -52,13 +58,18 @@ HEADER_DTYPE = np.dtype(
 
 
 def make_stamp(generation: int, round_: int) -> np.uint64:
-    """The stamp of a round. ``generation``: 1..2^32-1; ``round_``: 0..2^32-1."""
-    return np.uint64(generation << 32 | round_)
+    """The stamp of a round. ``generation``: 1..2^32-1; ``round_``: 0..2^31-1."""
+    return np.uint64(generation << 32 | round_ << 1)
 
 
 def split_stamp(stamp: int) -> tuple[int, int]:
     """``(generation, round)`` of a stamp."""
-    return int(stamp) >> 32, int(stamp) & 0xFFFFFFFF
+    return int(stamp) >> 32, (int(stamp) & 0xFFFFFFFF) >> 1
+
+
+def parity(stamp: int | np.uint64) -> int:
+    """Index of a round's record among the two."""
+    return int(stamp) >> 1 & 1
 
 
 def is_own_draft(name: str) -> bool:
@@ -123,7 +134,6 @@ class TableShape:
             ("target", self.target_dtype(), 1),
             ("draft", self.draft_dtype(), 1),
             ("plan", self.plan_dtype(), 1),
-            ("requests", self.request_dtype(), 2 * self.slots),
             ("slots", self.slot_dtype(), self.slots),
         ):
             parts[name] = Part(-(-end // _CACHE_LINE) * _CACHE_LINE, dtype, count)
@@ -181,16 +191,6 @@ class TableShape:
         schedule steps without drafts, because that was measured to be faster; else 0."""
         return np.dtype([("undrafted", "i8")])
 
-    def request_dtype(self) -> np.dtype:
-        """The target's counts for one request. key: stands for the request's id, 0 = no request
-        yet. hits, misses, late: its rounds, by what the first look found. wait_us: microseconds
-        that it waited for drafts. verified: the draft's tokens that were verified. accepted:
-        verifications of the draft's tokens, by how many of these were accepted. Each slot has two
-        such records, which its requests use in turn. So a request's counts can be read until the
-        slot has been given away twice."""
-        names = ("key", "hits", "misses", "late", "wait_us", "verified")
-        return np.dtype([*((name, "i8") for name in names), ("accepted", "i8", (self.k + 1,))])
-
     def slot_dtype(self) -> np.dtype:
         outcome = np.dtype(
             [
@@ -204,9 +204,11 @@ class TableShape:
             ],
             align=True,
         )
+        sampled_from = ("draft_probs", "i8", (self.branches, self.k, self.top_m))
+        draft_probs = [sampled_from] if self.top_m else []  # none if all drafts are certain
         prediction = np.dtype(
             [
-                ("stamp", "u8"),  # the round whose outcome is predicted
+                ("stamp", "u8"),  # the round whose outcome is predicted, and the mark
                 ("count", "i4"),
                 ("depth", "i4"),  # tokens ready in every branch
                 ("accepted", "i4", (self.branches,)),
@@ -215,17 +217,7 @@ class TableShape:
                 # The largest probability that the draft gave to any token at each token's place,
                 # whichever token was sampled; nan: not known.
                 ("top_probs", "f4", (self.branches, self.k)),
-                *self._draft_probs(self.branches, self.k),
-            ],
-            align=True,
-        )
-        fallback = np.dtype(
-            [
-                ("stamp", "u8"),
-                ("depth", "i4"),
-                ("tokens", "i4", (self.k,)),
-                ("top_probs", "f4", (self.k,)),
-                *self._draft_probs(self.k),
+                *draft_probs,
             ],
             align=True,
         )
@@ -235,12 +227,6 @@ class TableShape:
                 ("tail", "i4", (self.tail,)),  # target: token at position p is tail[p % size]
                 ("state", "u8"),  # draft
                 ("prediction", prediction, (2,)),  # draft
-                ("fallback", fallback, (2,)),  # draft: for an outcome that was not predicted
             ],
             align=True,
         )
-
-    def _draft_probs(self, *drafts: int) -> list[tuple[str, str, tuple[int, ...]]]:
-        """The field for the distributions of an array of drafts with shape ``drafts``; no field if
-        all drafts are certain."""
-        return [("draft_probs", "i8", (*drafts, self.top_m))] if self.top_m else []

@@ -14,18 +14,17 @@ from vllm_ssd.protocol.schema import HEADER_DTYPE, MAGIC, VERSION, TableOwner, T
 
 
 class SpeculationTable:
-    """Structured arrays over shared pages: header, target, draft and plan [1], requests
-    [shape.slots, 2], slots [shape.slots]."""
+    """Structured arrays over shared pages: header, target, draft and plan [1], slots
+    [shape.slots]."""
 
     def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap, writable: bool):
         self.path = path
         self.shape = shape
         self.pages = pages
-        self.header, self.target, self.draft, self.plan, requests, self.slots = (
+        self.header, self.target, self.draft, self.plan, self.slots = (
             np.frombuffer(pages, part.dtype, part.count, part.offset)
             for part in shape.parts.values()
         )
-        self.requests = requests.reshape(shape.slots, 2)
         assert self.slots.flags.writeable == writable
 
     @property

@@ -13,10 +13,10 @@ import numpy as np
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.messages import Add, Remove
 from vllm_ssd.relay.frames import Changed, Malformed, Plan
-from vllm_ssd.relay.records import Fallback, Outcome, Prediction, Record, Side, State
+from vllm_ssd.relay.records import Outcome, Prediction, Record, Side, State
 
 # A frame names a kind by its index here. Changes are sent in this order.
-KINDS: tuple[type[Record], ...] = (Outcome, State, Fallback, Prediction)
+KINDS: tuple[type[Record], ...] = (Outcome, State, Prediction)
 LONGEST_TEXT = 3 * 2**20  # tokens, which fit a message
 _INT32 = 2**31
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vllm_ssd.protocol import LOST, SpeculationTable
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
+from vllm_ssd.protocol.schema import parity
 from vllm_ssd.relay.frames import Changed, Malformed
 
 _32 = np.uint64(32)  # bits of a stamp's round; its generation is above them
@@ -131,28 +132,23 @@ class State(Record):
         self._words[changed.slot] = changed.stamp
 
 
-class Fallback(Record):
-    """Draft tokens for an outcome that was not predicted, a record for each parity. They arrive a
-    few steps at a time. tokens: those after the known ones, ordered by step, then branch, and after
-    them their ``top_probs`` as float32; a fallback has one branch. probs: ``pack_probs`` of each
-    token's distribution. head: the numbers of the record between stamp and tokens, sent only while
-    no tokens are known."""
+class Prediction(Record):
+    """Predicted outcomes of a round, with a branch each. A slot has a record for each parity. Draft
+    tokens arrive a few steps at a time. tokens: those after the known ones, ordered by step, then
+    branch, and after them their ``top_probs`` as float32. probs: ``pack_probs`` of each token's
+    distribution. head: the numbers of the record between stamp and tokens, of which the first is
+    the number of branches; sent only while no tokens are known."""
 
     writer = Side.DRAFT
-    name = "fallback"
 
     def __init__(self, table: SpeculationTable, number: int):
         super().__init__(table, number)
-        shape, records = table.shape, table.slots[self.name]
+        shape, records = table.shape, table.slots["prediction"]
         self._k, self._branches, self._top_m = shape.k, shape.branches, shape.top_m
         self._stamps, self._depths = records["stamp"], records["depth"]
         self._heads = _heads(records)
-        sizes = shape.slots, 2, -1, shape.k
-        self._tokens = records["tokens"].reshape(sizes)
-        self._top_probs = records["top_probs"].reshape(sizes)
-        self._probs: NDArray[np.int64] | None = None
-        if shape.top_m:
-            self._probs = records["draft_probs"].reshape(*sizes, shape.top_m)
+        self._tokens, self._top_probs = records["tokens"], records["top_probs"]
+        self._probs = records["draft_probs"] if shape.top_m else None
         self._told, self._told_depths = np.zeros_like(self._stamps), np.zeros_like(self._depths)
 
     def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
@@ -160,13 +156,13 @@ class Fallback(Record):
         if not differ.any():
             return
         new = differ & (self._stamps >> _32 == generations[:, None])
-        for slot, parity in np.argwhere(new & (self._stamps != 0)).tolist():
-            at = slot, parity
+        for slot, half in np.argwhere(new & (self._stamps != 0)).tolist():
+            at = slot, half
             stamp, depth = self._stamps.item(at), self._depths.item(at)
             told = self._told_depths.item(at) if self._told.item(at) == stamp else 0
             known = told if depth > told else 0  # 0: a new record
             head = self._heads[at].copy()
-            new_tokens = *at, slice(self._branches_in(head)), slice(known, depth)
+            new_tokens = *at, slice(head[0]), slice(known, depth)
             tokens, probs = self._tokens[new_tokens].T.tobytes(), b""
             tokens += self._top_probs[new_tokens].T.tobytes()
             if self._probs is not None:
@@ -180,15 +176,15 @@ class Fallback(Record):
 
     def write(self, changed: Changed) -> None:
         stamp, known = changed.stamp, changed.known
-        at = changed.slot, stamp & 1
+        at = changed.slot, parity(stamp)
         there = self._stamps.item(at)
         if there > stamp or (known and (there != stamp or self._depths.item(at) != known)):
             return  # this end has a newer record, or has withdrawn this one
         numbers = self._heads.shape[-1]
         head = self._heads[at] if known else int32s(changed.head, numbers)
-        if len(head) != numbers or not self._fits(head):
+        if len(head) != numbers or not 0 <= head[0] <= self._branches:
             raise Malformed("a head that does not fit")
-        branches = self._branches_in(head)
+        branches = int(head[0])
         words = int32s(changed.tokens, 2 * self._k * branches)
         steps = len(words) // max(2 * branches, 1)
         if len(words) != 2 * steps * branches or known + steps > self._k:
@@ -204,26 +200,6 @@ class Fallback(Record):
             self._probs[new] = probs.reshape(steps, branches, self._top_m).swapaxes(0, 1)
         self._depths[at] = known + steps
         self._stamps[at] = stamp
-
-    def _branches_in(self, head: NDArray[np.int32]) -> int:
-        """The number of branches of the record with this head."""
-        return 1
-
-    def _fits(self, head: NDArray[np.int32]) -> bool:
-        """Whether the numbers of a head fit the table."""
-        return True
-
-
-class Prediction(Fallback):
-    """Predicted outcomes of a round, with a branch each."""
-
-    name = "prediction"
-
-    def _branches_in(self, head: NDArray[np.int32]) -> int:
-        return int(head[0])
-
-    def _fits(self, head: NDArray[np.int32]) -> bool:
-        return 0 <= head[0] <= self._branches
 
 
 def _heads(records: NDArray) -> NDArray[np.int32]:

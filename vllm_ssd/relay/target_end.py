@@ -2,7 +2,7 @@
 engine there, while the draft runs on another node.
 
 It has a run directory and a table like a draft on this node. Other processes read the draft's state
-from the table, and engines join through it. The engine core starts it (``relay/remote_draft.py``)
+from the table, and engines join through it. The engine core starts it (``relay/remote_service.py``)
 and talks to it over one socket pair. It receives its ``TargetEndSpec``, answers with the path of
 its run directory, and ends when the socket closes.
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 
-from vllm_ssd.metrics.report import EngineReport, as_table
+from vllm_ssd.metrics.report import EngineReport
 from vllm_ssd.protocol import SpeculationTable, rundir
 
 NOBODY = "no engine with method ssd is running under this user"
@@ -96,7 +97,13 @@ class Reading:
         return Reading(reports, self.problems)
 
     def shown(self) -> Group:
-        found = [as_table(self.reports)] if self.reports else []
+        table = Table()
+        table.add_column(no_wrap=True)
+        for report in self.reports:
+            table.add_column(report.title, justify="right", overflow="fold")
+        for cells in zip(*(report.rows() for report in self.reports)):
+            table.add_row(cells[0][0], *(value for _, value in cells))
+        found = [table] if self.reports else []
         return Group(*found, *self.problems, *([] if found or self.problems else [NOBODY]))
 
     @property

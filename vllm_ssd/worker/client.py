@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.metrics.requests import RequestCounters
 from vllm_ssd.protocol import DRAFTING, GIVEN_UP, LOST, make_stamp
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.heartbeat import draft_lives
@@ -46,8 +45,8 @@ class Row:
 
 @dataclass(eq=False)
 class RowState:
-    """A row during a step. stamp, accepted, bonus: its outcome. found: the latest lookup's result.
-    waited_s: seconds so far."""
+    """A row during a step. stamp, accepted, bonus: its outcome. found: the latest lookup's
+    result."""
 
     row: Row
     slot: SlotState
@@ -55,7 +54,6 @@ class RowState:
     accepted: int
     bonus: int
     found: LookupResult
-    waited_s: float = 0.0
 
     def ready(self, room: int) -> tuple[Sequence[int], NDArray[np.int64]]:
         """Return n <= ``room`` ready draft tokens, and int64 [n, top_m] distributions."""
@@ -73,7 +71,6 @@ class SpeculationClient:
         self._table = table
         self._max_wait_s = connection.policy.max_wait_s
         self._planner = WaitPlanner(connection.policy, table)
-        self._undrafted = 0  # tokens of steps without the draft
         self._max_len = connection.max_len
         self._outcomes = OutcomeWriter(table)
         self._predictions = PredictionReader(table, connection.vocab_size)
@@ -83,20 +80,13 @@ class SpeculationClient:
         self.slots = SlotMap(connection)
         self._free = list(range(table.shape.slots - 1, -1, -1))
         self._step = 0
-        self._plan: WaitPlan | None = None  # of the last step
         self.counters = TargetCounters(table)
-        self._of_requests = RequestCounters(table)
 
     def add(
         self, request_id: str, tokens: Sequence[int], sampling: DraftSampling = CERTAIN
     ) -> None:
-        """Let the draft read a new request's text while the target does. Does nothing while the
-        target decodes without draft tokens."""
+        """Let the draft read a new request's text while the target does."""
         self.remove(request_id)
-        if self._plan is None or self._plan.drafts:
-            self._add(request_id, tokens, sampling)
-
-    def _add(self, request_id: str, tokens: Sequence[int], sampling: DraftSampling) -> None:
         states = self.slots.states
         if not self._free:
             self.remove(min(states, key=lambda name: states[name].last_used))
@@ -113,19 +103,15 @@ class SpeculationClient:
         self,
         rows: Sequence[Row],
         batch: int | None = None,
-        has_prompts: bool = False,
         most_drafts: int = MOST_DRAFTS,
     ) -> list[list[int]]:
         """Return draft tokens for every row, 0..k each, in order. ``slots`` has their
-        distributions. batch: requests in the target's step, None = these only. has_prompts: whether
-        some of them read their prompts. most_drafts: draft tokens per row at most."""
+        distributions. batch: requests in the target's step, None = these only. most_drafts: draft
+        tokens per row at most."""
         self._step += 1
-        batch = len(rows) if batch is None else batch
-        self._plan = plan = self._planner.plan(batch, has_prompts, self._undrafted)
-        most_drafts = min(most_drafts, plan.drafts)
+        plan = self._planner.plan(len(rows) if batch is None else batch)
         if not most_drafts:
             # Publishes nothing, so that the draft idles. It reads later what it missed.
-            self._undrafted += sum(row.num_new for row in rows)
             self.counters.went_without(len(rows))
             self.counters.log()
             return [[] for _ in rows]
@@ -139,8 +125,7 @@ class SpeculationClient:
             some = list(slot.drafts[:most_drafts])
             slot.handed_over = len(some)
             self._outcomes.confirm(slot.slot, state.stamp, some)
-            result = self.counters.looked_up(first, len(some))
-            self._of_requests.count(slot.slot, slot.key, result, state.waited_s)
+            self.counters.looked_up(first, len(some))
             drafts.append(some)
         self.counters.log()
         return drafts
@@ -157,7 +142,6 @@ class SpeculationClient:
         self._outcomes.publish(slot.slot, stamp, length, accepted, new)
         if slot.round and accepted != UNSEEN:  # the first outcome ends the prompt
             self.counters.verified(accepted, slot.handed_over)
-            self._of_requests.verified(slot.slot, slot.key, accepted, slot.handed_over)
         slot.keep_left_over(accepted, new[-1])
         slot.length = length
         slot.round += 1
@@ -174,8 +158,7 @@ class SpeculationClient:
             if 0 < grown <= self._longest_gap and not lost:
                 return state
         known = row.tokens[: len(row.tokens) - row.num_new].tolist()
-        self.remove(row.request_id)
-        self._add(row.request_id, known, row.sampling)
+        self.add(row.request_id, known, row.sampling)
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
@@ -188,9 +171,7 @@ class SpeculationClient:
         deadline = started + self._max_wait_s
         while waiting and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            waited_s = time.monotonic() - started
             for state in waiting:
-                state.waited_s = waited_s
                 state.found = self._predictions.find(
                     state.slot.slot, state.stamp, state.accepted, state.bonus
                 )
@@ -201,8 +182,7 @@ class SpeculationClient:
 
     def _worth_waiting(self, state: RowState, plan: WaitPlan) -> bool:
         slot, found = state.slot, state.found
-        missed = found.published and not found.predicted
-        enough = plan.fallback if missed else plan.branch
+        enough = plan.fallback if found.missed else plan.branch
         if len(found.tokens) >= min(enough, self._room(state.row)):
             return False
         if slot.drafts:  # left over
@@ -211,7 +191,7 @@ class SpeculationClient:
             slot.overdue = None
         said = self._draft_states.get(slot.slot, slot.generation)
         hopeless = said in (GIVEN_UP, LOST)
-        if not plan.fallback or not self._planner.waits_for_texts:
+        if not self._planner.waits_for_texts:
             hopeless |= said != DRAFTING
         if slot.round == 1 and not self._planner.waits_for_texts:
             return False  # first tokens do not wait

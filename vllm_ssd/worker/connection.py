@@ -36,8 +36,6 @@ def connect(vllm_config: VllmConfig) -> Connection:
     """Connect to the engine's files. Errors: ``SpeculationTable.open``'s."""
     config: Any = vllm_config.speculative_config
     limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
-    if not vllm_config.use_v2_model_runner:
-        limits = "plans"
     return Connection(
         open_table(vllm_config),
         ControlClient(endpoint(Path(config.run_dir or os.devnull))),

@@ -82,7 +82,6 @@ class DeviceClient:
         self._kept = (
             *(memory_of(table, np.int32), memory_of(table, np.int64)),
             *(lengths, texts, texts.stride(0), self._slot_states),
-            self._zeros(count, layout.tally_lanes),
             *(self._counted, self._zeros(2)),
             *(self._zeros(count, k), self._zeros(count, k, top_m)),
             *(self._zeros(count, k, dtype=torch.float32), chances.doubts, chances.shares),
@@ -110,8 +109,7 @@ class DeviceClient:
         state = self.slots.assign(request_id, slot, tokens, sampling)
         overdue = 0 if state.overdue is None else int(state.overdue)
         self._staged[slot] = (
-            *(state.generation, state.round, state.length, overdue),
-            *(GUESSED.value, 0, state.key),
+            *(state.generation, state.round, state.length, overdue, GUESSED.value, 0),
         )
         self._generations[slot] = state.generation
 

@@ -1,7 +1,6 @@
-"""Measures how many draft tokens a row should have: all, half of them, or none.
+"""Measures under Model Runner V2 whether rows should have draft tokens: all of them, or none.
 
-On a CPU, a row may cost as much as a step. On a GPU, arithmetic limits full batches. There, each
-draft token makes the step longer.
+On a GPU, arithmetic limits full batches. There, each draft token makes the step longer.
 
 A limit is followed for a *stretch* of steps, which measures its goodput: tokens verified a second.
 Most stretches follow the best limit. In turns, each other one gets a stretch. Turns are as rare as
@@ -23,23 +22,22 @@ from vllm_ssd.log import get_logger
 logger = get_logger(__name__)
 
 MOST_DRAFTS = 16  # most draft tokens of a row, whatever k is
-# The component that limits a step's draft tokens. "nobody": each row verifies k tokens. "plans":
-# the plans do, row by row (Model Runner V1). "vLLM": its adaptive verification does, by their
-# worth. It verifies none where that is best, but a step without scheduled ones is faster still.
-Limits = Literal["nobody", "plans", "vLLM"]
+# The component that limits a step's draft tokens. "nobody": each row verifies k tokens. "vLLM": its
+# adaptive verification does, by their worth. It verifies none where that is best, but a step
+# without scheduled ones is faster still.
+Limits = Literal["nobody", "vLLM"]
 
 # A stretch has _STEPS measured steps, or enough for _ROUNDS rounds. Not measured: _SETTLING steps
-# before them, which still show the limit before. On V2, after a stretch without draft tokens, these
-# are _CATCHING_UP steps, in which the draft reads what it missed. _AFTER_PROMPT steps after a
+# before them, which still show the limit before. After a stretch without draft tokens, these are
+# _CATCHING_UP steps, in which the draft reads what it missed. _AFTER_PROMPT steps after a
 # prompt may still take longer for it, because vLLM schedules ahead.
 _STEPS, _ROUNDS, _SETTLING, _CATCHING_UP, _AFTER_PROMPT = 12, 24, 4, 16, 2
 # Share of the time that turns may cost, and the fewest and the most steps between two of them.
 _TURNS_COST, _SOONEST_TURN, _RAREST_TURN = 0.02, 64, 2048
 _KEPT = 0.6  # weight of a limit's earlier stretches against a new one
 _CLEARLY = 1.02  # factor by which another limit must be better to replace the best one
-# Batches of this number of requests and more may go without draft tokens where vLLM limits them.
-# Where plans do, all may, and batches of more than _SURE requests begin so.
-_LARGE, _SURE = 12, 2
+# Batches of this number of requests and more may go without draft tokens.
+_LARGE = 12
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 _SAY_S = 10.0  # between two log lines of a size class
@@ -55,9 +53,8 @@ def most_that_fit(budget: int, requests: int) -> int:
 class _SizeClass:
     """The measurements for batches of about ``2**size`` requests, and the current stretch."""
 
-    def __init__(self, size: int, limits: Sequence[int], first: int, catching_up: int):
+    def __init__(self, size: int, limits: Sequence[int], first: int):
         self.size = size
-        self._catching_up = catching_up
         self.best = self.current = first
         self._limits = limits
         self._steps = max(_STEPS, _ROUNDS >> size)
@@ -72,7 +69,7 @@ class _SizeClass:
         """Begin a stretch, again if it was interrupted. after: the limit of the steps until now;
         None: it does not matter."""
         self._stretch = np.zeros((2, 3))
-        self._settling = self._catching_up if after == 0 != self.current else _SETTLING
+        self._settling = _CATCHING_UP if after == 0 != self.current else _SETTLING
 
     def add(self, seconds: float, tokens: int, has_prompts: bool) -> None:
         """Take in a step of the stretch. If the stretch ends, choose the limit of the next one."""
@@ -101,7 +98,7 @@ class _SizeClass:
         elif not self._turn:
             self._turn = None
             lost_s = sum((1 - min(self._gain(n), 1.0)) * self._step_s(n) for n in self._limits)
-            rare = lost_s * (self._steps + self._catching_up) / _TURNS_COST
+            rare = lost_s * (self._steps + _CATCHING_UP) / _TURNS_COST
             rare /= self._step_s(self.best)
             self._until_turn = int(min(max(rare, _SOONEST_TURN), _RAREST_TURN))
         self.current = self._turn.pop(0) if self._turn else self.best
@@ -140,10 +137,10 @@ class _SizeClass:
 
 
 class DraftLimits:
-    """Call ``limit`` once a step. k: draft tokens of a round."""
+    """Call ``limit`` once a step."""
 
-    def __init__(self, k: int, limits: Limits = "nobody"):
-        self._k, self._limited_by = k, limits
+    def __init__(self, limits: Limits = "nobody"):
+        self._limited_by = limits
         self._classes: dict[int, _SizeClass] = {}  # by log2 of the requests
         self._class: _SizeClass | None = None  # of the last batch
         self._since_prompt = 0
@@ -164,17 +161,13 @@ class DraftLimits:
     def _of_size(self, size: int) -> _SizeClass:
         """Return the size class. A new one begins with what is best for batches of a like size."""
         if size not in self._classes:
-            plans, large = self._limited_by == "plans", 2**size >= _LARGE
             limits = [MOST_DRAFTS]
-            if plans and self._k > 1:
-                limits.append((self._k + 1) // 2)
-            if plans or (self._limited_by == "vLLM" and large):
+            if self._limited_by == "vLLM" and 2**size >= _LARGE:
                 limits.append(0)
-            first = 0 if plans and 2**size > _SURE else MOST_DRAFTS
+            first = MOST_DRAFTS
             if self._classes:
                 nearest = min(self._classes, key=lambda other: abs(other - size))
                 first = self._classes[nearest].best
             first = first if first in limits else limits[0]
-            catching_up = _SETTLING if plans else _CATCHING_UP
-            self._classes[size] = _SizeClass(size, limits, first, catching_up)
+            self._classes[size] = _SizeClass(size, limits, first)
         return self._classes[size]

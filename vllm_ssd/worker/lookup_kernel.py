@@ -18,16 +18,16 @@ from triton.language.target_info import is_cuda, is_hip
 
 from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.protocol.outcome_kernels import confirm, publish
-from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_heads, read_newest
+from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_head, read_newest
 from vllm_ssd.worker.confidence_kernels import DRAFTED, GUESSED, LEFT_OVER, grade, weigh
-from vllm_ssd.worker.counter_kernels import count_round, count_wait, count_waited
+from vllm_ssd.worker.counter_kernels import count_wait
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS]. From ``SlotState``: generation,
-# round, length, overdue (0 = none). Then the kind of the draft tokens being verified, their number
-# without guesses, and the request's key. Generation 0 means that the slot has no request, or one
-# that the draft was not told of. The kernel publishes nothing for it.
-SLOT_STATE_FIELDS = 7
+# round, length, overdue (0 = none). Then the kind of the draft tokens being verified, and their
+# number without guesses. Generation 0 means that the slot has no request, or one that the draft was
+# not told of. The kernel publishes nothing for it.
+SLOT_STATE_FIELDS = 6
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
 # A look takes at least this long. So a wait ends even if the timer stands still.
 _SHORTEST_LOOK_NS = tl.constexpr(100)
@@ -63,7 +63,6 @@ def look_up_kernel(
     texts,  # int32 [slots, text_stride]
     text_stride,
     slot_states,  # int64 [slots, SLOT_STATE_FIELDS]
-    tallies,  # int64 [slots, tally_lanes], as ``count_round`` has them
     counters,  # int64, as ``TableShape.target_dtype``
     waits,  # int64 [2]: nanoseconds that a row waited at most, in this step at [turn]
     last_drafts,  # int64 [slots, k]: the drafts of each slot that were written last
@@ -122,8 +121,7 @@ def look_up_kernel(
         parity = round_ & 1
         outcome = slot_base + AT.outcome + parity * AT.outcome_size
         prediction = slot_base + AT.prediction + parity * AT.prediction_size
-        fallback = slot_base + AT.fallback + parity * AT.fallback_size
-        stamp = (generation << 32) | round_
+        stamp = (generation << 32) | (round_ << 1)
         accepted = tl.where(length - known == sampled, sampled - 1, -1)
         publish(words, stamps, slot_base, outcome, stamp, text, known, length, accepted, bonus, AT)
         last_kind = tl.load(state + 4)
@@ -140,50 +138,37 @@ def look_up_kernel(
         last_row = last_drafts + slot * AT.k
         rest, left = left_over(last_row, last_count, accepted, bonus, AT)
 
-        published, predicted, tokens, top_probs, depth = find(
-            words, stamps, prediction, fallback, stamp, accepted, bonus, draft_probs, VOCAB, AT
+        predicted, missed, tokens, top_probs, depth = find(
+            words, stamps, prediction, stamp, accepted, bonus, draft_probs, VOCAB, AT
         )
-        found = tl.where(published & (predicted == 0), AT.counter_misses, AT.counter_late)
+        found = tl.where(missed, AT.counter_misses, AT.counter_late)
         found = tl.where(predicted & (depth > 0), AT.counter_hits, found)
 
         tl.atomic_add(counters + AT.counter_ready + depth, 1, sem="relaxed")
-        key = tl.load(state + 6)
-        own = tl.where(is_graded, verified * drafted, 0)
-        record, waited_us = count_round(stamps, tallies, slot, key, found, own, accepted, AT)
 
         room = tl.maximum(tl.minimum(AT.k, MAX_LEN - length - 1), 0).to(tl.int32)
         left = tl.minimum(left, room)
-        wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
+        wanted = tl.where(missed, fallback_depth, branch_depth)
         short = depth < tl.minimum(room, wanted)
         newest = read_newest(stamps, slot_base, short & (overdue != 0), AT)
         overdue = tl.where(short & (newest >= overdue.to(tl.uint64, bitcast=True)), 0, overdue)
         may_wait = (overdue == 0) & (longest_wait_us > 0) & ((round_ > 0) | (waits_for_texts != 0))
         may_wait = may_wait & (left == 0)
         looks = tl.full([], 0, tl.int64)
-        heads = tl.zeros([4], tl.int64)  # a wait's first look takes all as new
-        while_reading = tl.where(fallback_depth > 0, waits_for_texts, 0)
-        hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
+        head = tl.zeros([2], tl.int64)  # a wait's first look takes all as new
+        hopeless = is_hopeless(stamps, slot_base, generation, waits_for_texts, AT)
         waiting = short & may_wait & (hopeless == 0)
         waited_ns, longest_ns = tl.full([], 0, tl.int64), longest_wait_us.to(tl.int64) * 1000
         started_ns = timer_ns()
         while waiting & (waited_ns < longest_ns):
-            now = read_heads(stamps, prediction, fallback)
-            hopeless = is_hopeless(stamps, slot_base, generation, while_reading, AT)
-            if tl.max((now != heads).to(tl.int32)) == 1:
-                published, predicted, tokens, top_probs, depth = find(
-                    words,
-                    stamps,
-                    prediction,
-                    fallback,
-                    stamp,
-                    accepted,
-                    bonus,
-                    draft_probs,
-                    VOCAB,
-                    AT,
+            now = read_head(stamps, prediction)
+            hopeless = is_hopeless(stamps, slot_base, generation, waits_for_texts, AT)
+            if tl.max((now != head).to(tl.int32)) == 1:
+                predicted, missed, tokens, top_probs, depth = find(
+                    words, stamps, prediction, stamp, accepted, bonus, draft_probs, VOCAB, AT
                 )
-                wanted = wanted_depth(published, predicted, branch_depth, fallback_depth)
-            heads = now
+                wanted = tl.where(missed, fallback_depth, branch_depth)
+            head = now
             looks += 1
             waited_ns = tl.maximum(timer_ns() - started_ns, looks * _SHORTEST_LOOK_NS)
             waiting = (depth < tl.minimum(room, wanted)) & (hopeless == 0)
@@ -241,7 +226,6 @@ def look_up_kernel(
         tl.atomic_add(counters + AT.counter_drafts, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + AT.counter_timeouts, waiting.to(tl.int64), sem="relaxed")
         tl.atomic_max(waits + turn, waited_ns, sem="relaxed")
-        count_waited(stamps, tallies, slot, record, waited_us + waited_ns // 1000, AT)
 
 
 @triton.jit
@@ -259,13 +243,6 @@ def timer_ns():
     else:
         now = tl.full([], 0, tl.int64)
     return now
-
-
-@triton.jit
-def wanted_depth(published, predicted, branch_depth, fallback_depth):
-    """Return how many draft tokens are worth waiting for."""
-    missed = published & (predicted == 0)
-    return tl.where(missed, fallback_depth, branch_depth)
 
 
 @triton.jit
@@ -287,10 +264,10 @@ def look_kernel(stamps, looks, found, AT: tl.constexpr):
     int64 [1], written so that the compiler keeps the looks."""
     slot_base = AT.slots + tl.program_id(0).to(tl.int64) * AT.slot_size
     changes = 0
-    heads = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)
+    head = read_head(stamps, slot_base + AT.prediction)
     for _ in range(looks):
-        now = read_heads(stamps, slot_base + AT.prediction, slot_base + AT.fallback)
+        now = read_head(stamps, slot_base + AT.prediction)
         hopeless = is_hopeless(stamps, slot_base, 0, 0, AT)
-        changes += tl.max((now != heads).to(tl.int32)) + hopeless.to(tl.int32)
-        heads = now
+        changes += tl.max((now != head).to(tl.int32)) + hopeless.to(tl.int32)
+        head = now
     tl.store(found, changes)

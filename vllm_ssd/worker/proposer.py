@@ -40,7 +40,6 @@ class SSDProposer:
         # Distributions of the draft tokens proposed last, int64 [rows, k, top_m]; None if all are
         # certain, which vLLM assumes anyway.
         self._draft_probs: NDArray[np.int64] | None = None
-        self._has_prompts = False  # in the step that is running
         limits = vllm_config.scheduler_config
         most = [config.k] * (1 + limits.max_num_seqs)
         if config.schedule is not None:
@@ -81,7 +80,7 @@ class SSDProposer:
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
         most = self._most_drafts[len(drafts)]
-        found = self._client.exchange(rows, len(drafts), self._has_prompts, most)
+        found = self._client.exchange(rows, len(drafts), most)
         for index, row, of_row in zip(places, rows, found):
             drafts[index] = of_row
             if of_row:
@@ -101,7 +100,6 @@ class SSDProposer:
             return
         for request_id in output.finished_req_ids:
             self._client.remove(request_id)
-        self._has_prompts = _has_prompts(output)
         for new in output.scheduled_new_reqs:
             sampling = draft_sampling(new.sampling_params)
             if new.prompt_token_ids is not None and sampling is not None:
@@ -114,12 +112,3 @@ class SSDProposer:
             draft_probs = torch.from_numpy(self._draft_probs)
             runner._draft_probs = dense(draft_probs, self._vocab_size).to(runner.device)
             runner._draft_prob_req_ids = runner.input_batch.req_ids.copy()
-
-
-def _has_prompts(output: SchedulerOutput) -> bool:
-    """Whether some request has more tokens scheduled than its newest one and its drafts."""
-    drafts = output.scheduled_spec_decode_tokens
-    return any(
-        count > 1 + len(drafts.get(request_id, ()))
-        for request_id, count in output.num_scheduled_tokens.items()
-    )

@@ -9,7 +9,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from vllm_ssd.metrics.requests import request_key
 from vllm_ssd.protocol import make_stamp
 from vllm_ssd.protocol.heartbeat import draft_has_gone
 from vllm_ssd.protocol.messages import Add, Remove
@@ -19,16 +18,15 @@ from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, seed_of
 
 @dataclass(eq=False)
 class SlotState:
-    """The target's knowledge of the request in a slot. key: ``request_key`` of its id. length:
-    tokens of its text at the last publication. round: of the next outcome. overdue: stamp of an
-    outcome whose wait timed out; the target waits again once the draft has published for it or for
-    a later one. last_used: the step in which the request sampled last. sampling: of its draft
-    tokens. drafts, draft_probs: all draft tokens of its last round, and int64 [.., top_m], their
-    distributions. handed_over: how many of these tokens vLLM got."""
+    """The target's knowledge of the request in a slot. length: tokens of its text at the last
+    publication. round: of the next outcome. overdue: stamp of an outcome whose wait timed out; the
+    target waits again once the draft has published for it or for a later one. last_used: the step
+    in which the request sampled last. sampling: of its draft tokens. drafts, draft_probs: all draft
+    tokens of its last round, and int64 [.., top_m], their distributions. handed_over: how many of
+    these tokens vLLM got."""
 
     slot: int
     generation: int
-    key: int
     length: int
     round: int = 0
     overdue: np.uint64 | None = None
@@ -70,8 +68,7 @@ class SlotMap:
         gone is sent no texts, because they would pile up; its successor asks for them."""
         self._generation += 1
         sampling = CERTAIN if self._always_certain else sampling
-        key = request_key(request_id)
-        state = SlotState(slot, self._generation, key, len(tokens), sampling=sampling)
+        state = SlotState(slot, self._generation, len(tokens), sampling=sampling)
         self.states[request_id] = state
         add = Add(slot, state.generation, list(tokens))
         if sampling.temperature:

@@ -41,9 +41,9 @@ class WaitPolicy:
 
 
 class WaitPlan(NamedTuple):
-    """Numbers of draft tokens. branch: to wait for if the outcome was predicted, or nothing is
-    predicted yet. fallback: to wait for if the outcome was not predicted. drafts: the most that a
-    row may have; 0: the target decodes without the draft."""
+    """Numbers of draft tokens. fallback: to wait for if the outcome was not predicted, until there
+    is a fallback. branch: to wait for otherwise. drafts: the most that a row may have; 0: the
+    target decodes without the draft."""
 
     branch: int
     fallback: int
@@ -62,11 +62,11 @@ class WaitPlanner:
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
         self._draft = table.draft[0]
-        self._limits = DraftLimits(k, policy.limits)
+        self._limits = DraftLimits(policy.limits)
         self._now, self._tokens = 0.0, 0
         self._mean_s = self._mean_tokens = 0.0  # of a step, of all requests
 
-    def plan(self, batch: int, has_prompts: bool, undrafted: int = 0) -> WaitPlan:
+    def plan(self, batch: int, has_prompts: bool = False, undrafted: int = 0) -> WaitPlan:
         """Return the plan for a step of ``batch`` requests. has_prompts: whether it reads prompts.
         undrafted: tokens so far that the draft was not told of."""
         if self._fixed is None:

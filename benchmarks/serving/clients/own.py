@@ -22,8 +22,6 @@ _STALL_S = 3600.0
 class OwnClient:
     """Streams completions, a chat's one after the other; counts tokens as the server does."""
 
-    longest_prompt: int | None = None
-
     def check(self) -> None:
         """It runs everywhere."""
 

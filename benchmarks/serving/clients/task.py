@@ -1,15 +1,11 @@
 """What every client of a server is given, and what it must do."""
 
-import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks.serving.records import Load, Seen
-
-_LAST_WORDS = 3000
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,6 @@ class Task:
 class Client(Protocol):
     """A program that puts a server under load."""
 
-    # The longest prompt that it takes, in tokens, where a data set has lengths of its own.
-    longest_prompt: int | None
-
     def check(self) -> None:
         """Raises `ValueError` with a sentence if the client cannot run here."""
 
@@ -40,24 +33,3 @@ class Client(Protocol):
 
 class ClientFailed(Exception):
     """The client failed, or the server failed it; with the last words."""
-
-
-def run_program(name: str, command: Sequence[str], environment: dict[str, str]) -> str:
-    """What a client's program prints. environment: added to ours. `ClientFailed` if it fails."""
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    if done.returncode:
-        raise ClientFailed(f"{name} failed:\n{done.stdout[-_LAST_WORDS:]}")
-    return done.stdout
-
-
-def check_completed(task: Task, completed: int, printed: str) -> None:
-    """`ClientFailed` if not every request has been answered."""
-    if completed != task.load.requests:
-        missing = task.load.requests - completed
-        raise ClientFailed(f"{missing} requests failed:\n{printed[-_LAST_WORDS:]}")

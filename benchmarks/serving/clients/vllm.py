@@ -2,20 +2,20 @@
 
 import importlib.util
 import json
-import sys
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.server import NAME, VLLM, VLLM_MODULE
+from benchmarks.common.server import NAME, VLLM
 from benchmarks.serving.clients.own import spread
-from benchmarks.serving.clients.task import Task, check_completed, run_program
+from benchmarks.serving.clients.task import ClientFailed, Task
 from benchmarks.serving.records import Seen, Spread
+
+_LAST_WORDS = 3000
 
 
 class VllmClient:
     """vLLM's own, from this environment."""
-
-    longest_prompt: int | None = None
 
     def check(self) -> None:
         """It reads prompts with pandas."""
@@ -27,11 +27,12 @@ class VllmClient:
         prompts = task.scratch / "prompts.jsonl"
         lines = [json.dumps({"prompt": prompt}) for prompt in task.prompts]
         prompts.write_text("\n".join(lines), encoding="utf-8")
-        script = [str(VLLM)] if VLLM.exists() else [sys.executable, "-m", VLLM_MODULE]
-        command = [*script, *_arguments(task, prompts)]
-        printed = run_program("vllm bench serve", command, {})
-        told = json.loads((task.scratch / "seen.json").read_text(encoding="utf-8"))
-        check_completed(task, told["completed"], printed)
+        command = [*VLLM, *_arguments(task, prompts)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        seen = task.scratch / "seen.json"
+        told = {} if done.returncode else json.loads(seen.read_text(encoding="utf-8"))
+        if told.get("completed") != task.load.requests:
+            raise ClientFailed(f"vllm bench serve failed:\n{done.stdout[-_LAST_WORDS:]}")
         return _seen(told)
 
 

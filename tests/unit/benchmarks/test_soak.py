@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.common.server import command_line
-from benchmarks.soak.load import Flow, Outcome
+from benchmarks.soak.load import Outcome
 from benchmarks.soak.requests import CHOICES, Choice, Question, Request, difference, malformed
 from benchmarks.soak.requests import random_request as draw
 from benchmarks.soak.summary import summarise
@@ -29,11 +28,6 @@ def test_where_texts_part() -> None:
     assert "margin was 0.5" in found
     unknown = difference(asked(), Choice("", [1, 9, 3]), Choice("", PLAIN.tokens))
     assert unknown is not None and "margin" not in unknown
-
-
-def test_a_text_that_does_not_end_at_its_stop_string() -> None:
-    late = Choice("one two,", [1, 2, 3], "stop")
-    assert difference(asked(stop=","), late, PLAIN) is not None
 
 
 GRAMMAR = {"temperature": 1, "structured_outputs": {"choice": CHOICES}}
@@ -75,33 +69,10 @@ def test_requests_are_of_every_kind() -> None:
         assert not (request.greedy and "n" in request.body)
 
 
-def test_gaps_count_while_others_get_tokens() -> None:
-    flow = Flow()
-    flow.begin(1, 0.0)
-    flow.begin(2, 0.0)
-    flow.came(1, 1, 2.0)
-    flow.came(1, 1, 12.0)  # nobody got any
-    assert (flow.longest_start, flow.longest_gap) == (2.0, 0.0)
-    flow.came(2, 3, 13.0)
-    flow.end(2)  # and still counts
-    flow.came(1, 1, 15.0)
-    assert (flow.longest_start, flow.longest_gap, flow.tokens) == (13.0, 3.0, 6)
-
-
 def sample(at: float, **figures: int) -> Sample:
     mib = {"target_mib": 100.0 + at, "draft_mib": 10.0, "ray_mib": 1.0, "gpu_mib": None}
     counted = {"rounds": 0, "hits": 0, "misses": 0, "late": 0} | figures
     return Sample(at=at, tokens=int(10 * at), open_files=5, shared_files=1, **mib, **counted)
-
-
-def test_parts_leave_nothing_out() -> None:
-    samples = [sample(at, rounds=2 * at, hits=at, late=at) for at in range(9)]
-    summary = summarise(Outcome(finished=1, compared=1), samples, "killed", [], 0, True, [], True)
-    assert summary.problems == [] and len(summary.parts) == 4
-    assert [part["target_mib"] for part in summary.parts] == [101, 103, 105, 107]
-    for part in summary.parts:
-        assert (part["hits"], part["misses"], part["late"]) == (0.5, 0, 0.5)
-        assert part["tokens_per_s"] == 10 and part["gpu_mib"] is None
 
 
 def test_verdict() -> None:
@@ -112,12 +83,4 @@ def test_verdict() -> None:
     assert len(summarise(outcome, samples, "killed", [], 0, True, [], False).problems) == 1
     assert summarise(Outcome(), samples, "killed", [], 0, True, [], True).problems == [
         "no greedy text was compared"
-    ]
-
-
-def test_arguments_become_acommand_line() -> None:
-    arguments = {"model": "m", "enforce_eager": True, "enable_prefix_caching": False}
-    assert command_line({**arguments, "max_num_seqs": 2, "speculative_config": {"k": 1}}) == [
-        *["m", "--enforce-eager", "--no-enable-prefix-caching", "--max-num-seqs", "2"],
-        *["--speculative-config", '{"k": 1}'],
     ]

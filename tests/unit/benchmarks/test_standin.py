@@ -1,6 +1,5 @@
 """Stand-ins compute what the small model computes; drafts what it computes without some layers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.standin.build import ensure_draft, ensure_standin, is_extended, write_standin
-from benchmarks.standin.folders import build_once
+from benchmarks.standin.build import ensure_draft, write_standin
 from benchmarks.standin.gguf_llama import convert
 from benchmarks.standin.shapes import Shape
-from benchmarks.standin.widen import standin_tensors
 
 SMALL = Shape(hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate=48)
 IDS = torch.arange(40)[None] * 7 % 64
-CPU = torch.device("cpu")
 
 
 def small_model(tied: bool = True) -> LlamaForCausalLM:
@@ -94,29 +90,6 @@ def test_standin_has_the_small_models_logits(tmp_path: Path, shape: Shape, tied:
     torch.testing.assert_close(logits(standin), logits(model), rtol=0, atol=1e-4)
 
 
-def test_what_the_stream_cannot_reach_is_not_zero(models: Path) -> None:
-    tensors = dict(standin_tensors(models / "smollm2", WIDER["all"], torch.bfloat16, CPU))
-    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
-    for name, tensor in tensors.items():
-        stream = any(part in name for part in ("o_proj", "down_proj", "embed_tokens"))
-        mostly_zero = (tensor == 0).float().mean() > 0.5
-        assert mostly_zero == stream, name
-
-
-@pytest.mark.parametrize(
-    ("shape", "complaint"),
-    [
-        (Shape(24, 3, 4, 2, 8, 48), "hidden"),
-        (Shape(32, 2, 4, 2, 8, 48), "layers"),
-        (Shape(32, 3, 4, 4, 8, 48), "queries per kv head"),
-        (Shape(32, 3, 4, 2, 12, 48), "head_dim"),
-    ],
-)
-def test_a_shape_too_small_is_refused(models: Path, shape: Shape, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        standin_tensors(models / "smollm2", shape, torch.float32, CPU)
-
-
 def without_layer(model: LlamaForCausalLM, layer: int) -> LlamaForCausalLM:
     """Take one layer out of a transformers model."""
     del model.model.layers[layer]
@@ -124,23 +97,6 @@ def without_layer(model: LlamaForCausalLM, layer: int) -> LlamaForCausalLM:
         left.self_attn.layer_idx = index
     model.config.num_hidden_layers -= 1
     return model
-
-
-def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
-    def interrupted(folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_once(tmp_path / "model", interrupted)
-    assert not list(tmp_path.iterdir())
-
-
-def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError):
-        build_once(tmp_path, lambda folder: None)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_draft_folders(models: Path) -> None:
@@ -213,17 +169,3 @@ def test_gguf_becomes_the_same_model(tmp_path: Path) -> None:
     assert bare.tokens == tokens
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert chat == "<|im_start|>hi"
-
-
-def test_standin_of_longer_texts(models: Path) -> None:
-    """More positions than the small model has, and never fewer."""
-    positions = json.loads((models / "smollm2" / "config.json").read_text())[
-        "max_position_embeddings"
-    ]
-    shape = "32,3,4,2,8,48"
-    own = ensure_standin(models, shape, "float32", positions=positions - 1)
-    longer = ensure_standin(models, shape, "float32", positions=2 * positions)
-    assert own == ensure_standin(models, shape, "float32") != longer
-    assert not is_extended(own) and is_extended(longer)
-    config = json.loads((longer / "config.json").read_text())
-    assert config["max_position_embeddings"] == 2 * positions

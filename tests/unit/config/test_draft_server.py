@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 from vllm.config import ModelConfig, ParallelConfig
+from vllm.platforms import current_platform
 
 from tests.support.hub_cache import commit_of
 from tests.support.model_folders import write_model
@@ -45,8 +46,10 @@ def test_what_is_in_common_is_taken_over(make, serve, draft):
     assert said_again.f == config.f
 
 
-def test_defaults_are_those_of_the_server(make, serve):
+def test_defaults_are_those_of_the_server(make, serve, monkeypatch):
     serve("drafts", draft_sample_method="greedy")
+    # An engine on a GPU would have chosen others.
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     config = make(draft_server="drafts", model=None)
     assert (config.k, config.f, config.top_m) == (7, 3, 0)
     serve("sampled")

@@ -26,6 +26,28 @@ def test_defaults(make, draft):
     assert config.resolve_tree_backends(current_platform) == ("sdpa",)
 
 
+@pytest.mark.parametrize(
+    "given, on_gpus, on_cpus",
+    [
+        ({}, (15, 2), (7, 3)),
+        ({"k": 7, "f": 3}, (7, 3), (7, 3)),
+        ({"k": 7}, (7, 3), (7, 3)),
+        ({"num_speculative_tokens": 5}, (5, 3), (5, 3)),
+        ({"k": 8}, (8, 2), (8, 3)),
+        ({"f": 4}, (15, 4), (7, 4)),
+        ({"f": 32}, (15, 32), (7, 32)),
+        ({"f": 64}, (7, 64), (7, 64)),  # 15 would make more branches than there may be
+        ({"f": 0}, (7, 0), (7, 0)),
+    ],
+)
+def test_k_and_f_that_are_left_out(make, monkeypatch, given, on_gpus, on_cpus):
+    config = make(**given)
+    assert (config.k, config.f, config.num_speculative_tokens) == (*on_cpus, on_cpus[0])
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    config = make(tree_backend="sdpa", **given)
+    assert (config.k, config.f, config.num_speculative_tokens) == (*on_gpus, on_gpus[0])
+
+
 def test_attention_from_the_environment(make, monkeypatch):
     monkeypatch.setenv(TREE_BACKEND_VARIABLE, "sdpa")
     assert make().tree_backend == "sdpa"

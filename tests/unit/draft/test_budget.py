@@ -24,7 +24,7 @@ def fan_outs(learner, top_probs):
 
 def verified(learner, accepted, branch, drafts=K, bonus=BONUS):
     known = {"drafts": [0] * drafts, "top_probs": [0.5] * drafts}
-    learner.outcome(SimpleNamespace(predicted=EVEN, ahead=None, **known), accepted, bonus, branch)
+    learner.outcome(SimpleNamespace(predicted=EVEN, tree=None, **known), accepted, bonus, branch)
 
 
 def test_many_requests_share_the_branches():

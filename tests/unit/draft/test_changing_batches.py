@@ -1,4 +1,4 @@
-"""Batches that grow and shrink: each request is drafted for as if it were alone.
+"""Engines, requests and rounds come and go: each request is drafted for as if it were alone.
 
 The expected drafts follow from a request's text and seed alone, by transformers and by the sampler.
 Whatever a request is given on the way, KV blocks or a seat, is full of large numbers at first: what
@@ -7,13 +7,14 @@ is read before it is written, or written by the owner before, changes drafts or 
 
 import random
 from collections import Counter
+from functools import partial
 
+import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.unit.draft.loop import SLOTS, VOCAB, Loop, Target
+from tests.unit.draft.loop import SLOTS, VOCAB, Loop, Target, make_engine
 from tests.unit.draft.test_seen_drafts import predicted
+from tests.unit.draft.test_several_tables import predictions as written
 from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
@@ -27,11 +28,18 @@ BLOCKS = 14  # KV blocks: of two to three requests
 
 
 class Request(Target):
-    """``sampling``: of its drafts. left: rounds until it ends."""
+    """``loop``: its engine's. sampling: of its drafts. left: rounds until it ends. told: the drafts
+    that the draft takes for those being verified; ``drafts`` are the first of them."""
 
-    def __init__(self, name, prompt, reference, truth, sampling, left):
+    def __init__(self, name, prompt, reference, truth, loop, sampling, left):
         super().__init__(name, prompt, reference, truth)
-        self.sampling, self.left = sampling, left
+        self.loop, self.sampling, self.left = loop, sampling, left
+        self.told: list[int] = []
+
+    @property
+    def state(self):
+        """What its engine knows of it."""
+        return self.loop.client.slots.states.get(self.name)
 
     def grow_unseen(self, count):
         """Rounds without drafting."""
@@ -41,17 +49,25 @@ class Request(Target):
 
 
 class Batches:
-    """A loop and its requests. What these are given, KV and seats, is full of ``STALE``."""
+    """Loops that share a draft, and their requests. What these are given, KV and seats, is full of
+    ``STALE``."""
 
-    def __init__(self, draft_model, path, policy, on_miss, model, reference):
-        self.loop = Loop(draft_model, path, policy, on_miss)
+    def __init__(self, draft_model, path, policy, on_miss, model, chance):
+        self.engine = make_engine(draft_model, policy, SLOTS)
+        self.loops = [
+            Loop(draft_model, path / name, policy, on_miss, self.engine) for name in "abc"
+        ]
+        for loop in self.loops:
+            loop.served.claim()
+            confirm = loop.client._outcomes.confirm
+            loop.client._outcomes.confirm = partial(self._decide, confirm)
         self.requests: list[Request] = []
-        self._model, self._reference, self._policy = model, reference, policy
+        self._model, self._policy, self._chance = model, policy, chance
         self._sampler = Sampler(policy, torch.device("cpu"))
         self._spoil()
 
     def _spoil(self):
-        engine = self.loop.engine
+        engine = self.engine
         pool, states, kv = engine.requests.pool, engine._states, engine.model.attention._kv
         take, size = pool.take, states._homes * states.places
 
@@ -65,29 +81,48 @@ class Batches:
 
         pool.take = take_stale
 
-    def join(self, request, announced=True):
+    def _decide(self, confirm, *decision):
+        """The draft may see an outcome before the target has decided."""
+        self.loops[0].work(self._chance.choice([0, 0, 1, 2, 5]))
+        confirm(*decision)
+
+    def leave(self, loop):
+        """Its engine leaves the draft, and nothing is written to its table any more."""
+        self.engine.leave(loop.served)
+        loop.loses_messages, loop.table.draft["heartbeat"] = True, 0
+        loop.left = written(loop)
+        assert not loop.table.slots["prediction"]["stamp"].any()
+
+    def join(self, loop):
+        assert loop.left == written(loop)
+        loop.loses_messages = False
+        loop.join()
+        loop.served.claim()
+
+    def begin(self, request, announced=True):
         self.requests.append(request)
         if announced:
-            self.loop.client.add(request.name, request.text, request.sampling)
+            request.loop.client.add(request.name, request.text, request.sampling)
 
     def end(self, request):
         self.requests.remove(request)
-        self.loop.client.remove(request.name)
+        request.loop.client.remove(request.name)
 
-    def step(self, requests, most_drafts):
-        """One of the target's steps for these, in this order, after which it verifies no more
-        drafts of each than ``most_drafts``."""
+    def step(self, loop, requests, most_drafts, trims):
+        """One of the target's steps for these, in this order. It then has no more drafts of each
+        than ``most_drafts``, and may verify fewer (trims)."""
         rows = []
-        states = self.loop.client.slots.states
+        states = loop.client.slots.states
         before = {name: list(state.drafts) for name, state in states.items()}
         for request in requests:
             new = request.verify()
             request.text += new
             text = torch.tensor(request.text, dtype=torch.int32).numpy()
             rows.append(Row(request.name, text, len(new), request.sampling))
-        drafted = self.loop.client.exchange(rows, most_drafts=most_drafts)
+        drafted = loop.client.exchange(rows, most_drafts=most_drafts)
         for request, drafts in zip(requests, drafted):
-            request.drafts = drafts
+            request.told = drafts
+            request.drafts = drafts[: self._chance.randint(0, len(drafts))] if trims else drafts
             # Left-over drafts were drawn with the numbers of an earlier place in the text.
             ready, earlier = states[request.name].drafts, before.get(request.name, [])
             if ready != earlier[-len(ready) :]:
@@ -99,24 +134,24 @@ class Batches:
         return sum(map(self._check_predictions, self.requests))
 
     def _check_predictions(self, request):
-        state = self.loop.client.slots.states.get(request.name)
+        loop, state = request.loop, request.state
         if state is None or state.length < len(request.text):
             return 0
         stamp = make_stamp(state.generation, state.round)
-        outcomes = predicted(self.loop, state.slot, stamp) or []
+        outcomes = predicted(loop, state.slot, stamp) or []
         if not outcomes:
             return 0
-        logits = self._logits([request.text + request.drafts])[0, len(request.text) - 1 :]
-        places = torch.arange(len(request.drafts))
-        logits[places, request.drafts] = -torch.inf  # a rejected draft is never the bonus
+        logits = self._logits([request.text + request.told])[0, len(request.text) - 1 :]
+        places = torch.arange(len(request.told))
+        logits[places, request.told] = -torch.inf  # a rejected draft is never the bonus
         for accepted, count in Counter(accepted for accepted, _ in outcomes).items():
             bonus = [token for length, token in outcomes if length == accepted]
             assert len(set(bonus)) == count
             least = logits[accepted].topk(count).values[-1]
             assert (logits[accepted, bonus] >= least - 1e-3).all(), "it is not among the likeliest"
-        texts = [[*request.text, *request.drafts[:a], bonus] for a, bonus in outcomes]
-        published = self.loop.predictions
-        branches = [published.find(state.slot, stamp, *outcome).tokens for outcome in outcomes]
+        texts = [[*request.text, *request.told[:a], bonus] for a, bonus in outcomes]
+        find = loop.predictions.find
+        branches = [find(state.slot, stamp, *outcome).tokens for outcome in outcomes]
         self._check(request, texts, branches)
         return len(outcomes)
 
@@ -142,14 +177,14 @@ class Batches:
         return self._model(torch.tensor(texts)).logits
 
 
-@st.composite
-def policies(draw):
-    k, f, fallbacks = draw(st.integers(1, 4)), draw(st.integers(0, 2)), draw(st.booleans())
-    chunk = draw(st.sampled_from([16, 64]))
-    return DraftPolicy(k, f, fallbacks, chunk, draw(st.sampled_from([1, 16, 256])), top_m=6)
+def some_policy(chance):
+    fallbacks, f = chance.choice([(True, 0), (True, 1), (True, 2), (False, 1), (False, 2)])
+    chunk, branches = chance.choice([16, 64]), chance.choice([1, 16, 256])
+    k = chance.choice([1, 2, 3, 4, 4])
+    return DraftPolicy(k, f, fallbacks, chunk, branches, top_m=6)
 
 
-def some_request(chance, name, reference, texts):
+def some_request(chance, name, reference, loop, texts):
     """Its prompt goes on from one of these texts now and then, and the target says what the draft
     would, but for some surprises."""
     prompt = chance.choice(texts)[: chance.choice([0, 16, 32, 48, 60])]
@@ -159,73 +194,63 @@ def some_request(chance, name, reference, texts):
     truth += [chance.randrange(VOCAB) for _ in range(chance.choice([0, 2]))]
     sampled = DraftSampling(chance.choice([0.5, 2.0]), chance.randrange(2**64))
     sampling = chance.choice([CERTAIN, sampled])
-    return Request(name, prompt, reference, truth, sampling, chance.randint(1, 12))
+    return Request(name, prompt, reference, truth, loop, sampling, chance.randint(1, 20))
 
 
-@given(
-    policy=policies(),
-    padded=st.booleans(),
-    short=st.booleans(),
-    trims=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-@settings(
-    max_examples=20,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@pytest.mark.parametrize("seed", range(20))
 @torch.inference_mode()
 def test_a_request_is_never_answered_from_another_ones_state(
-    tmp_path_factory,
-    monkeypatch,
-    draft_model,
-    checkpoint,
-    reference,
-    policy,
-    padded,
-    short,
-    trims,
-    seed,
+    tmp_path, monkeypatch, draft_model, checkpoint, reference, seed
 ):
-    """Requests join, end, are aborted, skip steps, and grow without drafts. padded: batches have
-    rows of nobody's, as they have on GPUs. short: of KV memory, so that some lose theirs in the
-    middle. trims: fewer drafts are verified than there are."""
+    """Requests begin, end, are aborted, skip steps, and grow without drafts. Engines leave and join
+    again. Some batches have rows of nobody's, as they have on GPUs (padded). Some requests lose
+    their KV memory in the middle (short), or have fewer drafts verified than there are (trims)."""
+    chance = random.Random(seed)
+    policy = some_policy(chance)
+    padded, short, trims = (chance.random() < each for each in (0.5, 0.3, 0.6))
     on_miss = "wait" if policy.fallbacks and not short else "skip"
-    path = tmp_path_factory.mktemp("loop") / "t"
-    batches = Batches(draft_model, path, policy, on_miss, checkpoint[1], reference)
-    loop, chance = batches.loop, random.Random(seed)
-    monkeypatch.setattr(client, "time", loop)
-    loop.engine._programs._recorded = padded
-    pool, spare, taken = loop.engine.requests.pool, [], []
+    batches = Batches(draft_model, tmp_path, policy, on_miss, checkpoint[1], chance)
+    engine = batches.engine
+    monkeypatch.setattr(client, "time", batches.loops[0])
+    engine._programs._recorded = padded
+    pool, spare, taken = engine.requests.pool, [], []
     if short:
         taken = pool.take(pool.num_free - BLOCKS)
     texts: list[list[int]] = [[]]  # with drafts that were to be verified
-    for number in range(20):
+    for number in range(40):
+        loop = chance.choice(batches.loops)
         pool.give(spare)
         spare = pool.take(pool.num_free) if short and chance.random() < 0.3 else []
         loop.work(chance.choice([0, 1, 2, 3, None, None]))
         batches.check_predictions()
-        if batches.requests and chance.random() < 0.2:
+        if chance.random() < 0.06 or loop.loses_messages:
+            (batches.join if loop.loses_messages else batches.leave)(loop)
+        if batches.requests and chance.random() < 0.1:
             batches.end(chance.choice(batches.requests))
-        while len(batches.requests) < SLOTS and chance.random() < 0.6:
+        while chance.random() < 0.6:
+            mine = [request for request in batches.requests if request.loop is loop]
+            # One that has to wait for a seat would be waited for.
+            if len(batches.requests if on_miss == "wait" else mine) == SLOTS:
+                break
             name = f"r{number}-{len(batches.requests)}"
-            request = some_request(chance, name, reference, texts)
-            batches.join(request, announced=chance.random() < 0.8)
+            request = some_request(chance, name, reference, loop, texts)
+            batches.begin(request, announced=chance.random() < 0.8)
         loop.work(chance.choice([0, 0, 1, 2]))
         if batches.requests and chance.random() < 0.15:
             chance.choice(batches.requests).grow_unseen(chance.randint(1, 40))
-        some = [r for r in batches.requests if chance.random() < 0.6]
+        some = [r for r in batches.requests if r.loop is loop and chance.random() < 0.8]
         most = chance.randint(1, policy.k) if trims else policy.k
-        batches.step(chance.sample(some, len(some)), most)
+        batches.step(loop, chance.sample(some, len(some)), most, trims)
         for request in some:
             texts.append([*request.text, *request.drafts])
             request.left -= 1
             if not request.left:
                 batches.end(request)
-            elif on_miss == "wait" and not trims:
-                assert len(request.drafts) == policy.k
-    for request in list(batches.requests):
-        batches.end(request)
-    for request in list(loop.engine.requests):  # of those that never had a slot's message
-        loop.engine.requests.drop(request)
-    assert pool.num_free + len(spare) + len(taken) == pool.num_blocks, "KV blocks leaked"
+            elif on_miss == "wait" and not trims and not loop.loses_messages:
+                assert len(request.drafts) == policy.k or request.state.overdue is not None
+    for loop in batches.loops:
+        if not loop.loses_messages:
+            batches.leave(loop)
+        assert not loop.table.draft["live"][0]
+    kept = pool.num_blocks - pool.num_free, SLOTS - len(engine.requests._free_seats)
+    assert kept == (len(spare) + len(taken), 0), "KV blocks or seats"

@@ -1,7 +1,6 @@
 """One draft engine that serves several tables, each of another target."""
 
 import os
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +8,10 @@ import pytest
 import torch
 
 from tests.support.sentences import one_sentence
-from tests.unit.draft.loop import PROMPT, SLOTS, VOCAB, Loop, make_engine
+from tests.unit.draft.loop import PROMPT, SLOTS, Loop, make_engine
 from vllm_ssd.draft import engine as draft_engine
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import DRAFTING, LOST, PREPARING, SpeculationTable, make_stamp
+from vllm_ssd.protocol import DRAFTING, PREPARING, SpeculationTable, make_stamp
 
 K = 3
 POLICY = DraftPolicy(K, 2, True, chunk=16)
@@ -35,18 +34,13 @@ def pair(tmp_path, draft_model, engine):
 def predictions(loop):
     """All that the draft published in a table."""
     slots = loop.table.slots
-    return slots["prediction"].tobytes(), slots["fallback"].tobytes(), slots["state"].tobytes()
+    return slots["prediction"].tobytes(), slots["state"].tobytes()
 
 
 def seated(engine, loops):
     """How many requests of each loop's table have a seat."""
     seated = [request for request in engine.requests if request.seat >= 0]
     return [sum(request.served is loop.served for request in seated) for loop in loops]
-
-
-def free(engine):
-    """KV blocks and seats that nobody has."""
-    return engine.requests.pool.num_free, len(engine.requests._free_seats)
 
 
 def test_requests_of_all_tables_share_batches(reference, pair):
@@ -104,46 +98,6 @@ def test_no_target_takes_all_seats(pair, engine):
     second.client.remove("y")
     first.work()
     assert seated(engine, pair) == [3, 1], "nobody else waits"
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_table_leaves_while_its_branches_grow(reference, pair, engine, steps):
-    """Nothing is written to it any more, what it had is given back, and the other one's drafts are
-    right. Served again, it is taken over like any other."""
-    first, second = pair
-    leaving, staying = (
-        first.begin("a", PROMPT, reference),
-        second.begin("a", OTHER_PROMPT, reference),
-    )
-    first.work()
-    for loop, target in zip(pair, (leaving, staying)):
-        target.round(loop.client)
-    first.work(steps)
-    growing = first.table.slots["prediction"][0]["depth"]
-    assert 0 <= growing.min() < K
-    generation = first.slot_of("a").generation
-    engine.leave(first.served)
-    left = predictions(first)
-    assert not first.table.slots["prediction"]["stamp"].any()
-    assert first.draft_state(0, generation) == PREPARING
-    for _ in range(4):
-        second.work()
-        assert staying.round(second.client) == K
-        leaving.round(first.client)
-    assert predictions(first) == left and leaving.drafts == []
-    assert len(engine.requests) == 1
-    first.join()
-    first.served.take_over()
-    assert first.draft_state(0, generation) == LOST
-    for _ in range(2):
-        second.work()
-        leaving.round(first.client)
-    second.work()
-    assert leaving.round(first.client) == K and staying.round(second.client) == K
-    for loop in pair:
-        engine.leave(loop.served)
-    assert not engine.tables and not len(engine.requests)
-    assert free(engine) == (engine.requests.pool.num_blocks, SLOTS)
 
 
 @pytest.mark.parametrize("steps", range(2 + K))
@@ -243,44 +197,6 @@ def test_a_target_that_decides_nothing_keeps_no_other_waiting(monkeypatch, refer
     other.work(2 + K)
     target.round(other.client)
     assert len(target.drafts) == K
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_tables_and_requests_come_and_go(tmp_path, draft_model, reference, seed):
-    """More requests than seats, in three tables: whatever drafts a target is given continue its
-    text, and in the end nothing is kept."""
-    chance = random.Random(seed)
-    engine = make_engine(draft_model, POLICY, seats=3)
-    loops = [Loop(draft_model, tmp_path / name, POLICY, engine=engine) for name in "abc"]
-    targets = [[], [], []]
-    drafts = 0
-    for number in range(60):
-        place = chance.randrange(3)
-        loop, mine = loops[place], targets[place]
-        loop.work(chance.choice([0, 1, 2, 5, None]))
-        event = chance.random()
-        if event < 0.15 or not mine:
-            if len(mine) < SLOTS:
-                prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))]
-                truth = [*reference.continuation(prompt, 5), chance.randrange(VOCAB)]
-                mine.append(loop.begin(f"r{number}", prompt, reference, truth))
-        elif event < 0.25:
-            loop.client.remove(mine.pop(chance.randrange(len(mine))).name)
-        elif event < 0.3:
-            engine.leave(loop.served)
-            loop.work(chance.choice([0, 1, None]))
-            loop.join()
-            loop.served.take_over()
-        else:
-            target = chance.choice(mine)
-            target.round(loop.client)
-            assert target.drafts == reference.continuation(target.text, len(target.drafts))
-            drafts += len(target.drafts)
-    assert drafts > 5 * K
-    for loop in loops:
-        engine.leave(loop.served)
-    assert free(engine) == (engine.requests.pool.num_blocks, 3)
-    assert not any(loop.table.draft["live"][0] for loop in loops)
 
 
 def test_a_damaged_table_harms_no_other(reference, pair):

@@ -2,24 +2,34 @@
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from examples.demo.__main__ import separate_cores
 from examples.demo.busy import CoreTimes, taken
 from examples.demo.engine import Piece
-from examples.demo.plan import DRAFT_ROWS, KS, Costs, best_plan
+from examples.demo.plan import DRAFT_ROWS, KS, Costs, Plan, best_plan
 from examples.demo.probe import matrices
 from examples.demo.report import (
     first_difference,
     ratio,
     same_text,
-    tokens_a_step,
+    table,
+    tokens_a_round,
     too_noisy,
     verdict,
 )
 from examples.demo.screen import Pane
 from examples.demo.side import Turn
 
-COUNTERS = {"rounds": 4, "hits": 2, "misses": 1, "late": 1, "wait_us": 8000, "accepted": [0, 4]}
+COUNTERS = {
+    "rounds": 4,
+    "hits": 2,
+    "misses": 1,
+    "late": 1,
+    "wait_us": 8000,
+    "accepted": [0, 4],
+    "ready": [1, 1],
+}
 
 
 def turns(*speeds: float, taken: float = 0.0, token: int = 1) -> list[Turn]:
@@ -113,15 +123,22 @@ def test_a_quiet_machine_has_a_gain_and_a_busy_one_has_no_figure_to_trust():
     assert "other programs took 30%" in verdict(plain, busy)
     spread = turns(3, 5, 6)
     assert "3.0 to 6.0 tokens a second" in verdict(spread, ssd)
+    plan = Plan(4, 2, "float32", 1.5)
+    assert bold_rows(table(plain, ssd, plan)) == ["ratio"]
+    assert bold_rows(table(plain, busy, plan)) == []
+
+
+def bold_rows(shown: Table) -> list[str]:
+    return [name for name, row in zip(shown.columns[0].cells, shown.rows) if row.style == "bold"]
 
 
 def test_a_small_gain_is_explained_with_what_was_measured():
     tokens = [1, *[2] * 10]
     plain = [Turn([Piece("a", [token], None, at=n / 5) for n, token in enumerate(tokens)])]
     ssd = turns(6)  # all ten tokens in one step
-    assert tokens_a_step(plain) == 1 and tokens_a_step(ssd) == 10
+    assert tokens_a_round(plain) == 1 and tokens_a_round(ssd) == 10
     said = verdict(plain, ssd)
-    assert "1.20 times" in said and "a step brings 10.0 tokens" in said
+    assert "1.20 times" in said and "a round brings 10.0 tokens" in said
     assert "as long as 8.3 steps of plain vLLM" in said
 
 

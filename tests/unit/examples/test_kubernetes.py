@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import kubernetes_validate
 import msgspec
 import pytest
 import yaml
+from vllm.entrypoints.cli.serve import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.tools.draft_server import command
@@ -70,10 +74,19 @@ def containers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(pod, container) for pod in found for container in pod["spec"]["containers"]]
 
 
-def words(container: dict[str, Any]) -> list[str]:
-    """Of its command line, or of its script."""
+def commands(container: dict[str, Any]) -> list[list[str]]:
+    """The words of each command: that of the image with its arguments, or those of a script."""
     args = container.get("args", [])
-    return shlex.split(args[0].replace("\\\n", "")) if len(args) == 1 else args
+    if len(args) != 1:
+        return [["vllm", "serve", *args]] if args else []
+    lines = args[0].replace("\\\n", "").splitlines()
+    return [shlex.split(line.removeprefix("exec ").removesuffix("&")) for line in lines]
+
+
+def served(container: dict[str, Any]) -> list[str]:
+    """The words of its `vllm serve`."""
+    (words,) = (words for words in commands(container) if words[:2] == ["vllm", "serve"])
+    return words
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -110,37 +123,90 @@ def test_names_lead_somewhere():
 
 
 def test_what_a_target_needs():
-    """A configuration that ssd takes, shared memory, pages that may be locked, its GPUs."""
-    targets = [both for both in containers() if "--speculative-config" in words(both[1])]
+    """Options that vLLM and ssd take, shared memory, pages that may be locked, models that stay,
+    its GPUs, and no variables of services."""
+    targets = [(pod, each) for pod, each in containers() if any(commands(each))]
     assert len(targets) == len(FILES)
     for pod, container in targets:
-        args = words(container)
-        config = json.loads(args[args.index("--speculative-config") + 1])
+        parser = make_arg_parser(FlexibleArgumentParser())
+        args = parser.parse_args(served(container)[2:])
+        config = dict(args.speculative_config)
         assert config.pop("method") == "ssd"
         assert set(config) <= set(OPTIONS)
-        (ranks,) = (int(arg.split("=")[1]) for arg in args if arg.startswith("--tensor-p"))
         own_draft = int("draft_server" not in config)
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == ranks + own_draft
+        gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+        assert gpus == args.tensor_parallel_size + own_draft
         assert "IPC_LOCK" in container["securityContext"]["capabilities"]["add"]
         assert container["readinessProbe"]["httpGet"]["path"] == "/health"
-        (shm,) = (m["name"] for m in container["volumeMounts"] if m["mountPath"] == "/dev/shm")
-        (volume,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == shm)
-        assert volume["emptyDir"]["medium"] == "Memory"
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        mounts = {m["mountPath"]: volumes[m["name"]] for m in container["volumeMounts"]}
+        assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+        assert "persistentVolumeClaim" in mounts["/root/.cache/huggingface"]
+        assert pod["spec"]["enableServiceLinks"] is False, "VLLM_SSD_PORT"
 
 
-def test_a_draft_that_ray_places():
-    """The command is one that `vllm-ssd draft` takes, and its labels are those of a group."""
-    (file,) = (file for file in FILES if file.name == "ray.yaml")
-    cluster, server, _ = objects(file)
-    (container,) = server["spec"]["template"]["spec"]["containers"]
-    script = words(container)
-    begin = script.index("vllm-ssd") + 1
+def test_claims_of_volumes_are_there():
+    for file in FILES:
+        volumes = [
+            volume for pod in pods(objects(file)) for volume in pod["spec"].get("volumes", ())
+        ]
+        found = (v["persistentVolumeClaim"] for v in volumes if "persistentVolumeClaim" in v)
+        claims = {claim["claimName"] for claim in found}
+        made = {
+            o["metadata"]["name"] for o in objects(file) if o["kind"] == "PersistentVolumeClaim"
+        }
+        assert claims == made
+
+
+@pytest.fixture
+def with_ray() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The cluster of KubeRay, and the target's container."""
+    found = {each["kind"]: each for each in objects(FOLDER / "ray.yaml")}
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return found["RayCluster"], container
+
+
+def test_a_draft_that_ray_places(with_ray):
+    """Ray and `vllm-ssd draft` take the commands; the draft's labels are those of a group."""
+    from ray.scripts.scripts import start  # it imports much
+
+    cluster, container = with_ray
+    join, drafts, *_ = commands(container)
     parser = argparse.ArgumentParser()
     command.add_command(parser.add_subparsers())
-    args = parser.parse_args(script[begin : script.index("&", begin)])
+    args = parser.parse_args(drafts[1:])
     groups = cluster["spec"]["workerGroupSpecs"]
     assert labels(args.ray_labels) in [labels(g["rayStartParams"]["labels"]) for g in groups]
-    config = json.loads(script[script.index("--speculative-config") + 1])
+    words = served(container)
+    config = json.loads(words[words.index("--speculative-config") + 1])
     assert config["draft_server"] == args.name
     assert Path(config["draft_server_key"]) == args.key_file
-    assert f"--address={cluster['metadata']['name']}-head-svc:6379" in script
+    joined = start.make_context("ray start", join[2:]).params
+    assert joined["address"] == f"{cluster['metadata']['name']}-head-svc:6379"
+    for group in (cluster["spec"]["headGroupSpec"], *groups):
+        options = [f"--{name}={value}" for name, value in group["rayStartParams"].items()]
+        start.make_context("ray start", options)
+
+
+def test_the_image_answers_kuberays_probes():
+    """They ask the agents of Ray's dashboard, which plain Ray does not have."""
+    assert '"ray[default]"' in (FOLDER.parents[1] / "docker" / "Dockerfile.cuda").read_text()
+
+
+def test_a_draft_that_fails_ends_the_container(with_ray, tmp_path):
+    """And one that loads is waited for, before the target starts."""
+    (script,) = with_ray[1]["args"]
+    script = script.replace("/run/drafts.key", str(tmp_path / "key"))
+    stubs = {"ray": "exit 0", "vllm": f"[ -e {tmp_path}/key ] && echo serves"}
+    for draft, status in (
+        ("sleep .2; exit 1", 1),
+        (f"sleep 1.5; touch {tmp_path}/key; sleep 1", 0),
+    ):
+        for name, body in {**stubs, "vllm-ssd": draft}.items():
+            (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+            (tmp_path / name).chmod(0o755)
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "-ec", script], env=environment, stdout=subprocess.PIPE, timeout=60
+        )
+        assert (done.returncode, done.stdout) == (status, b"" if status else b"serves\n")

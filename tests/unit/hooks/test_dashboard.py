@@ -33,13 +33,16 @@ def served(engine_args, models, tmp_path, monkeypatch):
 
 
 def queries():
-    """The dashboard's, with the panels' titles."""
+    """The dashboard's, with the panels' titles, and the alerts'."""
     dashboard = json.loads((FOLDER / "dashboard.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
-    for variable in dashboard["templating"]["list"]:
+    for variable in dashboard["templating"]["list"][1:]:
         yield variable["name"], variable["query"]
+    (group,) = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]:
+        yield rule["alert"], rule["expr"]
 
 
 def test_every_query_names_a_metric_that_exists(served):
@@ -47,7 +50,7 @@ def test_every_query_names_a_metric_that_exists(served):
     for title, query in queries():
         found = METRIC.findall(query)
         assert found, f"{title} asks for nothing"
-        grouped = set(re.findall(r"by \((\w+)\)", query))
+        grouped = set(re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", query))))
         for name, selector in found:
             assert name in served, f"{title}: {name}"
             labels = set(re.findall(r"(\w+) *(?:=~|!=|!~|=)", selector)) | grouped
@@ -56,7 +59,17 @@ def test_every_query_names_a_metric_that_exists(served):
     families = {re.sub("_(total|bucket|sum|count)$", "", name) for name in asked}
     ours = {name for name in served if name.startswith("vllm:ssd_")}
     shown = {name for name in ours if re.sub("_(total|bucket|sum|count)$", "", name) in families}
-    assert ours - shown == {"vllm:ssd_draft_work_total"}, "everything else is in a panel"
+    assert {re.sub("_total$", "", name) for name in ours - shown} == {
+        f"vllm:ssd_draft_{name}" for name in ("work", "rounds", "branches")
+    }, "everything else is in a panel"
+
+
+def test_any_prometheus_can_be_chosen():
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
+    source, *variables = dashboard["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    asking = [each for each in dashboard["panels"] if each["type"] != "row"] + variables
+    assert {each["datasource"]["uid"] for each in asking} == {f"${{{source['name']}}}"}
 
 
 def test_what_is_mounted_is_there():

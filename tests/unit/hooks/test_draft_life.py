@@ -18,7 +18,7 @@ class FakeDraft:
     events: ClassVar[list[str]] = []
     fails_in = ""
 
-    def __init__(self, vllm_config):
+    def __init__(self, vllm_config, service):
         assert isinstance(vllm_config.speculative_config, SSDConfig)
 
     def _happen(self, event: str) -> None:
@@ -63,8 +63,8 @@ class Target(Executor):
 
 @pytest.fixture
 def events(monkeypatch):
-    module = SimpleNamespace(OwnDraft=FakeDraft)
-    monkeypatch.setitem(sys.modules, "vllm_ssd.lifecycle.own_draft", module)
+    module = SimpleNamespace(JoinedDraft=FakeDraft)
+    monkeypatch.setitem(sys.modules, "vllm_ssd.lifecycle.joined_draft", module)
     monkeypatch.setattr(FakeDraft, "events", [])
     return FakeDraft.events
 

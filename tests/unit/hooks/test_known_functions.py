@@ -1,37 +1,29 @@
-"""The functions that are replaced are those of the installed vLLM that ssd was made for."""
+"""The functions that are replaced are those of a vLLM that ssd was made for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_ssd.hooks import known_functions
-
-FUNCTION = "def create_engine_config("
+from tests.support.known_functions import KNOWN, changed_functions, fingerprints, installed
 
 
 def test_all_of_this_vllm_are_known():
-    assert known_functions.changed_functions() == []
+    assert changed_functions(installed()) == []
 
 
-def test_a_function_with_another_body(tmp_path, monkeypatch):
-    """It is named, and nothing else of its file."""
-    original = known_functions._file
+def test_a_function_with_another_body_is_named(monkeypatch):
+    """And none that only has another place in its file."""
+    original = Path.read_text
 
-    def file(module: str, folder: Path | None) -> Path:
-        path = original(module, folder)
-        text = path.read_text()
-        if FUNCTION not in text:
-            return path
-        head, _, tail = text.partition(FUNCTION)
-        copy = tmp_path / path.name
-        copy.write_text(f"# Another line\n{head}{FUNCTION}{tail.replace('self.', 'self . ', 1)}")
-        return copy
+    def read(path: Path) -> str:
+        head, found, tail = original(path).partition("def create_engine_config(")
+        return f"# Another line\n{head}{found}{tail.replace('self.', 'self . ', 1)}"
 
-    monkeypatch.setattr(known_functions, "_file", file)
-    changed = known_functions.changed_functions()
-    assert changed == ["vllm.engine.arg_utils.EngineArgs.create_engine_config"]
+    monkeypatch.setattr(Path, "read_text", read)
+    changed = changed_functions(installed())
+    assert changed == ["vllm.engine.arg_utils:EngineArgs.create_engine_config"]
 
 
 def test_a_module_that_is_gone(tmp_path):
-    found = {fingerprint for _, fingerprint in known_functions._fingerprints(tmp_path)}
-    assert found == {""} and "" not in known_functions.KNOWN
+    found = {fingerprint for _, fingerprint in fingerprints(tmp_path)}
+    assert found == {""} and "" not in KNOWN

@@ -145,9 +145,7 @@ def test_a_request_without_draft_tokens_keeps_its_seed(counters, config, v2, kep
     scheduler = Bare(config)
     for extra in ({"ssd": False}, {"ssd": True}):
         sampling = SamplingParams(seed=5, extra_args=extra)
-        scheduler.add_request(
-            SimpleNamespace(sampling_params=sampling, spec_decode_metrics=None, request_id="a")
-        )
+        scheduler.add_request(SimpleNamespace(sampling_params=sampling))
         assert (scheduler.sampling.seed == 5) == (kept and not extra["ssd"])
 
 
@@ -225,7 +223,7 @@ def test_all_requests_are_in_every_step(make_engine, requests, most):
     scheduler, table = make_engine(
         requests, tokens=300, max_num_seqs=64, max_num_batched_tokens=16 * (K + 1)
     )
-    limits, followed, drafts = DraftLimits(K, "vLLM"), [], set()
+    limits, followed, drafts = DraftLimits("vLLM"), [], set()
     ahead = scheduler.schedule()
     for number in range(160):
         following = scheduler.schedule()

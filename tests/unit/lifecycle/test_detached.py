@@ -1,6 +1,5 @@
 """Detached processes and those that start them, when one of them ends in the middle."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,8 +9,6 @@ import pytest
 from vllm_ssd.lifecycle import detached
 from vllm_ssd.protocol.messages import Reload
 from vllm_ssd.relay.end import Child
-from vllm_ssd.tools.check.findings import Finding
-from vllm_ssd.tools.check.trials import TrialFailed, examine_apart
 
 
 def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp_path):
@@ -47,16 +44,3 @@ def test_a_relay_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path):
     child = Child("relay", Reload("/model"), tmp_path)
     with pytest.raises(ValueError, match="its relay ended at its start, and the log above says"):
         child.start()
-
-
-def end_in_the_middle():
-    yield Finding("ok", "a device", "found")
-    os.write(1, b'found {"state": "o')
-    os._exit(3)
-
-
-def test_a_trial_that_ends_in_the_middle_of_a_finding():
-    findings = examine_apart(end_in_the_middle, limit_s=600)
-    assert next(findings).name == "a device"
-    with pytest.raises(TrialFailed, match="exit status 3"):
-        next(findings)

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.lifecycle import joined_draft
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_table import OwnFiles
+from vllm_ssd.lifecycle.service import Service
 from vllm_ssd.protocol import (
     ASLEEP,
     FOR_GOOD,
@@ -147,7 +149,7 @@ class FakeService:
 def service(monkeypatch):
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
     monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
-    monkeypatch.setattr(joined_draft, "SPREAD_S", 0.05)
+    monkeypatch.setattr(joined_draft, "LOST_S", 5.0)
     made = []
 
     def make(**how) -> FakeService:
@@ -170,7 +172,7 @@ def join():
         config.speculative_config = SSDConfig(
             k=2, f=1, draft_sample_method="greedy", draft_server="drafts", **options
         )
-        made.append(JoinedDraft(config))
+        made.append(JoinedDraft(config, Service(config)))
         return made[-1]
 
     yield join
@@ -193,10 +195,12 @@ def said(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
 
 
-def test_it_joins_and_leaves_nothing_behind(service, join):
+def test_it_joins_and_leaves_nothing_behind(service, join, caplog):
+    caplog.set_level(logging.INFO)
     one = service()
     draft = join()
     begin(draft)
+    assert "SSD: the draft server 'drafts' drafts for this engine (k=2, f=1)" in caplog.messages
     run_dir = draft._run_dir
     assert lives(draft) and rundir.is_alive(run_dir) and draft._config.run_dir == str(run_dir)
     owner = draft._table.owner
@@ -280,6 +284,8 @@ def test_one_that_sleeps_is_woken_up(service, join, caplog):
     one = service()
     draft = join()
     begin(draft)
+    draft.wake()
+    assert lives(draft), "it is awake"
     one.die(away=ASLEEP)
     until(lambda: one.asked == [Join, Leave, Wake, Join])
     until(lambda: lives(draft))
@@ -325,7 +331,7 @@ def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(joined_draft, "find_all", fail)
+        patched.setattr(draft._service, "drafts", fail)
         one.die()
         until(lambda: len(looks) >= 4)
     one.loaded = True
@@ -343,27 +349,21 @@ def test_one_that_is_lost_for_good_is_not_waited_for(service, join):
 
 def test_engines_are_spread_over_several_drafts(service, join, caplog):
     """Those that join at once, too; one that is lost loses its engines to the others at once, and
-    gets some back when it is back."""
+    they stay there when it is back."""
     one, two = (service(pid=pid) for pid in (7, 8))
     drafts = [join() for _ in range(4)]
-    starts = [threading.Thread(target=begin, args=(draft,)) for draft in drafts]
-    for start in starts:
-        start.start()
-    for start in starts:
-        start.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(begin, drafts))
     assert (one.engines, two.engines) == (2, 2) and all(map(lives, drafts))
     one.die()
     until(lambda: two.engines == 4 and all(map(lives, drafts)))
     lost, back = "is lost (its draft is gone)", "' is back"
     until(lambda: [sum(what in line for line in said(caplog)) for what in (lost, back)] == [2, 2])
     one.loaded = True
-    until(lambda: (one.engines, two.engines) == (2, 2) and all(map(lives, drafts)))
-    time.sleep(0.3)  # who has seen more engines there just before moves, and another one back
-    assert (one.engines, two.engines) == (2, 2)
-    asked = one.asked + two.asked
     time.sleep(0.3)
-    assert one.asked + two.asked == asked, "they stay"
-    assert len(said(caplog)) == 4, "nothing is said of moves"
+    assert two.engines == 4, "they stay"
+    two.die()
+    until(lambda: one.engines == 4 and all(map(lives, drafts)))
 
 
 def test_the_end_of_a_forked_child_is_not_the_engines(service, join):

@@ -4,14 +4,13 @@ import logging
 import os
 import select
 import socket
-import time
 from dataclasses import replace
 
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.loaded_draft import tiny_spec
-from tests.unit.lifecycle.test_joined_draft import until
+from tests.unit.lifecycle.test_joined_draft import said, until
 from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.launch import DraftLauncher
 from vllm_ssd.lifecycle.placement import DraftDevice
@@ -47,13 +46,13 @@ def talk(monkeypatch):
     locks: list[int] = []
     specs: list[ServerSpec] = []
 
-    def start(said: bytes, name: str = "drafts", **options) -> DraftLauncher:
+    def start(words: bytes, name: str = "drafts", **options) -> DraftLauncher:
         def say(module, folder, spec, keep):
             specs.append(spec)
             ours, theirs = socket.socketpair()
             held.append(theirs.detach())
             locks.extend(map(os.dup, keep))
-            os.write(held[-1], said)
+            os.write(held[-1], words)
             return ours, 0
 
         monkeypatch.setattr(launch, "start_detached", say)
@@ -77,27 +76,26 @@ def test_the_deadline_names_what_it_waited_for(talk):
     made = talk(b'{"awaited": "the draft\'s Ray"}\n', start_timeout_s=0.3)
     with pytest.raises(RuntimeError) as error:
         made.wait_ready()
-    said = "the draft's Ray was not ready within 0.3 s (start_timeout_s)"
-    assert str(error.value) == f"SSD: the draft could not be started: {said}"
+    late = "the draft's Ray was not ready within 0.3 s (start_timeout_s)"
+    assert str(error.value) == f"SSD: the draft could not be started: {late}"
 
 
 def test_a_draft_that_has_failed_is_not_waited_for(talk):
-    """Neither is one that is on its way: the target goes on in the meantime."""
-    talk(b'{"awaited": "the draft\'s Ray"}\n').check()
     made = talk(b'{"failed": "no luck"}\n', name="others")
+    until(lambda: made.failure)
+    assert (made.failure, made.given_up) == ("no luck", True)
     with pytest.raises(RuntimeError, match="the draft could not be started: no luck"):
-        for _ in range(1000):  # until the listener has heard it
-            made.check()
-            time.sleep(0.01)
+        made.wait_ready()
 
 
 def test_a_start_is_said_in_three_ways(talk, caplog, monkeypatch):
     monkeypatch.setattr(launch, "SAY_S", 0.01)
     caplog.set_level(logging.INFO)
-    made = talk(b'{"awaited": "the draft\'s Ray"}\n', required=False, start_timeout_s=0.3)
-    made.wait_ready()
+    made = talk(b'{"awaited": "the draft\'s Ray"}\n', start_timeout_s=0.3)
+    with pytest.raises(RuntimeError):
+        made.wait_ready()
     model = made._spec.model.engine_args["model"]
-    starting, *loading, _ = [record.getMessage() for record in caplog.records]
+    starting, *loading = [record.getMessage() for record in caplog.records]
     assert starting == f"SSD: starting draft {model} on GPU 1 (k=2, f=1)"
     assert loading and set(loading) == {"SSD: still loading the draft (0 s)"}
     caplog.clear()
@@ -110,13 +108,8 @@ def test_what_becomes_of_the_draft_is_a_line_each(talk, caplog):
     words = b"".join(b'{"%s": "%s"}\n' % (kind.encode(), kind[:1].encode()) for kind in kinds)
     made = talk(words, max_restarts=1)
     made.wait_ready()
-    deadline = time.monotonic() + 120
-    said: list[str] = []
-    while len(said) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-        # "r" is information, and may come before "l" or after it: another thread says it.
-        said = [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
-    lost, not_back, back, given_up = said
+    until(lambda: len(said(caplog)) == 4)
+    lost, not_back, back, given_up = said(caplog)
     assert "lost (l)" in lost and "without drafts while it is started again" in lost
     assert "could not be started again (n)" in not_back
     assert back == "SSD: the draft is back: b"
@@ -168,7 +161,7 @@ def test_nothing_is_missed_once_the_end_is_expected(talk, caplog):
     end(talk.keepers[0])
     until(lambda: made.given_up and not made._listener.is_alive())
     assert len(talk.specs) == 1
-    assert not [r for r in caplog.records if r.levelno > logging.INFO]
+    assert not said(caplog)
 
 
 def test_a_keeper_that_is_slow_to_end_removes_the_files(talk):

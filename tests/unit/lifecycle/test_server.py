@@ -1,30 +1,27 @@
 """The draft server's loop, around an engine that does nothing."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.support.loaded_draft import tiny_spec
-from vllm_ssd.lifecycle import server
+from tests.unit.lifecycle.test_joined_draft import until
+from vllm_ssd.lifecycle.own_ray import has_ended
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.protocol import RELOADING, rundir
 from vllm_ssd.protocol.messages import Reload
 from vllm_ssd.protocol.sockets import Sockets, by_type
 
 
-class Left(Exception):
-    """The server has ended its process."""
-
-
 @pytest.fixture
-def make(monkeypatch):
+def make():
     """A server of this run directory whose loop ends after a step."""
     made: list[DraftServer] = []
-
-    def leave(status: int) -> None:
-        raise Left
 
     def make(run_dir: Path) -> DraftServer:
         one = DraftServer(tiny_spec(run_dir, "sdpa", run_dir))
@@ -42,24 +39,41 @@ def make(monkeypatch):
         one._control.serve(run_dir, by_type({}))
         return one
 
-    monkeypatch.setattr(server.os, "_exit", leave)
     yield make
     for one in made:
         one._control.close()
 
 
-def test_it_leaves_when_the_engine_is_gone_not_when_a_file_is(make):
+def test_its_files_do_not_look_old(make):
+    """A cleaner may have removed the lock file already."""
     run_dir, locks = rundir.create()
-    stays, leaves = make(run_dir), make(run_dir)
     (run_dir / "lock").unlink()
     os.utime(run_dir, (0, 0))
-    stays._loop()
-    assert run_dir.stat().st_mtime > 0, "a cleaner would find it old"
+    make(run_dir)._loop()
+    assert run_dir.stat().st_mtime > 0
     for lock in locks:
         os.close(lock)
-    with pytest.raises(Left):
-        leaves._loop()
-    assert not run_dir.exists()
+    rundir.remove(run_dir)
+
+
+RAYLET = """
+import os, signal, types
+from vllm_ssd.lifecycle.server import DraftServer
+if os.fork():
+    os.wait()
+DraftServer(types.SimpleNamespace(run_dir="", cores=[]))
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_one_that_hangs_ends_with_its_ray():
+    """However that ends: its keeper may have been killed, and nobody else knows of it."""
+    with subprocess.Popen([sys.executable, "-c", RAYLET], stdout=subprocess.PIPE) as raylet:
+        server = psutil.Process(int(raylet.stdout.readline()))
+        until(lambda: server.status() == psutil.STATUS_STOPPED)
+        raylet.kill()
+    until(lambda: has_ended(server))
 
 
 def test_one_that_takes_other_weights_says_so(make):

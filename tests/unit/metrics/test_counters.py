@@ -14,15 +14,15 @@ def table(tmp_path):
     return SpeculationTable.create(tmp_path / "t", TableShape(slots=1, k=2, branches=2))
 
 
-def found(published, predicted, tokens):
-    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
+def found(predicted, missed, tokens):
+    return LookupResult(predicted, missed, tokens, np.zeros((len(tokens), 0), np.int64))
 
 
 def test_rates_of_a_few_rounds(table):
     counters = TargetCounters(table)
-    counters.looked_up(found(True, True, [1, 2]), 2)
-    counters.looked_up(found(True, False, []), 0)
-    counters.looked_up(found(True, True, [1]), 1)
+    counters.looked_up(found(True, False, [1, 2]), 2)
+    counters.looked_up(found(False, True, []), 0)
+    counters.looked_up(found(True, False, [1]), 1)
     counters.looked_up(found(False, False, []), 0)
     for accepted in (2, 0, 1):
         counters.verified(accepted, 3)
@@ -62,7 +62,7 @@ def test_one_log_line_per_interval_of_activity(table, monkeypatch):
     for second in range(40):
         now[0] += 1.0
         if second < 25:
-            counters.looked_up(found(True, True, [1, 2]), 2)
+            counters.looked_up(found(True, False, [1, 2]), 2)
         counters.log()
     assert [line.split(",")[0] for line in lines] == [
         "SSD metrics: Rounds: 10",

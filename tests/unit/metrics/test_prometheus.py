@@ -12,11 +12,11 @@ from vllm_ssd.metrics.prometheus import SpeculationCollector
 from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 from vllm_ssd.protocol.predictions import LookupResult
 
-HIT, MISS = (True, True), (True, False)
+HIT, MISS = (True, False), (False, True)
 
 
-def result(published, predicted, tokens):
-    return LookupResult(published, predicted, tokens, np.zeros((len(tokens), 0), np.int64))
+def result(predicted, missed, tokens):
+    return LookupResult(predicted, missed, tokens, np.zeros((len(tokens), 0), np.int64))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ if interpreter.HERE:
     from vllm_ssd.draft.attention.sdpa import SDPAAttention
     from vllm_ssd.draft.attention.self_test import largest_error
     from vllm_ssd.draft.attention.triton import TritonAttention
-    from vllm_ssd.protocol import SpeculationTable, TableShape, pages
+    from vllm_ssd.protocol import FALLBACK, SpeculationTable, TableShape, make_stamp, pages
     from vllm_ssd.protocol.device_publisher import DevicePublisher
     from vllm_ssd.protocol.publisher import HostPublisher, PredictedOutcomes
 
@@ -75,19 +75,20 @@ if interpreter.HERE:
         rows = torch.tensor([*publisher.join(table)[:2], 0])
         probs = torch.randint(0, 2**62, (3, 2, 2))
 
+        def stamps(generation):
+            """One of them is a fallback's."""
+            of_rows = make_stamp(generation, 3), make_stamp(generation, 4) | FALLBACK, 0
+            return torch.tensor([int(stamp) for stamp in of_rows])
+
         def extend(generation, *steps):
-            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
             for step in steps:
                 tokens = torch.randint(0, 100, (3, 2))
                 certain = torch.rand(3, 2)
-                publisher.extend(alike(rows, stamps, tokens, certain, step, probs))
-                one = tokens[:, :1], certain[:, :1], step, probs[:, :1]
-                publisher.extend(alike(rows, stamps, *one, fallback=True))
+                publisher.extend(alike(rows, stamps(generation), tokens, certain, step, probs))
 
         def predict(generation):
-            stamps = torch.tensor([generation << 32 | number for number in (3, 4, 5)])
             outcomes = torch.randint(0, 4, (3, 2)), torch.randint(0, 100, (3, 2))
-            publisher.predict(PredictedOutcomes(rows, stamps, *outcomes))
+            publisher.predict(PredictedOutcomes(rows, stamps(generation), *outcomes))
 
         predict(7)
         extend(7, 0)
@@ -100,8 +101,7 @@ if interpreter.HERE:
         assert bytes(table.pages) == before
         extend(8, 1)
         assert table.slots["prediction"]["depth"].max() == 2
-        for record in ("prediction", "fallback"):
-            table.slots[record]["stamp"] = 0
+        table.slots["prediction"]["stamp"] = 0
         before = bytes(table.pages)
         extend(7, 1)
         assert bytes(table.pages) == before

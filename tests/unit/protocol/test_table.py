@@ -2,14 +2,16 @@
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.fallbacks import publish_fallback, sampled_from
 from vllm_ssd.protocol import (
     DRAFTING,
+    FALLBACK,
     LOST,
     PREPARING,
     SpeculationTable,
@@ -20,6 +22,7 @@ from vllm_ssd.protocol import (
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.protocol.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.protocol.schema import parity
 
 SHAPE = TableShape(slots=3, k=4, branches=6, tail=32)
 VOCAB = 1000
@@ -61,10 +64,12 @@ def sides(tmp_path):
     return make_sides(tmp_path / "t")
 
 
-@given(st.integers(1, 2**32 - 1), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 2**32 - 1), st.integers(0, 2**31 - 1))
 def test_stamps_carry_generation_and_round(generation, round_):
-    assert split_stamp(make_stamp(generation, round_)) == (generation, round_)
-    assert make_stamp(generation, round_) != 0
+    stamp = make_stamp(generation, round_)
+    assert split_stamp(stamp) == split_stamp(stamp | FALLBACK) == (generation, round_)
+    assert parity(stamp) == parity(stamp | FALLBACK) == round_ % 2
+    assert stamp != 0
 
 
 def test_file_is_private_and_never_reused(tmp_path):
@@ -119,8 +124,8 @@ def test_lookup_finds_exactly_the_branch_of_this_round(
     for column in columns:
         draft.predictions.extend(1, stamp, column[: len(outcomes)])
     result = target.predictions.find(1, now, *wanted)
-    assert result.published == (stamp == now)
     assert result.predicted == (stamp == now and wanted in outcomes)
+    assert result.missed == (stamp == now and wanted not in outcomes)
     expected = []
     if result.predicted:
         expected = [column[outcomes.index(wanted)] for column in columns]
@@ -156,24 +161,64 @@ def test_a_draft_that_was_stopped_while_it_wrote_damages_nothing_that_is_used(tm
     assert target.predictions.find(0, early, 2, 7).tokens == []
 
 
-def test_the_fallback_counts_only_where_it_reaches_further(sides):
+def test_a_fallback_takes_the_place_of_its_rounds_prediction(sides, tmp_path):
     target, draft = sides
-    stamp = make_stamp(1, 0)
-    draft.predictions.publish(0, stamp, [2], [7])
-    draft.predictions.extend(0, stamp, [10])
-    draft.predictions.publish_fallback(0, stamp, [10])
-    assert target.predictions.find(0, stamp, 2, 7).tokens == [10]
-    draft.predictions.publish_fallback(0, stamp, [10, 11, 12])
-    result = target.predictions.find(0, stamp, 2, 7)
-    assert result.predicted and result.tokens == [10, 11, 12]
-    unpredicted = target.predictions.find(0, stamp, 1, 7)
-    assert not unpredicted.predicted and unpredicted.tokens == [10, 11, 12]
+    table = SpeculationTable.open(tmp_path / "t")
+    stamp = make_stamp(1, 2)
+    draft.predictions.publish(0, stamp, [2, 1], [7, 7])
+    draft.predictions.extend(0, stamp, [10, 20])
+    result = target.predictions.find(0, stamp, 0, 7)
+    assert result.missed and not result.predicted and not result.tokens
+    publish_fallback(draft.predictions, 0, stamp, (0, 7), [30, 31])
+    result = target.predictions.find(0, stamp, 0, 7)
+    assert not result.missed and not result.predicted and result.tokens == [30, 31]
+    assert target.predictions.find(0, stamp, 2, 7).tokens == []
+    assert draft.predictions.drafts(0, stamp | FALLBACK, 0)[0] == [30, 31]
+    assert draft.predictions.drafts(0, stamp, 0)[0] == []
+    before = bytes(table.pages)
+    for late in (stamp, stamp | FALLBACK):
+        draft.predictions.publish(0, late, [0], [7])
+    draft.predictions.extend(0, stamp, [40])
+    assert bytes(table.pages) == before, "what was begun is not begun again"
+    draft.predictions.publish(0, make_stamp(1, 4), [0], [7])
+    assert target.predictions.find(0, stamp, 0, 7).tokens == []
+
+
+def test_no_reader_sees_parts_of_two_predictions(tmp_path):
+    """A fallback replaces the prediction before the reader's first look, its second, and so on."""
+    bodies, stamp, seen = ([10, 11], [30, 31, 32]), make_stamp(1, 2), []
+    probs, other_probs = (sampled_from(body, 2).numpy() for body in bodies)
+
+    class Record:
+        """The record, as a reader finds it at different times."""
+
+        looks = 0
+
+        def __getitem__(self, field):
+            self.looks += 1
+            if self.looks == moment:
+                publish_fallback(writer, 0, stamp, (0, 7), bodies[1], other_probs)
+            return table.slots["prediction"][0, parity(stamp)][field]
+
+    for moment in range(1, 10):
+        table = SpeculationTable.create(tmp_path / str(moment), replace(SHAPE, top_m=2))
+        writer, reader = PredictionWriter(table), PredictionReader(table, VOCAB)
+        writer.publish(0, stamp, [0, 1], [7, 7])
+        for step, token in enumerate(bodies[0]):
+            writer.extend(0, stamp, [token, 20], probs[[step, step]])
+        reader._prediction = {(0, parity(stamp)): Record()}
+        found = reader.find(0, stamp, 0, 7)
+        own = {10: probs, 30: other_probs}.get((found.tokens or [0])[0], probs[:0])
+        assert found.draft_probs.tolist() == own.tolist()
+        assert found.predicted == (found.tokens == bodies[0]) and not found.missed
+        seen.append(found.tokens)
+    assert seen == [bodies[1], *[[]] * 7, bodies[0]]
 
 
 def test_tokens_outside_the_vocabulary_are_damage(sides):
     target, draft = sides
-    stamp = make_stamp(1, 0)
-    for bad in (-1, VOCAB, 2**31 - 1):
+    for round_, bad in enumerate((-1, VOCAB, 2**31 - 1)):
+        stamp = make_stamp(1, round_)
         draft.predictions.publish(0, stamp, [0], [1])
         draft.predictions.extend(0, stamp, [bad])
         assert target.predictions.find(0, stamp, 0, 1).tokens == []

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from tests.unit.relay.test_packing import entries
-from vllm_ssd.protocol import DRAFTING, LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.protocol import DRAFTING, FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import Add, Remove
 from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.protocol.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.relay import records
 from vllm_ssd.relay.frames import Changed, Malformed, Plan
 from vllm_ssd.relay.mirror import KINDS, LONGEST_TEXT, Mirror, read_status, show_status
-from vllm_ssd.relay.records import Fallback, Outcome, Prediction, Side, State, pack
+from vllm_ssd.relay.records import Outcome, Prediction, Side, State, pack
 
 VOCAB = 400
 GENERATION = 5
@@ -188,7 +189,7 @@ def test_branches_grow_token_by_token(nodes):
     nodes.predictions.publish(0, stamp(1), [0, 0, 3], [7, 8, 9])
     assert kinds(nodes.to_target()) == [Prediction]
     found = nodes.lookup.find(0, stamp(1), 0, 8)
-    assert (found.published, found.predicted, found.tokens) == (True, True, [])
+    assert (found.predicted, found.missed, found.tokens) == (True, False, [])
     nodes.predictions.extend(0, stamp(1), [1, 2, 3])
     assert [len(frame.tokens) for frame in nodes.to_target()] == [24], "of this token only"
     top_probs = np.array([0.1, 0.2, 0.3], "f4")
@@ -198,32 +199,25 @@ def test_branches_grow_token_by_token(nodes):
     assert nodes.table.slots["prediction"]["top_probs"][0, 1, :3, 1].tolist() == top_probs.tolist()
     for bonus, accepted, tokens in ((7, 0, [1, 4, 11]), (8, 0, [2, 5, 12]), (9, 3, [3, 6, 13])):
         assert nodes.lookup.find(0, stamp(1), accepted, bonus).tokens == tokens
-    assert not nodes.lookup.find(0, stamp(1), 1, 7).predicted
+    assert nodes.lookup.find(0, stamp(1), 1, 7).missed
 
 
-def test_a_prediction_that_is_begun_anew(nodes):
-    """With other outcomes, as when a request has lost its memory in between."""
-    nodes.predictions.publish(0, stamp(1), [0], [7])
-    nodes.predictions.extend(0, stamp(1), [1])
+def test_a_fallback_takes_the_place_of_its_rounds_prediction(nodes):
+    nodes.predictions.publish(0, stamp(2), [0, 0], [7, 8])
+    nodes.predictions.extend(0, stamp(2), [1, 2])
     nodes.to_target()
-    nodes.predictions.publish(0, stamp(1), [0], [8])
+    nodes.predictions.publish(0, stamp(2) | FALLBACK, [0], [9])
     assert kinds(nodes.to_target()) == [Prediction]
-    assert not nodes.lookup.find(0, stamp(1), 0, 7).predicted
-    assert nodes.lookup.find(0, stamp(1), 0, 8).tokens == []
-
-
-def test_fallbacks(nodes):
-    nodes.predictions.publish_fallback(0, stamp(2), [5])
-    assert kinds(nodes.to_target()) == [Fallback]
-    nodes.predictions.publish_fallback(0, stamp(2), [6, 7], known=1, top_probs=0.5)
-    (frame,) = nodes.to_target()
-    assert (frame.known, len(frame.tokens)) == (1, 16), "of new ones only"
-    assert nodes.lookup.find(0, stamp(2), 0, 1).tokens == [5, 6, 7]
-    assert nodes.table.slots["fallback"]["top_probs"][0, 0, 1:].tolist() == [0.5, 0.5]
-    nodes.predictions.publish_fallback(0, stamp(4), [9])
+    assert nodes.lookup.find(0, stamp(2), 0, 7).tokens == []
+    for token in (5, 6):
+        nodes.predictions.extend(0, stamp(2) | FALLBACK, [token])
+        (frame,) = nodes.to_target()
+        assert len(frame.tokens) == 8, "of this token only"
+    found = nodes.lookup.find(0, stamp(2), 0, 9)
+    assert (found.tokens, found.predicted, found.missed) == ([5, 6], False, False)
+    nodes.predictions.publish(0, stamp(4), [0], [9])
     nodes.to_target()
-    assert nodes.lookup.find(0, stamp(4), 0, 1).tokens == [9]
-    assert nodes.lookup.find(0, stamp(2), 0, 1).tokens == []
+    assert nodes.lookup.find(0, stamp(2), 0, 9).tokens == []
 
 
 def test_sampled_drafts(tmp_path):
@@ -235,14 +229,12 @@ def test_sampled_drafts(tmp_path):
     spread = entries([[9, 3, 5, 6]], [[0.5, 0.25, 0.25, 0]])
     nodes.predictions.extend(0, stamp(1), [3, 9], np.concatenate((certain, spread)))
     nodes.predictions.extend(0, stamp(1), [5, 3], np.concatenate((spread, certain)))
-    nodes.predictions.publish_fallback(0, stamp(1), [9], draft_probs=spread)
     nodes.to_target()
     found = nodes.lookup.find(0, stamp(1), 0, 7)
     assert found.tokens == [3, 5]
     assert found.draft_probs[0, 0] == certain[0, 0]
     assert found.draft_probs[1, :3].tolist() == spread[0, :3].tolist()
     assert nodes.lookup.find(0, stamp(1), 1, 8).tokens == [9, 3]
-    assert nodes.lookup.find(0, stamp(1), 3, 3).tokens == [9]
 
 
 @pytest.mark.parametrize("kind", [Outcome, Prediction])
@@ -251,7 +243,7 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
     nodes.outcomes.publish(0, stamp(1), 5, 0, [9])
     nodes.predictions.publish(0, stamp(1), [0], [7])
     table, name = (nodes.table, "outcome") if kind is Outcome else (nodes.mirror, "prediction")
-    read, count, record = OutcomeReader.read, Prediction._branches_in, table.slots[name][0, 1]
+    record = table.slots[name][0, 1]
 
     def begin(original):
         def begun(*arguments):
@@ -261,8 +253,8 @@ def test_a_record_that_is_begun_anew_while_it_is_read(nodes, kind, monkeypatch):
         return begun
 
     with monkeypatch.context() as patched:
-        patched.setattr(OutcomeReader, "read", begin(read))
-        patched.setattr(Prediction, "_branches_in", begin(count))
+        patched.setattr(OutcomeReader, "read", begin(OutcomeReader.read))
+        patched.setattr(records, "slice", begin(slice), raising=False)
         assert (nodes.to_draft() if kind is Outcome else nodes.to_target()) == []
     record["stamp"] = stamp(1)
     assert kinds(nodes.to_draft() if kind is Outcome else nodes.to_target()) == [kind]
@@ -278,14 +270,12 @@ def test_a_side_writes_its_own_records_only(nodes, kind):
 def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
     nodes.predictions.publish(0, stamp(1), [0], [7])
     nodes.predictions.extend(0, stamp(1), [9])
-    nodes.predictions.publish_fallback(0, stamp(1), [1])
     nodes.to_target()
     PredictionWriter(nodes.table).clear(0, GENERATION)
     nodes.predictions.extend(0, stamp(1), [1])
-    nodes.predictions.publish_fallback(0, stamp(1), [2], known=1)
-    assert kinds(nodes.to_target()) == [Fallback, Prediction]
+    assert kinds(nodes.to_target()) == [Prediction]
     found = nodes.lookup.find(0, stamp(1), 0, 7)
-    assert not found.published and not found.tokens
+    assert not found.predicted and not found.tokens
 
 
 def test_status(nodes):

@@ -1,4 +1,5 @@
-"""The target's client: waits are bounded, a dead draft is not waited for, slots are shared out."""
+"""The target's client: waits are bounded, a dead draft is not waited for, slots are shared out.
+``lookup_agreement.py`` shows that it finds and counts what the kernel does."""
 
 import time
 
@@ -6,9 +7,14 @@ import numpy as np
 import pytest
 
 from tests.support.control_socket import Sent
-from vllm_ssd.protocol import DRAFTING, GIVEN_UP, SpeculationTable, TableShape, make_stamp
+from tests.support.fallbacks import publish_fallback
+from vllm_ssd.protocol import (
+    FALLBACK,
+    SpeculationTable,
+    TableShape,
+    make_stamp,
+)
 from vllm_ssd.protocol import heartbeat as heartbeat_module
-from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import (
     Add,
     ControlClient,
@@ -94,16 +100,9 @@ def test_a_wait_ends_at_its_bound_and_is_not_repeated(table, clock):
     assert clock.slept < 0.51, "a draft that published nothing is not waited for again"
     assert table.target[0]["timeouts"] == 1
     stamp = make_stamp(client.slots.states["a"].generation, 1)
-    PredictionWriter(table).publish_fallback(0, stamp, [3])  # too late to be of use, but it lives
+    PredictionWriter(table).publish(0, stamp | FALLBACK, [0], [6])  # too late, but it lives
     assert client.exchange([row("a", 8)]) == [[]]
     assert clock.slept > 0.9, "once it publishes again, it is worth a wait"
-
-
-def test_a_draft_without_heartbeat_is_not_waited_for(table, clock):
-    client, _ = make(table)
-    client.add("a", [0] * 5)
-    assert client.exchange([row("a", 6)]) == [[]]
-    assert clock.slept == 0
 
 
 def test_a_draft_that_dies_during_the_wait_costs_one_bound(table, clock):
@@ -120,38 +119,19 @@ def test_the_wait_ends_when_enough_drafts_are_there(table, clock, monkeypatch, e
         monkeypatch.setattr(WaitPlanner, "plan", lambda *_: WaitPlan(enough, enough))
     client, _ = make(table)
     state, stamp, predictions = added(client, table, clock)
-    fallback: list[int] = []
+    predictions.publish(state.slot, stamp, [0], [6])  # another outcome than that of the round
+    fallback = stamp | FALLBACK
+    tokens = iter(range(40, 40 + K))
 
     def publish_slowly():
-        if clock.slept > 0.01 * (len(fallback) + 1):
-            fallback.append(40 + len(fallback))
-            predictions.publish_fallback(state.slot, stamp, fallback)
+        begun = predictions.drafts(state.slot, fallback, 0)
+        predictions.publish(state.slot, fallback, [0], [5])
+        if clock.slept > 0.01 * (len(begun[0]) + 1):
+            predictions.extend(state.slot, fallback, [next(tokens)])
 
     clock.during = publish_slowly
     assert client.exchange([row("a", 6)]) == [[40, 41, 42, 43][:enough]]
     assert clock.slept < 0.01 * (enough + 1)
-
-
-def test_skip_takes_what_is_there(table, clock):
-    client, _ = make(table, on_miss="skip")
-    state, stamp, predictions = added(client, table, clock)
-    predictions.publish(state.slot, stamp, [0], [5])
-    predictions.extend(state.slot, stamp, [77])
-    assert client.exchange([row("a", 6)]) == [[77]]
-    assert OutcomeReader(table).read_drafts(state.slot, stamp) == [77]
-    assert clock.slept == 0
-    assert table.target[0]["hits"] == 1
-
-
-@pytest.mark.parametrize("later, said", [(0, GIVEN_UP), (1, DRAFTING)])
-def test_a_request_the_draft_gave_up_or_forgot_is_not_waited_for(table, clock, later, said):
-    client, _ = make(table)
-    client.add("a", [0] * 5)
-    beat(table, clock)
-    state = client.slots.states["a"]
-    DraftStates(table).set(state.slot, state.generation + later, said)
-    assert client.exchange([row("a", 6)]) == [[]]
-    assert clock.slept == 0
 
 
 def test_drafts_never_reach_beyond_the_longest_text(table, clock):
@@ -160,7 +140,8 @@ def test_drafts_never_reach_beyond_the_longest_text(table, clock):
     beat(table, clock)
     state = client.slots.states["a"]
     stamp = make_stamp(state.generation, 0)
-    PredictionWriter(table).publish_fallback(state.slot, stamp, [1, 2, 3, 4])
+    bonus = MAX_LEN - 3
+    publish_fallback(PredictionWriter(table), state.slot, stamp, (0, bonus), [1, 2, 3, 4])
     assert client.exchange([row("a", MAX_LEN - 2)]) == [[1]]
     assert clock.slept == 0
 
@@ -209,53 +190,6 @@ def test_a_full_queue_to_the_draft_costs_no_wait(table, clock):
     beat(table, clock)
     assert client.exchange([row("a", 6)]) == [[]]
     assert clock.slept == 0
-
-
-def test_a_text_that_grew_unseen_is_no_prediction_of_ours(table, clock):
-    """A round without drafting: the outcome cannot be what the draft predicted for the last."""
-    client, _ = make(table, on_miss="skip")
-    client.add("a", [0] * 5)
-    predictions = PredictionWriter(table)
-    state = client.slots.states["a"]
-    client.exchange([row("a", 6)])
-    stamp = make_stamp(state.generation, 1)
-    predictions.publish(state.slot, stamp, [0], [9])
-    predictions.extend(state.slot, stamp, [50])
-    assert client.exchange([row("a", 10)]) == [[]]
-    outcome = OutcomeReader(table).read(state.slot, stamp, 6)
-    assert outcome is not None and outcome.new_tokens == [6, 7, 8, 9]
-
-
-def test_nor_is_it_one_after_a_wait(table, clock):
-    client, _ = make(table, max_wait_s=0.2)
-    client.add("a", [0] * 5)
-    predictions = PredictionWriter(table)
-    state = client.slots.states["a"]
-    stamp = make_stamp(state.generation, 0)
-    predictions.publish(state.slot, stamp, [0], [8])
-    for _ in range(K):
-        predictions.extend(state.slot, stamp, [50])
-    beat(table, clock)
-    assert client.exchange([row("a", 9)]) == [[]]
-    assert clock.slept > 0.1
-
-
-def test_counters_tell_hit_miss_and_late(table, clock):
-    client, _ = make(table, on_miss="skip")
-    client.add("a", [0] * 5)
-    predictions = PredictionWriter(table)
-    state = client.slots.states["a"]
-    DraftStates(table).set(state.slot, state.generation, DRAFTING)
-    for round_, (bonus, depth) in enumerate([(5, K), (99, K), (7, 1), (8, 0)]):
-        stamp = make_stamp(state.generation, round_)
-        predictions.publish(state.slot, stamp, [0], [bonus])
-        for token in range(depth):
-            predictions.extend(state.slot, stamp, [token])
-        client.exchange([row("a", 6 + round_)])
-    client.exchange([row("a", 10)])  # nothing published at all
-    counted = table.target[0]
-    assert (counted["hits"], counted["misses"], counted["late"]) == (2, 1, 2)
-    assert counted["accepted"].tolist() == [4, 0, 0, 0, 0]
 
 
 def test_a_draft_that_has_gone_is_sent_no_texts(table, clock):

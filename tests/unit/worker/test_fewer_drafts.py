@@ -11,11 +11,10 @@ from tests.support.control_socket import Sent
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.outcomes import OutcomeReader
-from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.draft_sampling import draft_sampling
-from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
+from vllm_ssd.worker.waiting import WaitPolicy
 
 K, MAX_LEN, VOCAB = 4, 100, 1000
 BONUS, DRAFTS = 3, [11, 12, 13, 14]
@@ -36,59 +35,19 @@ def _row(*tokens, new=1):
     return Row("a", np.array([1, 2, BONUS, *tokens], np.int32), new)
 
 
-@pytest.fixture
-def client(table):
-    """Its request "a" has all drafts for its first round."""
-    client, _ = _client(table)
-    client.add("a", [1, 2])
-    predictions, stamp = PredictionWriter(table), make_stamp(1, 0)
-    predictions.publish(0, stamp, [0], [BONUS])
-    for draft in DRAFTS:
-        predictions.extend(0, stamp, [draft])
-    return client
-
-
-def test_the_rest_are_drafts_of_the_next_rounds(client, table):
-    assert client.exchange([_row()], most_drafts=1) == [DRAFTS[:1]]
-    assert OutcomeReader(table).read_drafts(0, make_stamp(1, 0)) == DRAFTS[:1]
-    assert client.exchange([_row(11, 12, new=2)]) == [[13, 14]]
-    assert OutcomeReader(table).read_drafts(0, make_stamp(1, 1)) == [13, 14]
-    assert client.exchange([_row(11, 12, 13, 14, new=2)]) == [[]]
-    assert table.target["verified"][0].tolist() == [2, 1, 0, 0]
-    assert table.target["taken"][0].tolist() == [2, 0, 0, 0]
-
-
-def test_the_draft_is_left_alone_where_no_drafts_are_wanted(table, monkeypatch):
-    plan = WaitPlan(0, 0, 0)
-    monkeypatch.setattr(WaitPlanner, "plan", lambda *_: plan)
+def test_the_draft_is_left_alone_where_no_drafts_are_wanted(table):
     client, sent = _client(table)
-    assert client.exchange([_row()]) == [[]]
-    client.add("b", [5, 6])
+    assert client.exchange([_row()], most_drafts=0) == [[]]
     assert sent == [] and not table.slots["outcome"]["stamp"].any()
     assert (table.target["off"], table.target["rounds"]) == (1, 0)
-    plan = WaitPlan(0, 0)
     assert client.exchange([_row(7)]) == [[]]
     assert [message.tokens for message in sent] == [[1, 2, BONUS]]
-    plan = WaitPlan(0, 0, 0)
     for length in range(8, 12):
-        client.exchange([_row(*range(7, length + 1))])
-    plan = WaitPlan(0, 0)
+        client.exchange([_row(*range(7, length + 1))], most_drafts=0)
     client.exchange([_row(*range(7, 13))])
     assert len(sent) == 1, "a gap, which the draft reads from the slot"
     outcome = OutcomeReader(table).read(0, make_stamp(1, 1), 4)
     assert outcome is not None and outcome.new_tokens == [8, 9, 10, 11, 12]
-
-
-def test_tokens_without_the_draft_count(table, monkeypatch):
-    """Else its absence would seem to yield nothing."""
-    told = []
-    monkeypatch.setattr(
-        WaitPlanner, "plan", lambda self, *args: told.append(args[-1]) or WaitPlan(0, 0, 0)
-    )
-    client, _ = _client(table)
-    for length in range(3):
-        client.exchange([_row(*range(length))])
-    assert told == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

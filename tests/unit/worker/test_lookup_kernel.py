@@ -13,9 +13,12 @@ if interpreter.HERE:
     import torch
     import triton.language as tl
 
+    from tests.support.fallbacks import publish_fallback, sampled_from
     from tests.support.lookup_agreement import host_and_device_agree
-    from tests.support.lookup_cases import CASES, Target, beat
+    from tests.support.lookup_cases import CASES, SAMPLED, TOP_M, Target, beat
     from tests.support.trimmed_cases import TRIMMED_CASES
+    from vllm_ssd.protocol import draft_probs_kernels, make_stamp, prediction_kernels
+    from vllm_ssd.protocol.predictions import PredictionWriter
     from vllm_ssd.worker import lookup_kernel
 
     CPU = torch.device("cpu")
@@ -37,7 +40,43 @@ if interpreter.HERE:
         target.write(0, [4])
         target.step([(0, 1)])  # counts the wait
         assert target.counted("timeouts") == 1
-        assert target.counted("wait_us") == target.counts_of("a")[3] == 10_000, "five looks"
+        assert target.counted("wait_us") == 10_000, "five looks"
+
+    def test_no_row_sees_parts_of_two_predictions(tmp_path, monkeypatch):
+        """A fallback replaces the prediction before a row's first read, its second, and so on."""
+        bodies, stamp = ([10, 11], [30, 31, 32]), make_stamp(1, 0)
+        probs, other_probs = (sampled_from(body, TOP_M) for body in bodies)
+        reads, moment, seen = count(1), 0, []
+
+        def replacing(original):
+            def read(*arguments):
+                if next(reads) == moment:
+                    publish_fallback(writer, 0, stamp, (0, 3), bodies[1], other_probs.numpy())
+                return original(*arguments)
+
+            return read
+
+        for module, name in (
+            (prediction_kernels, "read"),
+            (prediction_kernels, "read_where"),
+            (draft_probs_kernels, "read_where"),
+        ):
+            monkeypatch.setattr(module, name, replacing(getattr(module, name)))
+        for moment in range(1, 10):
+            target = Target(tmp_path / str(moment), CPU, on_miss="skip", shape=SAMPLED)
+            writer = PredictionWriter(target.table)
+            target.add("a", 0, [1, 2])
+            writer.publish(0, stamp, [0, 1], [3, 3])
+            for step, token in enumerate(bodies[0]):
+                writer.extend(0, stamp, [token, 20], probs[[step, step]].numpy())
+            target.write(0, [3])
+            reads = count(1)
+            (drafts,), (found,) = target.sampled_step([(0, 1)])
+            rest = drafts.index(3)
+            seen.append(drafts[:rest])
+            own = {10: probs, 30: other_probs}.get(drafts[0], probs[:0])
+            assert torch.equal(found[:rest], own)
+        assert seen == [bodies[1], *[[]] * 7, bodies[0]]
 
     # Of these, one each waits as planned, not at all, and for all drafts; two of them sample.
     @pytest.mark.parametrize("seed", [2, 5, 7])

@@ -15,7 +15,7 @@ K, BUDGET = 3, 64
 class Client:
     """Notes what the batch is given at most."""
 
-    def exchange(self, rows, batch, has_prompts, most):
+    def exchange(self, rows, batch, most):
         self.most = most
         return [[] for _ in rows]
 

@@ -11,6 +11,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from tests.support import interpreter
+from tests.support.fallbacks import publish_fallback
 from vllm_ssd.hooks import runner_v2
 from vllm_ssd.hooks.patches import wrapped
 from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
@@ -147,9 +148,8 @@ def test_every_rank_has_the_distributions_of_the_drafts(ranks):
     assert [message.temperature for message in added.values()] == [2.0, 0.5, 0.0]
     first = next(iter(added.values()))
     drafted = torch.tensor([[4, 9], [5, 11]]), torch.tensor([[0.75, 0.25], [1.0, 0.0]])
-    predictions.publish_fallback(
-        first.slot, make_stamp(first.generation, 0), [9, 5], draft_probs=pack(*drafted).numpy()
-    )
+    stamp, probs = make_stamp(first.generation, 0), pack(*drafted).numpy()
+    publish_fallback(predictions, first.slot, stamp, (0, 6), [9, 5], probs)
     states[0].write(3, [1, 2, 6])
     states[0].write(2, [3, 7])
     states[0].write(1, [4, 8])
@@ -184,12 +184,8 @@ def test_drafts_are_certain_where_a_grammar_may_drop_them(ranks):
         drafted = torch.tensor([[4, 9]] * K), torch.tensor([[0.0, 1.0]] * K)
         if not grammar:
             drafted = drafted[0], torch.tensor([[0.25, 0.75]] * K)
-        predictions.publish_fallback(
-            added.slot,
-            make_stamp(added.generation, 0),
-            [9] * K,
-            draft_probs=pack(*drafted).numpy(),
-        )
+        stamp, probs = make_stamp(added.generation, 0), pack(*drafted).numpy()
+        publish_fallback(predictions, added.slot, stamp, (0, 6), [9] * K, probs)
         states[0].write(3, [1, 6])
         for rank, of_rank in zip(both, states):
             assert propose(rank, temperatures, **{name: 3}).tolist() == [[9] * K]

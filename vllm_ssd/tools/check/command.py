@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vllm_ssd.tools.check.findings import Finding, could_start, quiet_vllm, refusal, summary
+from vllm_ssd.tools.check.findings import Finding, quiet_vllm, refusal, summary
 from vllm_ssd.tools.options import add_option
 
 
@@ -25,17 +26,13 @@ def add_command(commands: Any) -> None:
     )
     about = "The model to serve. Without it, only the machine is checked."
     parser.add_argument("target", nargs="?", metavar="TARGET", help=about)
-    about = "The draft model. Default: by the target's family."
-    parser.add_argument("--draft", metavar="DRAFT", help=about)
-    add_option(parser, "--k TOKENS", "Draft tokens per round, 1 to 16. Default: 7.", int)
-    about = "Bonus tokens predicted for each accepted length, in the mean. Default: 3."
+    add_option(parser, "--draft DRAFT", "The draft model. Default: by the target's family.")
+    about = "Draft tokens per round, 1 to 16. Default: 15 on GPUs, 7 on CPUs."
+    add_option(parser, "--k TOKENS", about, int)
+    about = "Bonus tokens predicted for each accepted length. Default: 2 on GPUs, 3 on CPUs."
     add_option(parser, "--f COUNT", about, int)
-    parser.add_argument(
-        "--all-backends",
-        action="store_true",
-        help="Try every attention backend of the draft. Otherwise the check stops at the one that "
-        "ssd uses: the first that computes correctly.",
-    )
+    about = "Also write versions, machine, findings and counters to FILE, for a bug report."
+    add_option(parser, "--report FILE", about, argparse.FileType("w", encoding="utf-8"))
     parser.set_defaults(run=run, takes_further=True)
 
 
@@ -50,7 +47,12 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
             print(finding.shown(), flush=True)
             findings.append(finding)
     print(f"\n{summary(findings)}")
-    return 0 if could_start(findings) else 1
+    if args.report is not None:
+        from vllm_ssd.tools.check.report import write_report
+
+        with args.report as file:
+            write_report(file, sys.argv[1:], findings)
+    return int(any(finding.state == "bad" for finding in findings))
 
 
 def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]:
@@ -61,26 +63,18 @@ def _look(args: argparse.Namespace, further: Sequence[str]) -> Iterator[Finding]
         if finding.state == "bad":
             return
     # These import vLLM, which works, as was found above.
-    from vllm_ssd.tools.check.engine import examine_engine, parse_engine
-    from vllm_ssd.tools.check.machine import examine_machine, subject_without_target
-    from vllm_ssd.tools.check.target_memory import examine_target_memory
+    from vllm_ssd.tools.check import engine, machine
 
-    if args.target is None:
-        yield from examine_target_memory()
-        try:
-            subject = subject_without_target()
-        except ValueError as error:
-            yield refusal("draft's device", error)
-            return
-    else:
-        own = {"model": args.draft, "k": args.k, "f": args.f}
-        try:
-            engine = parse_engine(args.target, own, further)
-        except ValueError as error:
-            yield refusal("target", error)
-            return
-        asked = yield from examine_engine(engine)
-        if asked is None:
-            return
-        subject = asked
-    yield from examine_machine(subject, args.all_backends)
+    try:
+        if args.target is None:
+            yield from engine.examine_target_memory()
+            subject: engine.Subject | None = machine.subject_without_target()
+        else:
+            own = {"model": args.draft, "k": args.k, "f": args.f}
+            parsed = engine.parse_engine(args.target, own, further)
+            subject = yield from engine.examine_engine(parsed)
+    except ValueError as error:
+        yield refusal("engine" if args.target else "machine", error)
+        return
+    if subject is not None:
+        yield from machine.examine_machine(subject)

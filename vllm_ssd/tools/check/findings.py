@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["ok", "note", "bad"]
 _NAME_WIDTH = 16  # characters
 GIB = 2**30
 
@@ -19,7 +18,7 @@ class Finding:
     """One result of a check. name: the thing that was checked. fact: what was found. state: "bad"
     if ssd cannot start, "note" if it starts but is slower or less safe. remedy: what to do then."""
 
-    state: State
+    state: Literal["ok", "note", "bad"]
     name: str
     fact: str
     remedy: str = ""
@@ -34,11 +33,6 @@ def refusal(name: str, error: Exception) -> Finding:
     """A bad finding from an error of ssd, whose sentence ends with ": " and the remedy."""
     fact, colon, remedy = str(error).removeprefix("SSD: ").rpartition(": ")
     return Finding("bad", name, fact, remedy) if colon else Finding("bad", name, remedy)
-
-
-def could_start(findings: Sequence[Finding]) -> bool:
-    """Whether none of these findings keeps ssd from starting."""
-    return all(finding.state != "bad" for finding in findings)
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -1,36 +1,49 @@
-"""Checks the machine for one engine: memory, the table, the devices and the draft's Ray."""
+"""Tries on this machine what a start would use: the table, the draft's device and attention."""
 
 from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import torch
 from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
+from vllm_ssd.config.draft_checks import first_sentence
+from vllm_ssd.draft.attention.base import AttentionShape
+from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
+from vllm_ssd.draft.attention.self_test import find_fault
+from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.lifecycle.cores import available_cores, split_cores
 from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.lifecycle.placement import DraftDevice, gpu_environment, place_draft, target_gpus
-from vllm_ssd.protocol import TableOwner, TableShape
-from vllm_ssd.tools.check.devices import LIMIT_S, Trial, examine_device, try_gpu
-from vllm_ssd.tools.check.engine import Subject, usual_subject
+from vllm_ssd.lifecycle.placement import DraftDevice, place_draft, target_gpus
+from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape
+from vllm_ssd.tools.check.engine import Subject
 from vllm_ssd.tools.check.findings import Finding, gib, refusal, say_wait
-from vllm_ssd.tools.check.ray_trial import try_ray
+
+_CPU, _SDPA = torch.device("cpu"), 'write "tree_backend": "sdpa"'
 
 
 def subject_without_target() -> Subject:
-    """Subject for one engine on one device; ``ValueError`` if no device is left for its draft."""
+    """Subject for one engine on one device, with the attention of Llama-3.2-1B and the options'
+    defaults. ``ValueError`` if no device is left for the draft."""
     parallel = ParallelConfig()
     if current_platform.is_cpu():
-        cores = split_cores(available_cores(), 1, None, None)
-        return usual_subject(DraftDevice(cores.draft), parallel)
-    return usual_subject(place_draft(None, 1, parallel, current_platform, 0), parallel)
+        device = DraftDevice(split_cores(available_cores(), 1, None, None).draft)
+    else:
+        device = place_draft(None, 1, parallel, current_platform, 0)
+    attention = AttentionShape(16, 32, 8, 64, 64**-0.5, torch.bfloat16, _CPU)
+    table = TableShape(slots=256, k=7, branches=24, top_m=32)
+    backends = resolve_tree_backends("auto", None, current_platform)
+    return Subject(parallel, device, table, attention, backends)
 
 
-def examine_machine(subject: Subject, all_backends: bool) -> Iterator[Finding]:
-    """Make or start these for a moment: the table, the draft's attention, the draft's Ray."""
+def examine_machine(subject: Subject) -> Iterator[Finding]:
+    """Make the table for a moment, and use the devices as target and draft would."""
     try:
         files = OwnFiles(subject.table, TableOwner())
     except RuntimeError as error:
@@ -41,57 +54,87 @@ def examine_machine(subject: Subject, all_backends: bool) -> Iterator[Finding]:
         free = gib(shutil.disk_usage(path.parent).free)
         fact = f"{free} are free in {path.parent}; the speculation table takes {size:.1f} MiB"
         yield Finding("ok", "shared memory", fact)
-        yield from _try_devices(subject, str(path), all_backends)
-        yield from try_ray(files.run_dir)
+        yield from _examine_devices(subject, path)
     finally:
         files.remove()
 
 
-def examine_locked_memory(shape: TableShape) -> Finding:
-    """Finding about the limit of locked memory. GPUs register the table's pages, and some drivers
-    count these as locked."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY:
-        return Finding("ok", "locked memory", "no limit")
-    fact = f"the limit is {limit / 2**20:.1f} MiB"
-    size = shape.size
-    if limit >= size:
-        return Finding("ok", "locked memory", fact)
-    return Finding(
-        "note",
-        "locked memory",
-        f"{fact}, and a GPU locks the table's {size / 2**20:.1f} MiB, which some drivers count",
-        "if the table below is out of reach: ulimit -l unlimited, in a container --ulimit "
-        "memlock=-1",
-    )
-
-
-def _try_devices(subject: Subject, table: str, all_backends: bool) -> Iterator[Finding]:
+def _examine_devices(subject: Subject, table: Path) -> Iterator[Finding]:
     device = subject.device
     if device is None:
         fact = "vLLM's Ray will choose it, on the engine's node: it is not tried here"
         yield Finding("ok", "draft's device", fact)
-    elif device.gpu is None:
-        trial = Trial(f"cores {', '.join(map(str, device.cores))}", subject.draft, all_backends)
-        yield from examine_device(trial, torch.device("cpu"))
-    else:
-        yield examine_locked_memory(subject.table)
-        yield from _try_gpus(subject, device, table, all_backends)
-
-
-def _try_gpus(
-    subject: Subject, device: DraftDevice, table: str, all_backends: bool
-) -> Iterator[Finding]:
+        return
+    if device.gpu is None:
+        yield from examine_draft(subject, _CPU, str(device))
+        return
+    if isinstance(device.gpu, int):
+        yield from _use_gpu(subject, table, device.gpu, "draft")
+    else:  # such as a MIG device, which only a process of its own sees
+        yield Finding("ok", "draft's device", f"{device} has no number: it is not tried here")
     # Only the first GPU of the target looks drafts up.
     first, *_ = target_gpus(subject.engines, subject.parallel, current_platform)
-    name, shared = f"GPU {device.gpu}", first == device.gpu
-    users = ("draft", "target") if shared else ("draft",)
-    trial = Trial(name, subject.draft, all_backends, table, users)
-    trials = [(trial, device.environment)]
-    if not shared:
-        trial = Trial(f"GPU {first}", None, table=table, users=("target",))
-        trials.append((trial, gpu_environment(first, current_platform.is_rocm())))
-    for trial, environment in trials:
-        limit = f"at most {LIMIT_S:g} s, most of it to compile kernels that no cache has"
-        say_wait(f"trying the {trial.users[0]}'s {trial.name}: {limit}")
-        yield from try_gpu(trial, environment)
+    yield from _use_gpu(subject, table, first, "target")
+
+
+def _use_gpu(subject: Subject, table: Path, gpu: int, user: str) -> Iterator[Finding]:
+    name, device, reads = f"GPU {gpu}", torch.device("cuda", gpu), user == "target"
+    say_wait(f"trying the {user}'s {name}: seconds, or minutes to compile kernels for it")
+    try:
+        torch.cuda.set_device(device)
+        if user == "draft":
+            reads = yield from examine_draft(subject, device, name)
+        if reads:
+            yield examine_table(table, device, name, user)
+    except Exception as error:  # drivers and torch raise many kinds
+        fact = f"{name} cannot be used ({first_sentence(error)})"
+        remedy = "end processes that use it exclusively, or install a driver that fits this torch"
+        yield Finding("bad", f"{user}'s device", fact, remedy)
+
+
+def examine_draft(
+    subject: Subject, device: torch.device, name: str
+) -> Generator[Finding, None, bool]:
+    """Findings about the draft's memory and attention on a device; ssd uses the first backend that
+    is right. Returns whether that publishes from the GPU, which must then reach the table."""
+    if device.type == "cpu":
+        memory = psutil.virtual_memory()
+        free, total = memory.available, memory.total
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        name += f" ({torch.cuda.get_device_name(device)})"
+    fact = f"{gib(free)} of {gib(total)} are free on {name}"
+    yield Finding("ok", "draft's device", fact)
+    if subject.memory is not None:
+        yield subject.memory.judge(free)
+    for other, backend in BACKENDS.items():
+        if why := backend.obstacle(subject.draft, current_platform):
+            yield Finding("ok", "attention", f"{other} {why}: not used")
+    shape = replace(subject.attention, device=device)
+    for used in subject.backends:
+        fault = find_fault(used, shape, BLOCK_SIZE)
+        if fault is None:
+            yield Finding("ok", "attention", f"{used}: right in the self-test, is used")
+            return load_backend(used).graphs
+        remedy = "nothing to do if another one is right"
+        yield Finding("note", "attention", f"{used} {fault}", remedy)
+    yield Finding("bad", "attention", "no backend computes correctly", _SDPA)
+    return False
+
+
+def examine_table(path: Path, device: torch.device, name: str, user: str) -> Finding:
+    """Finding whether the GPU of the draft or the target reaches the table."""
+    from vllm_ssd.protocol.pages import REMEDY, register
+    from vllm_ssd.worker.device_client import measure_look_ns
+
+    table = SpeculationTable.open(path)
+    try:
+        register(table, device)
+        fact = f"{name} reads it in {measure_look_ns(table, device)} ns and can write to it"
+        return Finding("ok", f"{user}'s table", fact)
+    except OSError as error:
+        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        most = "none" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.1f} MiB"
+        fact = f"{name} cannot reach it ({error}; limit of locked memory: {most})"
+        remedy = REMEDY if user == "target" else f"{_SDPA}, whose draft publishes from the CPU"
+        return Finding("bad", f"{user}'s table", fact, remedy)

@@ -83,10 +83,10 @@ def _add_model(group: Any) -> None:
 
 def _add_drafting(group: Any) -> None:
     add = partial(add_option, group)
-    add("--k TOKENS", "Draft tokens per round, 1 to 16. Default: 7.", _json)
+    add("--k TOKENS", "Draft tokens per round, 1 to 16. Default: 15 on GPUs, 7 on CPUs.", _json)
     about = (
         "Bonus tokens predicted for each accepted length, in the mean. Raise it if most rounds "
-        "miss. On CPUs, lower it if most are late. Default: 3."
+        "miss. On CPUs, lower it if most are late. Default: 2 on GPUs, 3 on CPUs."
     )
     add("--f COUNT", about, _json)
     about = (

@@ -9,15 +9,16 @@ places the draft again and writes its new address to the key file.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import time
-from copy import copy
 from typing import Any
 
 import msgspec
 from vllm.platforms import current_platform
 
+from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.lifecycle.actor import sentence
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import absolute
@@ -100,7 +101,8 @@ class PlacedDraft:
                 f"({sentence(error)}): start one with 'ray start', or name its address"
             ) from error
         signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort the process
-        self._place()
+        given = self._args.start_timeout_s  # the node refuses what is no number
+        self._place(given if isinstance(given, (int, float)) else SSDConfig.start_timeout_s)
         self._restarts.served()
 
     def tend(self) -> bool:
@@ -138,8 +140,8 @@ class PlacedDraft:
         self._again_at = time.monotonic() + (pause or 0.0)
         return pause is not None
 
-    def _place(self) -> None:
-        """Place and load the draft; ``ValueError`` with a sentence if it cannot be loaded."""
+    def _place(self, limit_s: float = math.inf) -> None:
+        """Place the draft within ``limit_s`` seconds and load it; ``ValueError`` if that fails."""
         options = {
             "num_cpus": 1,
             "num_gpus": 0 if current_platform.is_cpu() else self._count,
@@ -147,14 +149,13 @@ class PlacedDraft:
         }
         self._actor = self._ray.remote(DraftOnNode).options(**options).remote()
         try:
-            node = self._node()
+            node = self._node(limit_s)
             addresses = addresses_of(self._args.listen or f"{node}:0", self._count)
             keys = msgspec.structs.replace(self._keys, addresses=addresses)
-            args = copy(self._args)
-            args.model = absolute(args.model)
+            args = argparse.Namespace(**vars(self._args) | {"model": absolute(self._args.model)})
             logger.info("SSD: Ray has placed the draft on %s", node)
             serving = self._actor.serve.remote(args, keys)
-            addresses = self._wait_for(serving, "the draft on %s, which is loaded there", node)
+            addresses = self._wait_for(serving, f"the draft on {node}, which is loaded there")
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
         except self._ray.exceptions.RayError as error:  # for example, the node is lost
@@ -163,19 +164,21 @@ class PlacedDraft:
         write_keys(self._args.key_file, self._keys)
         self._serving = True
 
-    def _node(self) -> str:
-        """Wait until a node has room for the actor, and return that node's address."""
+    def _node(self, limit_s: float) -> str:
+        """Wait until a node has room for the actor, and return that node's address. Ray would wait
+        for ever: ``ValueError`` after ``limit_s`` seconds."""
         labels = "" if not self._labels else f" with the labels {self._args.ray_labels}"
-        what = (
-            "a node of the Ray cluster%s that has a GPU free for the draft, or on CPUs a CPU ('ray "
-            "status' shows them)"
-        )
-        return str(self._wait_for(self._actor.address.remote(), what, labels))
+        what = f"a node of the Ray cluster{labels} with a free GPU, or on CPUs a free CPU"
+        return str(self._wait_for(self._actor.address.remote(), what, limit_s))
 
-    def _wait_for(self, task: Any, what: str, *words: str) -> Any:
+    def _wait_for(self, task: Any, what: str, limit_s: float = math.inf) -> Any:
         """Wait for a task's result; log every ``SAY_S`` seconds what the command waits for."""
-        while not self._ray.wait([task], timeout=SAY_S)[0]:
-            logger.warning(f"SSD: waiting for {what}", *words)
+        deadline = time.monotonic() + limit_s
+        while not self._ray.wait([task], timeout=min(SAY_S, limit_s))[0]:
+            if time.monotonic() >= deadline:
+                limit = f"{limit_s:g} s (--start-timeout-s)"
+                raise ValueError(f"there was not within {limit} {what}: see 'ray status'")
+            logger.warning("SSD: waiting for %s", what)
         return self._ray.get(task)
 
     def _drop(self) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-_DEFAULT_K, _DEFAULT_F = 7, 3  # of the options; the search begins with the nearest values
+from vllm_ssd.config.default_drafts import default_k_and_f
+
 _WORTH_IT = 1.03  # least ratio to plain vLLM: below it, a draft's device has better uses
 
 
@@ -32,7 +33,6 @@ class Candidate:
 
 PLAIN = Candidate()
 
-
 # What ``vllm bench serve`` saves, by number of clients; empty if the candidate failed.
 Outcome = Mapping[int, Mapping[str, Any]]
 
@@ -48,10 +48,13 @@ def search(
     drafts: Sequence[str], ks: Sequence[int], fs: Sequence[int], score: Callable[[Candidate], float]
 ) -> None:
     """Measure every draft with one k and f, then every k, then every f, each with the best values
-    so far. A full grid would need a server start for each cell. score: measures a candidate, or
-    knows it; a higher result is better."""
-    ks = sorted(ks, key=lambda k: abs(k - _DEFAULT_K))
-    fs = sorted(fs, key=lambda f: abs(f - _DEFAULT_F))
+    so far, and begin near the defaults. A full grid would need a server start for each cell.
+    score: measures a candidate, or knows it; a higher result is better."""
+    from vllm.platforms import current_platform
+
+    usual_k, usual_f = default_k_and_f(None, None, current_platform.is_cpu())
+    ks = sorted(ks, key=lambda k: abs(k - usual_k))
+    fs = sorted(fs, key=lambda f: abs(f - usual_f))
     draft = max(drafts, key=lambda draft: score(Candidate(draft, ks[0], fs[0])))
     k = max(ks, key=lambda k: score(Candidate(draft, k, fs[0])))
     for f in fs:
@@ -70,17 +73,14 @@ def report(outcomes: Mapping[Candidate, Outcome], given: Mapping[str, Any]) -> s
             rate, token_ms = figures["output_throughput"], figures["mean_tpot_ms"]
             times = rate / plain[clients]["output_throughput"]
             length = figures.get("spec_decode_acceptance_length", 1.0)
-            lines.append(
-                f"{candidate.name:<{width}}  {clients:>7}  {rate:>8.1f}  {times:>7.2f}  "
-                f"{length:>12.2f}  {token_ms:>8.1f}"
-            )
+            cells = f"{clients:>7}  {rate:>8.1f}  {times:>7.2f}  {length:>12.2f}  {token_ms:>8.1f}"
+            lines.append(f"{candidate.name:<{width}}  {cells}")
     best = next((each for each in ranked if each != PLAIN), PLAIN)
     gain = speedup(outcomes[best], plain)
+    answer = "Leave ssd off: no candidate could be measured; the steps above say why."
     if gain >= _WORTH_IT:
         options = best.speculative_config(given)
         answer = f"Use this, {gain:.2f} times plain vLLM: --speculative-config '{options}'"
     elif gain:
         answer = f"Leave ssd off: {best.name}, the best, is {gain:.2f} times plain vLLM."
-    else:
-        answer = "Leave ssd off: no candidate could be measured; the steps above say why."
     return "\n".join([*lines, "", answer])

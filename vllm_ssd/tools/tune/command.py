@@ -19,6 +19,7 @@ from vllm_ssd.tools.options import add_option
 from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, Outcome, report, search, speedup
 from vllm_ssd.tools.tune.measure import CLIENTS, PROMPTS, measure
 
+_LEAST = {"k": 1, "f": 0, "clients": 1, "requests": 1, "tokens": 2, "at_most": 1, "limit": 1}
 _AS_TEXT = "{{ bos_token }}{{ messages[0].content }}"  # a chat template that adds nothing
 
 
@@ -38,9 +39,8 @@ def add_command(commands: Any) -> None:
     add = partial(add_option, parser.add_argument_group("what to try"))
     about = "A draft to try; may be repeated. Default: by the target's family."
     add("--draft DRAFT", about, action="append")
-    add("--k K,...", "Values of k: draft tokens per round.", numbers, [2, 3, 5, 7, 10])
-    about = "Values of f: bonus tokens predicted per accepted length."
-    add("--f F,...", about, numbers, [1, 3, 6])
+    add("--k K,...", "Values of k: draft tokens per round.", numbers, [2, 3, 5, 7, 15])
+    add("--f F,...", "Values of f: bonus tokens per accepted length.", numbers, [1, 2, 3, 6])
     add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
     add("--at-most COUNT", "Most candidates to measure, plain vLLM not counted.", int, 12)
     add("--limit SECONDS", "Most seconds for a candidate and its start.", float, 1800)
@@ -57,7 +57,11 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     """Measure, print a report and return the process's exit status. further: vLLM's arguments."""
     try:
-        _check_numbers(args)
+        for name, least in _LEAST.items():
+            lowest = min(given) if isinstance(given := vars(args)[name], list) else given
+            if lowest < least:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} {lowest:g} is too low: write {least} or more")
         prompts = read_prompts(args.prompts or Path(__file__).with_name("prompts.jsonl"))
         say_wait("importing vLLM and checking the drafts: about a minute")
         with quiet_vllm():
@@ -133,7 +137,7 @@ def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequ
     import vllm
 
     shared = ("target", "speculative_config", "requests", "tokens", "temperature")
-    setting = [*(getattr(args, name) for name in shared), *further, *prompts]
+    setting = [*(vars(args)[name] for name in shared), *further, *prompts]
     machine = [platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES")]
     about = json.dumps([*setting, *machine, vllm.__version__, __version__])
     folder: Path = args.results / blake2b(about.encode(), digest_size=4).hexdigest()
@@ -159,10 +163,8 @@ def read_prompts(path: Path) -> list[str]:
         if not lines:
             raise ValueError("there are none")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read as prompts ({error}): write one a line, or in a .jsonl file "
-            '{"prompt": "..."}'
-        ) from None
+        how = 'write one a line, or in a .jsonl file {"prompt": "..."}'
+        raise ValueError(f"{path} cannot be read as prompts ({error}): {how}") from None
     return lines
 
 
@@ -171,9 +173,8 @@ def numbers(text: str) -> list[int]:
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers: write them as in 2,3,5"
-        ) from None
+        how = "is not a list of whole numbers: write them as in 2,3,5"
+        raise argparse.ArgumentTypeError(f"{text!r} {how}") from None
 
 
 def options(text: str) -> dict[str, Any]:
@@ -181,16 +182,5 @@ def options(text: str) -> dict[str, Any]:
     try:
         return dict(json.loads(text))
     except (TypeError, ValueError):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a JSON object: write options as in \'{{"on_miss":"wait"}}\''
-        ) from None
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    least = {"k": 1, "f": 0, "clients": 1, "requests": 1, "tokens": 2, "at_most": 1, "limit": 1}
-    for name, value in least.items():
-        given = getattr(args, name)
-        lowest = min(given) if isinstance(given, list) else given
-        if lowest < value:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} {lowest:g} is too low: write {value} or more")
+        how = """is not a JSON object: write options as in '{"on_miss":"wait"}'"""
+        raise argparse.ArgumentTypeError(f"{text!r} {how}") from None

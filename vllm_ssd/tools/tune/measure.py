@@ -14,7 +14,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from vllm_ssd.tools.check.findings import say
 from vllm_ssd.tools.port import held_port
@@ -22,6 +21,12 @@ from vllm_ssd.tools.tune.candidates import Candidate, Outcome
 
 END_S = 60.0  # seconds in which vLLM's sweep ends its server
 PROMPTS, CLIENTS = "prompts.jsonl", "clients.json"  # files in the folder of results
+_VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+# The dataset custom_image also takes text alone, and "custom" needs pandas.
+_BENCH = "bench serve --disable-shuffle --backend openai-chat --endpoint /v1/chat/completions "
+_BENCH += "--dataset-name custom_image"
+# After a load, vLLM's sweep would empty the prefix cache.
+_SWEEP = "bench sweep serve --resume --show-stdout --num-runs 1 --after-bench-cmd true"
 
 
 def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folder: Path) -> Outcome:
@@ -33,11 +38,35 @@ def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folde
     if len(_read(results, args)) == len(args.clients):
         say("  measured before")
     else:
-        with Path(f"{results}.log").open("wb") as log:
-            # In a session of its own it gets SIGINT once, and then ends its server.
-            port, port_holder = held_port()
-            words = _sweep(candidate, args, further, results, port)
-            sweep = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        _run_sweep(candidate, args, further, results)
+    outcome = _read(results, args)
+    for clients, figures in outcome.items():
+        say(f"  {clients} at once: {figures['output_throughput']:.1f} tokens/s")
+    if len(outcome) == len(args.clients):
+        return outcome
+    say(f"  failed, or not done within --limit: see {results}.log")
+    return {}
+
+
+def _run_sweep(
+    candidate: Candidate, args: Namespace, further: Sequence[str], results: Path
+) -> None:
+    """Let vLLM measure a candidate and save what it finds in a folder, for ``--limit`` seconds."""
+    port, port_holder = held_port()
+    serve = [*_VLLM, "serve", args.target, *further, "--host", "127.0.0.1", "--port", str(port)]
+    if (options := candidate.speculative_config(args.speculative_config)) is not None:
+        serve += ["--speculative-config", options]
+    bench = [*_VLLM, *_BENCH.split(), f"--base-url=http://127.0.0.1:{port}"]
+    bench += [f"--dataset-path={results.parent / PROMPTS}", f"--custom-output-len={args.tokens}"]
+    if args.temperature is not None:
+        bench.append(f"--temperature={args.temperature}")
+    words = [*_VLLM, *_SWEEP.split(), f"--server-ready-timeout={args.limit:.0f}"]
+    words += [f"--serve-cmd={shlex.join(serve)}", f"--bench-cmd={shlex.join(bench)}"]
+    words += [f"--bench-params={results.parent / CLIENTS}", f"--output-dir={results.parent}"]
+    words.append(f"--experiment-name={results.name}")
+    with Path(f"{results}.log").open("wb") as log, port_holder:
+        # In a session of its own it gets SIGINT once, and then ends its server.
+        sweep = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             with suppress(subprocess.TimeoutExpired):
                 sweep.wait(args.limit)
@@ -48,58 +77,10 @@ def measure(candidate: Candidate, args: Namespace, further: Sequence[str], folde
             with suppress(ProcessLookupError):
                 os.killpg(sweep.pid, signal.SIGKILL)
             sweep.wait()
-            port_holder.close()
-    outcome = _read(results, args)
-    for clients, figures in outcome.items():
-        say(f"  {clients} at once: {figures['output_throughput']:.1f} tokens/s")
-    if len(outcome) == len(args.clients):
-        return outcome
-    say(f"  failed, or not done within --limit: see {results}.log")
-    return {}
-
-
-def _sweep(
-    candidate: Candidate, args: Namespace, further: Sequence[str], results: Path, port: int
-) -> list[str]:
-    """The command that measures a candidate and saves the results in a folder. port: of its
-    server."""
-    options = candidate.speculative_config(args.speculative_config)
-    serve = _vllm("serve", args.target, *further, host="127.0.0.1", port=port)
-    serve += [] if options is None else ["--speculative-config", options]
-    bench = _vllm(
-        *("bench", "serve", "--disable-shuffle"),
-        base_url=f"http://127.0.0.1:{port}",
-        backend="openai-chat",
-        endpoint="/v1/chat/completions",
-        dataset_name="custom_image",  # also takes text alone; "custom" needs pandas
-        dataset_path=results.parent / PROMPTS,
-        custom_output_len=args.tokens,
-        temperature=args.temperature,
-    )
-    return _vllm(
-        *("bench", "sweep", "serve", "--resume", "--show-stdout"),
-        serve_cmd=shlex.join(serve),
-        bench_cmd=shlex.join(bench),
-        bench_params=results.parent / CLIENTS,
-        after_bench_cmd="true",  # vLLM's own would empty the prefix cache
-        server_ready_timeout=int(args.limit),
-        num_runs=1,
-        output_dir=results.parent,
-        experiment_name=results.name,
-    )
-
-
-def _vllm(*words: str, **options: Any) -> list[str]:
-    """A command of vLLM; options that are None are left out."""
-    given = {
-        name.replace("_", "-"): str(value) for name, value in options.items() if value is not None
-    }
-    pairs = (word for name, value in given.items() for word in (f"--{name}", value))
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", *words, *pairs]
 
 
 def _read(results: Path, args: Namespace) -> Outcome:
-    """Return a candidate's results by number of clients."""
+    """A candidate's results by number of clients."""
     outcome = {}
     for saved in results.glob("*/summary.json"):  # written when the load is done
         (told,) = json.loads(saved.read_text())

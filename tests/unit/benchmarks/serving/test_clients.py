@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from benchmarks.common.prompts import ANSWER
-from benchmarks.serving.clients import sglang, vllm
+from benchmarks.serving.clients import vllm
 from benchmarks.serving.clients.own import Answer, OwnClient, sum_up
 from benchmarks.serving.clients.task import ClientFailed, Task
 from benchmarks.serving.records import Load
@@ -123,57 +123,13 @@ def program(tmp_path, monkeypatch):
     """A client's program that says its arguments and writes what it is told to; yields a function
     that makes it."""
 
-    def make(module, name, code):
+    def make(code):
         path = tmp_path / "program"
         path.write_text(f"#!/usr/bin/env python3\nimport json, sys\nargs = sys.argv[1:]\n{code}")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(module, name, path)
+        monkeypatch.setattr(vllm, "VLLM", [str(path)])
 
     return make
-
-
-PRINTED = """
-Mean E2E Latency (ms):                   400.00
-Median E2E Latency (ms):                 390.00
-Mean TTFT (ms):                          50.50
-Median TTFT (ms):                        49.00
-P99 TTFT (ms):                           60.00
-Mean TPOT (ms):                          11.00
-Median TPOT (ms):                        10.00
-P99 TPOT (ms):                           12.00
-Mean ITL (ms):                           31.00
-Median ITL (ms):                         30.00
-P99 ITL (ms):                            32.00
-"""
-
-
-def test_sglangs_client(program, tmp_path):
-    program(
-        sglang,
-        "PYTHON",
-        f"""
-told = dict(zip(args, args[1:]))
-turns = json.load(open(told["--dataset-path"]))
-assert [t["conversations"][0]["value"] for t in turns] == ["a", "b"], turns
-assert told["--max-concurrency"] == "2"
-assert json.loads(told["--extra-request-body"]) == {{"temperature": 0.5}}
-line = dict(completed=2, duration=4.0, total_output_tokens=18)
-open(told["--output-file"], "w").write(json.dumps(line))
-print({PRINTED!r})
-""",
-    )
-    load = {"concurrency": 2, "temperature": 0.5}
-    seen = sglang.SglangClient().measure(task("http://x", tmp_path, ("a", "b"), **load))
-    assert (seen.completed, seen.seconds, seen.tokens) == (2, 4.0, 18)
-    assert seen.e2e.mean == 400 and seen.e2e.p99 is None
-    assert (seen.ttft.mean, seen.itl.p50, seen.tpot.p99) == (50.5, 30, 12)
-    assert seen.gap is None and seen.texts == []
-
-
-def test_sglangs_client_must_be_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(sglang, "PYTHON", tmp_path / "none")
-    with pytest.raises(ValueError, match="make bench-clients"):
-        sglang.SglangClient().check()
 
 
 def test_vllms_client(program, tmp_path):
@@ -181,27 +137,19 @@ def test_vllms_client(program, tmp_path):
             for name in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
     told |= {"completed": 2, "failed": 0, "duration": 4.0, "total_output_tokens": 18}
     told |= {"itls": [[0.01, 0.03], [0.02]], "generated_texts": ["x", "y"]}
-    program(
-        vllm,
-        "VLLM",
-        f"""
+    program(f"""
 assert args[:2] == ["bench", "serve"] and "--max-concurrency" in args
 folder = args[args.index("--result-dir") + 1]
 lines = open(folder + "/prompts.jsonl").read().splitlines()
 assert [json.loads(line)["prompt"] for line in lines] == ["a", "b"]
 open(folder + "/seen.json", "w").write({json.dumps(json.dumps(told))})
-""",
-    )
+""")
     seen = vllm.VllmClient().measure(task("http://x", tmp_path, ("a", "b"), concurrency=2))
     assert (seen.completed, seen.tokens, seen.texts) == (2, 18, ["x", "y"])
     assert seen.gap.mean == pytest.approx(25.0)
 
 
-@pytest.mark.parametrize(
-    "module, name, client",
-    [(vllm, "VLLM", vllm.VllmClient()), (sglang, "PYTHON", sglang.SglangClient())],
-)
-def test_a_client_that_fails_says_why(program, tmp_path, module, name, client):
-    program(module, name, "sys.exit('no such server')")
+def test_a_client_that_fails_says_why(program, tmp_path):
+    program("sys.exit('no such server')")
     with pytest.raises(ClientFailed, match="no such server"):
-        client.measure(task("http://x", tmp_path))
+        vllm.VllmClient().measure(task("http://x", tmp_path))

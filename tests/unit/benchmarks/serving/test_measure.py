@@ -1,5 +1,6 @@
 """A side from its server's start to its end, without vLLM: what is measured, counted and told."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from benchmarks.common.server import ServerFailed
 from benchmarks.serving import counters, measure
-from benchmarks.serving.counters import Counting
 from benchmarks.serving.measure import Measure
 from benchmarks.serving.records import Load, Side
 from tests.unit.benchmarks.serving.test_clients import streaming_server
@@ -31,7 +31,7 @@ def served(url="http://x"):
         url=url,
         run_dir=lambda: None,
         wait_healthy=lambda limit_s: None,
-        process=SimpleNamespace(poll=lambda: None),
+        log="log",
         ended=[],
     )
 
@@ -55,18 +55,15 @@ def start(monkeypatch):
     """A function that has this server be the one that is started, and nothing counted."""
 
     def put(server):
-        server.end = lambda: server.ended.append(True)
-        monkeypatch.setattr(measure, "Server", lambda *_: server)
+        @contextmanager
+        def running(*_):
+            yield server
+            server.ended.append(True)
+
+        monkeypatch.setattr(measure, "Server", running)
         monkeypatch.setattr(counters.httpx, "get", lambda url: metrics(0, 0))
 
     return put
-
-
-def test_tokens_a_round_of_vllms_own_speculation(monkeypatch):
-    told = [metrics(10, 5), metrics(30, 45)]
-    monkeypatch.setattr(counters.httpx, "get", lambda url: told.pop(0))
-    counted = Counting(served(), "draft_model").since()
-    assert counted.tokens_per_round == 3.0 and counted.hit is None
 
 
 def test_every_load_with_every_client_on_prompts_of_its_own(start, tmp_path):

@@ -1,13 +1,10 @@
 """The served benchmark without servers: its command line, loads and sides."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.common.models import Model
 from benchmarks.serving import __main__ as serving
 from benchmarks.serving.arguments import loads, parse
-from benchmarks.serving.clients import sglang
 from benchmarks.serving.records import KINDS, Load, Result, Run, Seen, Spread
 from benchmarks.serving.sides import Plan
 from benchmarks.serving.table import markdown
@@ -30,13 +27,11 @@ def test_every_side():
         "eagle3 k=3",
         "ssd-f0 k=7",
         "ssd k=7 f=3",
-        "ssd-quantised k=7 f=3",
     ]
     told = {name: side.engine.get("speculative_config") for name, side in sides.items()}
     assert told["plain"] is None and told["eagle3 k=3"]["model"] == "head"
     assert told["ssd k=7 f=3"] == {"method": "ssd", "model": "one", "k": 7, "f": 3}
     assert told["ssd-f0 k=7"]["f"] == 0 and told["ssd-f0 k=7"]["on_miss"] == "wait"
-    assert told["ssd-quantised k=7 f=3"]["quantization"] == "fp8"
     assert [sides["plain"].gpus, sides["ssd k=7 f=3"].gpus] == [1, 2]
 
 
@@ -69,7 +64,7 @@ def test_each_acceptance_that_a_head_is_given_is_a_side():
 def test_the_table_says_what_was_given():
     side, other = plan(kinds=["plain", "eagle3"], eagle3="head", accepted=[2.5]).sides()
     times = Spread(1.0, 1.0, 1.0)
-    seen = Seen(1, 1.0, 9, times, times, times, times, texts=["text"])
+    seen = Seen(1, 1.0, 9, times, times, times, times, times, ["text"])
     run = Run("own", Load("passages", 1, 9), seen)
     text = markdown([Result(side, [run]), Result(other, [run])])
     assert "eagle3 k=3 given 2.5: tokens a round are given, not measured. The head has no" in text
@@ -82,8 +77,6 @@ def test_sides_that_need_more_gpus_are_left_out_and_named():
     assert [side.name for side in small.sides()] == ["plain TP 1", "ssd k=7 f=3 TP 1", "plain TP 2"]
     assert small.left_out() == ["ssd k=7 f=3 TP 2 needs 3 GPUs of 2"]
     assert len(plan(tps=[1, 2], gpus=0, kinds=["ssd"]).sides()) == 2, "CPUs have no such number"
-    (why,) = plan(kinds=["ssd-quantised"], gpus=0).left_out()
-    assert "needs a GPU, or another --quantisation" in why
     assert "GPU" in plan(kinds=["eagle3"], eagle3="head", accepted=[3], gpus=0).left_out()[0]
 
 
@@ -100,7 +93,7 @@ def test_requests_for_every_place():
     "arguments, sentence",
     [
         (["--sides", "plain,magic"], "no such sides: magic; choose from plain, draft_model"),
-        (["--client", "curl"], "no such clients: curl; choose from vllm, sglang, own"),
+        (["--client", "curl"], "no such clients: curl; choose from vllm, own"),
         (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
         (["--client", "own", "--turns", "5"], "need --max-model-len 2240 or more"),
         (["--client", "vllm,own", "--turns", "5"], "--turns needs --client own"),
@@ -119,7 +112,6 @@ def test_a_bad_command_line(arguments, sentence, capsys):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--client", "sglang"], "run `make bench-clients`"),
         (["--client", "own", "--dataset", "nothing"], "no data set 'nothing': write passages"),
         (["--client", "own", "--dataset", "none.jsonl"], "there is no file none.jsonl"),
         (["--client", "own", "--target", "hub/name", "--eagle3", "standin"], "hub/name is none"),
@@ -127,7 +119,6 @@ def test_a_bad_command_line(arguments, sentence, capsys):
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(arguments, sentence, capsys, monkeypatch):
-    monkeypatch.setattr(sglang, "PYTHON", Path("none"))
     monkeypatch.setattr(serving, "visible_gpus", lambda: pytest.fail("it has started"))
     assert serving.main(arguments) == 2
     assert sentence in capsys.readouterr().err

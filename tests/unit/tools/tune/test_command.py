@@ -100,7 +100,7 @@ def test_it_says_first_what_it_will_do(tune, tmp_path, monkeypatch, capsys, word
     assert tune(*"--draft draft --f 1,3 --limit 600".split(), *words.split()) == 1
     said = capsys.readouterr().err
     assert "Plain vLLM and up to 6 candidates are measured, in at most 600 s each" in said
-    assert "drafts draft; k [2, 3, 5, 7, 10]; f [1, 3]; 12 prompts" in said
+    assert "drafts draft; k [2, 3, 5, 7, 15]; f [1, 3]; 12 prompts" in said
     assert "Results and logs: ssd-tune/" in said and "[1 of at most 7] plain vLLM" in said
     assert ("plain text because the target has no chat template" in said) is as_text
     (setting,) = tmp_path.glob("ssd-tune/*/setting.json")
@@ -124,5 +124,5 @@ def test_no_more_are_measured_than_is_asked_for(tune, monkeypatch, capsys):
 
     monkeypatch.setattr(command, "measure", measure)
     assert tune(*"--draft draft --at-most 3".split()) == 0
-    assert [(each.k, each.f) for each in measured] == [(0, 0), (7, 3), (5, 3), (10, 3)]
+    assert [(each.k, each.f) for each in measured] == [(0, 0), (7, 3), (5, 3), (3, 3)]
     assert "Leave ssd off: draft k=7 f=3, the best, is 1.00 times" in capsys.readouterr().out

@@ -1,0 +1,36 @@
+"""Fallbacks as a draft publishes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_ssd.protocol import FALLBACK
+from vllm_ssd.protocol.draft_probs import pack
+from vllm_ssd.protocol.predictions import PredictionWriter
+
+
+def publish_fallback(
+    writer: PredictionWriter,
+    slot: int,
+    stamp: Any,
+    outcome: tuple[int, int],
+    tokens: Sequence[int],
+    draft_probs: NDArray[np.int64] | None = None,
+) -> None:
+    """All of a fallback. stamp: of the outcome; draft_probs: int64 [len(tokens), top_m]."""
+    accepted, bonus = outcome
+    writer.publish(slot, stamp | FALLBACK, [accepted], [bonus])
+    for step, token in enumerate(tokens):
+        probs = None if draft_probs is None else draft_probs[step : step + 1]
+        writer.extend(slot, stamp | FALLBACK, [token], probs)
+
+
+def sampled_from(drafts: Sequence[int], top_m: int) -> torch.Tensor:
+    """int64 [len(drafts), top_m]: what these may have been sampled from."""
+    tokens = torch.tensor(drafts).unsqueeze(1) + torch.arange(top_m)
+    return pack(tokens, torch.full(tokens.shape, 1 / top_m))
