@@ -59,8 +59,8 @@ class PredictionWriter:
             return
         record = self._prediction[at]
         depth = int(record["depth"])
-        if depth == record["tokens"].shape[1]:
-            return  # this step only showed the model the last tokens
+        if not 0 <= depth < record["tokens"].shape[1]:
+            return  # this step only showed the model the last tokens, or the record is damaged
         record["tokens"][: len(tokens), depth] = tokens
         record["top_probs"][: len(tokens), depth] = top_probs
         if draft_probs is not None:

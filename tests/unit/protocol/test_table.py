@@ -161,6 +161,17 @@ def test_a_draft_that_was_stopped_while_it_wrote_damages_nothing_that_is_used(tm
     assert target.predictions.find(0, early, 2, 7).tokens == []
 
 
+@pytest.mark.parametrize("depth", [-1, SHAPE.k, 2**31 - 1])
+def test_a_damaged_depth_does_not_stop_the_draft(tmp_path, depth):
+    table, stamp = SpeculationTable.create(tmp_path / "t", SHAPE), make_stamp(1, 0)
+    writer = PredictionWriter(table)
+    writer.publish(0, stamp, [0], [7])
+    record = table.slots["prediction"][0, parity(stamp)]
+    record["depth"] = depth
+    writer.extend(0, stamp, [8])
+    assert record["depth"] == depth
+
+
 def test_a_fallback_takes_the_place_of_its_rounds_prediction(sides, tmp_path):
     target, draft = sides
     table = SpeculationTable.open(tmp_path / "t")
