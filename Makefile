@@ -1,5 +1,5 @@
-# make setup | demo | unit | test | upstream | lint | wheel | clean.
-# Everything happens in .venv, .models and .upstream of this folder. unit: the tests that
+# make setup | bench-client | demo | unit | test | upstream | lint | wheel | clean.
+# Everything happens in .venv, .venv-bench, .models and .upstream of this folder. unit: the tests that
 # start no engine, in two minutes. test: lint and all tests, with the most telling of vLLM's own.
 # upstream: all of vLLM's own tests that run with ssd. wheel: the package, into dist.
 PYTHON ?= python3.11
@@ -12,7 +12,12 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # A third of all lines, which hardly anything here imports. What does compiles it by itself.
 UNCOMPILED := /(tests|testing|anthropic|pip|mypyc?|numba)/|/transformers/models/|/vllm/(models|model_executor/models)/|/ray/(autoscaler|data|llm|rllib|serve|train|tune)/
 
-.PHONY: setup demo unit test upstream lint wheel clean
+# sglang's client of servers, in an environment of its own: of sglang itself it needs what comes with
+# the bare package, so no torch.
+BENCH := .venv-bench
+BENCH_PACKAGES := sglang==0.4.1.post4 aiohttp transformers jinja2
+
+.PHONY: setup bench-client demo unit test upstream lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -30,6 +35,14 @@ $(VENV)/.ready: setup.py packaging/vllm-on-cpu/pyproject.toml
 	@$(BIN)/python -m compileall -q -j 0 -x '$(UNCOMPILED)' $(VENV)/lib >$(VENV)/compile.log 2>&1 || true
 	@touch $@
 
+bench-client: $(BENCH)/.ready
+
+$(BENCH)/.ready:
+	@echo "bench-client: environment in $(BENCH)"
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/pip --quiet --disable-pip-version-check install $(BENCH_PACKAGES) 2>$(BENCH)/pip.log || { cat $(BENCH)/pip.log; exit 1; }
+	@touch $@
+
 demo: setup
 	@$(BIN)/python -m examples.demo
 
@@ -43,9 +56,9 @@ lint: setup
 unit: setup
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit
 
-# Lint keeps one core busy, or waits: beside it unit loses little.
+# Lint and pip keep one core busy, or wait: beside them unit loses little.
 test: setup
-	@$(MAKE) --jobs 2 lint unit
+	@$(MAKE) --jobs 3 lint unit bench-client
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
 
 # vLLM's own tests, in engines with method ssd. The first run downloads them.
@@ -59,4 +72,4 @@ wheel: setup
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) .models .upstream build dist *.egg-info
+	rm -rf $(VENV) $(BENCH) .models .upstream build dist *.egg-info

@@ -39,6 +39,7 @@ from tests.support.terminal import terminal
 
 # Without what conftest.py sets to save time: vLLM waits as it does by itself.
 AS_USERS_DO = {"PYTHONPATH": str(ROOT)}
+SGLANG = ROOT / ".venv-bench" / "bin" / "python"  # its client's environment
 METRICS = "SSD metrics: "  # now and then
 QUESTIONS = [f"Name one fact about {s}:" for s in ("gold", "Rome", "ants", "rain", "iron")]
 
@@ -216,6 +217,23 @@ def test_vllm_bench_serve_completes(servers, spoken_pair, tmp_path):
     figures = json.loads(result.read_text())
     assert figures["completed"] == 8
     assert figures["total_output_tokens"] == 8 * 12
+
+
+@pytest.mark.skipif(not SGLANG.exists(), reason="no .venv-bench: run `make bench-client`")
+def test_sglang_bench_serving_completes(servers, spoken_pair, tmp_path):
+    asked, seen = tmp_path / "asked.json", tmp_path / "seen.jsonl"
+    # It takes conversations, and only those with an answer.
+    asked.write_text(
+        json.dumps([{"conversations": [{"value": q}, {"value": "I know one."}]} for q in QUESTIONS])
+    )
+    command = [SGLANG, "-m", "sglang.bench_serving", "--backend", "vllm", "--disable-tqdm"]
+    command += ["--base-url", servers[0].served.url, "--model", serve.NAME]
+    command += ["--tokenizer", spoken_pair[0], "--dataset-path", asked, "--output-file", seen]
+    command += ["--num-prompts", "5", "--sharegpt-output-len", "12", "--max-concurrency", "4"]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    figures = json.loads(seen.read_text())
+    assert figures["completed"] == 5
+    assert figures["total_output_tokens"] == 5 * 12
 
 
 def test_stats_shows_both_engines(servers, tmp_path):
