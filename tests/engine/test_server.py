@@ -201,7 +201,7 @@ def test_responses_say_how_requests_were_served(servers):
 def test_vllm_bench_serve_completes(servers, spoken_pair, tmp_path):
     server = servers[0]
     command = [
-        serve.VLLM,
+        *serve.VLLM,
         "bench",
         "serve",
         "--model",
@@ -238,7 +238,7 @@ def test_sglang_bench_serving_completes(servers, spoken_pair, tmp_path):
 
 def test_stats_shows_both_engines(servers, tmp_path):
     """From an environment with another temporary folder, too."""
-    command = [serve.VLLM.with_name("vllm-ssd"), "stats", "--json"]
+    command = [Path(sys.executable).with_name("vllm-ssd"), "stats", "--json"]
     elsewhere = {**os.environ, "TMPDIR": str(tmp_path)}
     said = subprocess.run(command, capture_output=True, text=True, env=elsewhere)
     shown = {engine["pid"]: engine for engine in json.loads(said.stdout)}
