@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check
 # The CPU build by its full name: plain 2.13.0 would be the CUDA build and gigabytes of libraries.
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
-# A third of all lines, which hardly anything here imports. What does compiles it by itself.
+# A third of all lines, which hardly anything here imports. A process that does compiles them itself.
 UNCOMPILED := /(tests|testing|anthropic|pip|mypyc?|numba)/|/transformers/models/|/vllm/(models|model_executor/models)/|/ray/(autoscaler|data|llm|rllib|serve|train|tune)/
 
 # sglang's client of servers, in an environment of its own: of sglang itself it needs what comes with

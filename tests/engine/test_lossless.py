@@ -1,11 +1,14 @@
 """With the option, too, texts are the target's own, token for token. In test_features.py they are
-those of a real model."""
+those of a real model, and in test_hub_names.py of two target ranks."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ import pytest
 from benchmarks.common.running import counters, processes_of
 from tests.support.greedy_texts import stopped, text_answers
 from tests.support.harness import (
-    OWN_PROCESS,
     SSD,
     START_S,
     damage,
@@ -41,7 +43,8 @@ PROMPTS = [
 ]
 STOP = ["ical", "."]
 STORIES = slice(12, 16)  # prompts whose texts go on to the last token that is asked for
-SHORT = 32  # positions of a draft that knows few
+# The draft's positions: enough for the short prompts and their texts, too few for the long ones.
+SHORT = 96
 # Chunked prefill, more requests than fit at once, and so few KV blocks that some may be preempted.
 OPTIONS = {
     "max_num_batched_tokens": 64,
@@ -60,21 +63,6 @@ def run_all(llm) -> dict[str, object]:
         "stop": texts(llm.generate(PROMPTS[:6], greedy(48, stop=STOP), use_tqdm=False)),
         "after_abort": abort_one(llm),
         "beside_sampled": beside_sampled(llm),
-    }
-
-
-@pytest.fixture(scope="module")
-def plain(spoken_pair) -> dict[str, Any]:
-    """What the target's own texts come to in ``run_all``."""
-    target = spoken_pair[0]
-    # The long ones apart, to whose length the others would be padded.
-    batch = [*text_answers(target, PROMPTS[:-4], 64), *text_answers(target, PROMPTS[-4:], 64)]
-    return {
-        "batch": batch,
-        "single": cut(batch[6:18:3], 32),
-        "stop": stopped(target, cut(batch[:6], 48), STOP),
-        "after_abort": cut(batch[:3:2], 40),
-        "beside_sampled": cut(batch[:8:2], 32),
     }
 
 
@@ -114,43 +102,24 @@ def abort_one(llm) -> list[object]:
     return texts([output for name, output in sorted(done.items()) if "-1" not in name])
 
 
-def test_same_tokens_as_the_target(spoken_pair, plain):
-    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort; with
-    fewer drafts a row in batches than alone, which leaves some over for later rounds; then what the
-    draft says is damaged all the time; then the draft is killed in the middle of a batch;
-    then the engine goes and nothing is left."""
-    target, draft = spoken_pair
-    speculation = {**SSD, "k": 3, "f": 1, "model": draft}
-    speculation["max_restarts"] = 1000
-    speculation["num_speculative_tokens_per_batch_size"] = [[1, 2, 3], [3, 64, 2]]
-    with engine(target, speculative_config=speculation, **OPTIONS) as llm:
-        run_dir = own_run_dir()
-        own = processes_of(run_dir)
-        found = run_all(llm)
-        counted = counters(run_dir)
-        # By how fast drafts come there are two preemptions, or none.
-        print("preempted:", preemptions(llm))
-        assert found == plain
-        # It was speculation that made them, and outcomes were looked up in time.
-        assert counted["hits"] + counted["misses"] > 0
-        assert sum(counted["accepted"][1:]) > 0
-        assert counted["verified"][2] < counted["verified"][1], "no row was trimmed"
-
-        with damage(run_dir):
-            damaged = texts(llm.generate(PROMPTS[:12], greedy(), use_tqdm=False))
-        assert damaged == plain["batch"][:12], "texts changed when the table was damaged"
-        # The draft reads there as well, and may have been started anew.
-        wait_for("living draft", lambda: serves(counters(run_dir)), START_S)
-
-        os.kill(counters(run_dir)["pid"], signal.SIGKILL)
-        again = texts(llm.generate(PROMPTS[12:], greedy(32), use_tqdm=False))
-        assert again == cut(plain["batch"][12:], 32), "texts changed when the draft died"
-    wait_gone(run_dir, own)
+@pytest.fixture(scope="module")
+def plain(spoken_pair) -> dict[str, Any]:
+    """What the target's own texts come to in ``run_all``."""
+    target = spoken_pair[0]
+    # The long ones apart, to whose length the others would be padded.
+    batch = [*text_answers(target, PROMPTS[:-4], 64), *text_answers(target, PROMPTS[-4:], 64)]
+    return {
+        "batch": batch,
+        "single": cut(batch[6:18:3], 32),
+        "stop": stopped(target, cut(batch[:6], 48), STOP),
+        "after_abort": cut(batch[:3:2], 40),
+        "beside_sampled": cut(batch[:8:2], 32),
+    }
 
 
 @pytest.fixture(scope="module")
-def ranks(spoken_pair, tmp_path_factory):
-    """An engine of two target ranks, whose draft knows ``SHORT`` positions."""
+def llm(spoken_pair, tmp_path_factory) -> Iterator[Any]:
+    """An engine whose draft knows ``SHORT`` positions. It leaves nothing when it goes."""
     target, draft = spoken_pair
     folder = tmp_path_factory.mktemp("short")
     for file in Path(draft).iterdir():
@@ -160,59 +129,65 @@ def ranks(spoken_pair, tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(config))
     # However busy the cores are, drafts are there in time.
     speculation = {**SSD, "k": 3, "f": 1, "model": str(folder), "max_wait_ms": 20000}
-    with pytest.MonkeyPatch.context() as patch:
-        # Without this, vLLM wants a NUMA node for each rank; "nobind" would let the ranks crowd.
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-        options = {**OWN_PROCESS, "tensor_parallel_size": 2, "speculative_config": speculation}
-        with engine(target, **options) as llm:
-            yield llm
+    speculation["max_restarts"] = 1000
+    # Fewer drafts a row in batches than alone, which leaves some over for later rounds.
+    speculation["num_speculative_tokens_per_batch_size"] = [[1, 2, 3], [3, 64, 2]]
+    with engine(target, speculative_config=speculation, **OPTIONS) as llm:
+        run_dir = own_run_dir()
+        own = processes_of(run_dir)
+        yield llm
+    wait_gone(run_dir, own)
 
 
-@pytest.fixture(scope="module")
-def expected(spoken_pair) -> list[tuple[list[int], str | None]]:
-    """The target's own texts after the stories, and after the last prompt, which is long."""
-    return [
-        text
-        for prompts in (PROMPTS[STORIES], PROMPTS[-1:])
-        for text in text_answers(spoken_pair[0], prompts, 36)
-    ]
+def test_same_tokens_as_the_target(llm, plain):
+    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort."""
+    found = run_all(llm)
+    counted = counters(own_run_dir())
+    # By how fast drafts come there are some preemptions, or none.
+    print("preempted:", preemptions(llm))
+    assert found == plain
+    # It was speculation that made them, and outcomes were looked up in time.
+    assert counted["hits"] + counted["misses"] > 0
+    assert sum(counted["accepted"][1:]) > 0
+    assert counted["verified"][2] < counted["verified"][1], "no row was trimmed"
 
 
-def test_same_tokens_under_tensor_parallelism(ranks, expected):
-    """Only the first rank looks into the table, both verify the same drafts."""
-    found = texts(ranks.generate(PROMPTS[STORIES], greedy(16), use_tqdm=False))
-    assert found == cut(expected[:-1], 16)
-    assert sum(counters(own_run_dir())["accepted"][1:]) > 0
-
-
-def test_texts_longer_than_the_drafts_longest(ranks, expected):
+def test_texts_longer_than_the_drafts_longest(llm, spoken_pair, plain):
     """Drafting stops for them, for nobody else, and serving goes on: for a text that becomes too
     long, beside one that is so from the start; then for the latter alone."""
     run_dir = own_run_dir()
     before = counters(run_dir)
-    outputs = ranks.generate([PROMPTS[12], PROMPTS[-1]], greedy(36), use_tqdm=False)
-    assert texts(outputs) == [expected[0], expected[-1]]
+    expected = [text_answers(spoken_pair[0], [PROMPTS[n]], SHORT)[0] for n in (12, -1)]
+    outputs = llm.generate([PROMPTS[12], PROMPTS[-1]], greedy(SHORT), use_tqdm=False)
+    assert texts(outputs) == expected
     sizes = [len(output.prompt_token_ids) for output in outputs]
     assert sizes[0] < SHORT < sizes[0] + len(outputs[0].outputs[0].token_ids) and SHORT < sizes[1]
     between = counters(run_dir)
     assert sum(between["accepted"][1:]) > sum(before["accepted"][1:])
-    found = texts(ranks.generate(PROMPTS[-1:], greedy(16), use_tqdm=False))
-    assert found == cut(expected[-1:], 16)
+    found = texts(llm.generate(PROMPTS[-1:], greedy(16), use_tqdm=False))
+    assert found == cut(plain["batch"][-1:], 16)
     after = counters(run_dir)
     assert after["rounds"] > between["rounds"] and after["drafts"] == between["drafts"]
 
 
-def test_sleep_and_new_weights_reach_processes_of_ranks(ranks, expected):
-    """In test_equal_draft.py, the target's worker is in the engine core's process."""
+def test_a_draft_that_says_anything_and_one_that_dies(llm, plain):
+    """What the draft says is damaged all the time; then it is killed in the middle of a batch."""
     run_dir = own_run_dir()
-    config = ranks.llm_engine.vllm_config.speculative_config
-    ranks.sleep(level=1)
-    assert not serves(counters(run_dir))
-    ranks.wake_up()
-    wait_for("draft", lambda: serves(counters(run_dir)), START_S)
-    ranks.collective_rpc("reload_draft", args=(config.draft_model_config.model,))
-    wait_for("draft", lambda: serves(counters(run_dir)), START_S)
-    before = sum(counters(run_dir)["accepted"][1:])
-    found = texts(ranks.generate(PROMPTS[STORIES], greedy(16), use_tqdm=False))
-    assert found == cut(expected[:-1], 16)
-    assert sum(counters(run_dir)["accepted"][1:]) > before
+    with damage(run_dir):
+        damaged = texts(llm.generate(PROMPTS[:12], greedy(), use_tqdm=False))
+    assert damaged == plain["batch"][:12], "texts changed when the table was damaged"
+    # The draft reads there as well, and may have been started anew.
+    wait_for("living draft", lambda: serves(counters(run_dir)), START_S)
+    counted = counters(run_dir)
+
+    def kill_it() -> None:
+        enough = sum(counted["accepted"]) + 20
+        wait_for("verifications", lambda: sum(counters(run_dir)["accepted"]) > enough, START_S)
+        with suppress(ProcessLookupError):
+            os.kill(counted["pid"], signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_it)
+        again = texts(llm.generate(PROMPTS[12:], greedy(32), use_tqdm=False))
+        killed.result()
+    assert again == cut(plain["batch"][12:], 32), "texts changed when the draft died"

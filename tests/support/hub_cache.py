@@ -119,9 +119,9 @@ def answer(prompt: str, tokens: int) -> list[int]:
 def store(home: Path, name: str, save: Callable[[Path], None]) -> None:
     """Put what ``save`` writes to a folder into the cache of this ``HF_HOME``, as the branch
     "main" of the model with this name."""
-    commit = commit_of(name)
-    place = home / "hub" / f"models--{name.replace('/', '--')}"
-    written, snapshot = place / "written", place / "snapshots" / commit
+    commit, snapshot = commit_of(name), folder_of(home, name)
+    place = snapshot.parents[1]
+    written = place / "written"
     for folder in (written, snapshot, place / "blobs", place / "refs"):
         folder.mkdir(parents=True)
     save(written)
@@ -131,6 +131,11 @@ def store(home: Path, name: str, save: Callable[[Path], None]) -> None:
         (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
     written.rmdir()
     (place / "refs" / "main").write_text(commit)
+
+
+def folder_of(home: Path, name: str) -> Path:
+    """The folder of the model with this name in the cache of this ``HF_HOME``."""
+    return home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / commit_of(name)
 
 
 def commit_of(name: str) -> str:

@@ -14,21 +14,19 @@ _LIST = Path(__file__).with_name("tests.toml")
 @dataclass(frozen=True)
 class File:
     """A file of vLLM's ``tests``. exclude: why a test is not run, by a part of its name. short:
-    parts of the names that are run in the short run. plain: by a part of a test's name, how many
+    whether it is run in the short run. plain: by a part of a test's name, how many
     engines without speculation stay so, as the test compares others with them. no_drafts: why its
     engines verify none; without that they must."""
 
     path: str
-    short: tuple[str, ...] = ()
+    short: bool = False
     exclude: Mapping[str, str] = field(default_factory=dict)
     plain: Mapping[str, int] = field(default_factory=dict)
     no_drafts: str = ""
 
-    def runs(self, test: str, short: bool) -> bool:
+    def runs(self, test: str) -> bool:
         """Whether a test of this name and with these parameters is run."""
-        return not any(part in test for part in self.exclude) and (
-            not short or any(part in test for part in self.short)
-        )
+        return not any(part in test for part in self.exclude)
 
     @property
     def steps(self) -> set[str]:
@@ -47,7 +45,6 @@ def _read() -> tuple[dict[str, str], dict[str, File]]:
     }
     files = {}
     for path, entry in content.items():
-        entry["short"] = tuple(entry.get("short", ()))
         files[path] = File(path, **entry)
     return names, files
 

@@ -54,7 +54,7 @@ def _cuda_for_tests(root: str) -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those of the list, whatever they ask of a GPU."""
-    chosen = [item for item in items if _file(item).runs(item.name, bool(os.environ[SHORT]))]
+    chosen = [item for item in items if _file(item).runs(item.name)]
     for item in chosen:
         for node in item.listchain():
             node.own_markers = [mark for mark in node.own_markers if mark.name != "skipif"]
