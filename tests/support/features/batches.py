@@ -39,7 +39,7 @@ def joining(llm: Any) -> Any:
 
 def to_the_longest(llm: Any) -> Any:
     """Texts that end where the engine's longest text does."""
-    return generate(llm, [LONG, SHORT], greedy(None, ignore_eos=True))
+    return generate(llm, [LONG, f"{SHORT} {LONG}"[:500]], greedy(None, ignore_eos=True))
 
 
 def same_id(llm: Any) -> Any:
