@@ -41,6 +41,7 @@ _LARGE = 12
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 _SAY_S = 10.0  # between two log lines of a size class
+_STALE_S = 10.0  # a size class without batches for so long tries all limits at once
 
 
 def most_that_fit(budget: int, requests: int) -> int:
@@ -63,7 +64,16 @@ class _SizeClass:
         self._turn: list[int] | None = None  # the limits that are still to be tried; None: no turn
         self._until_turn = 0  # steps of the best limit
         self._said_off, self._said_at = False, float("-inf")
+        self._used = time.monotonic()
         self.begin(after=0)
+
+    def enter(self) -> None:
+        """Begin anew after batches of other sizes. A burst of new requests may have taught that
+        drafts do not pay, and be over."""
+        if time.monotonic() > self._used + _STALE_S:
+            self._turn = [limit for limit in self._limits if limit != self.best]
+            self.current = self._turn.pop(0) if self._turn else self.best
+        self.begin()
 
     def begin(self, after: int | None = None) -> None:
         """Begin a stretch, again if it was interrupted. after: the limit of the steps until now;
@@ -73,6 +83,7 @@ class _SizeClass:
 
     def add(self, seconds: float, tokens: int, has_prompts: bool) -> None:
         """Take in a step of the stretch. If the stretch ends, choose the limit of the next one."""
+        self._used = time.monotonic()
         if self._settling:
             self._settling -= 1
             return
@@ -155,7 +166,7 @@ class DraftLimits:
             self._class.add(seconds, gained, self._since_prompt <= _AFTER_PROMPT)
         else:
             self._class = self._of_size(round(size))
-            self._class.begin()
+            self._class.enter()
         return self._class.current
 
     def _of_size(self, size: int) -> _SizeClass:

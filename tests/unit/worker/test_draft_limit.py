@@ -58,6 +58,17 @@ def test_texts_that_become_easier_or_harder(before, after):
     assert target.run(4000)[1] > 0.9 * max(after, 1.0)
 
 
+def test_after_a_pause_drafts_are_tried_at_once(monkeypatch):
+    target = gpu(0.7)
+    monkeypatch.setattr(draft_limit.time, "monotonic", lambda: target.now)
+    target.run(2000)
+    target.rates[MOST_DRAFTS] = 3.0
+    target.run(1, batch=4)
+    target.now += 60
+    target.missed = 0  # its requests are new
+    assert target.run(100)[0][MOST_DRAFTS] == 100
+
+
 @pytest.mark.parametrize("drafted", [0.8, 1.25])
 def test_prompts_count_alike(drafted):
     """A step with prompts takes as long as ten without, and comes by chance."""
