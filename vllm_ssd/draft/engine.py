@@ -9,12 +9,12 @@ target does without drafts. In order of urgency:
               fallbacks come next, and grow together with all other branches
     glue      show the model what it has not seen of the bonus and the drafts being verified, which
               is nothing if it has grown them and had the time; predict the outcomes
-    grow      one more token for every branch, if a target may wait for one; it also shows the bonus
-              of requests that are verified without drafts, whose glue comes next
+    grow      one more token for every branch, if a target may wait for one
     behind    show a chunk of requests without a prediction that have more tokens to show
     prefill   show a chunk of one new text or of several, if none was shown since the last glue, so
               that new texts do start
-    grow      one more token for every branch, or show the model their last tokens
+    grow      one more token for every branch, or show the model their last tokens; also show it the
+              bonus of requests that are verified without drafts, whose glue comes next
     prefill
 """
 

@@ -16,7 +16,7 @@ from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import ProgramCache
 from vllm_ssd.draft.programs import Feed
 from vllm_ssd.draft.random_numbers import uniforms
-from vllm_ssd.draft.request import DraftRequest
+from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.running_batch import RunningBatch
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.protocol import FALLBACK
@@ -114,7 +114,7 @@ class Executor:
         planted = [
             GrowingTree(
                 *(tree, r.where, stamp, r.seat, r.temperature, own, r.served.live),
-                awaited=not stamp & FALLBACK,
+                awaited=r.phase is not Phase.DECIDING,
             )
             for r, tree, stamp, own in zip(requests, trees, stamps, numbers)
         ]

@@ -17,8 +17,9 @@ class GrowingTree:
     where: a place from a served table's ``places``; stamp: the prediction's; seat: the request's in
     ``HiddenStates``. temperature: 0 = greedy; uniforms: float64 [branches, k], a random number in
     [0, 1) for every draft, None if all are greedy. load: requests that the table had when the tree
-    was planted. awaited: the outcome has not come yet. step: steps started. ended: the tree does
-    not grow any more, so its KV blocks, slot and seat may go to another request.
+    was planted. awaited: the outcome has not come yet, or no drafts are verified after it: no
+    target waits for tokens. step: steps started. ended: the tree does not grow any more, so its KV
+    blocks, slot and seat may go to another request.
     """
 
     tree: Tree

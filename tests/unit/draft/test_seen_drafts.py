@@ -84,3 +84,22 @@ def test_a_bonus_without_drafts_is_shown_by_the_step_of_all_branches(
     while predicted(loop, slot.slot, make_stamp(slot.generation, 1)) is None:
         assert loop.work(1)
     assert tokens == [POLICY.branches + 1]
+
+
+def test_new_texts_are_read_before_a_bonus_without_drafts(tmp_path, draft_model, reference):
+    """Else a target with many misses would keep the draft from reading any."""
+    loop = Loop(draft_model, tmp_path / "t", POLICY)
+    target = loop.begin("missed", PROMPT, reference)
+    loop.work()
+    target.round(loop.client)
+    loop.work()
+    slot = loop.slot_of("missed")
+    stamp = make_stamp(slot.generation, slot.round)
+    loop.begin("new", [*PROMPT, 7, 8, 9], reference)
+    length = len(target.text) + 1
+    loop.outcomes.publish(slot.slot, stamp, length, -1, [3])
+    loop.outcomes.confirm(slot.slot, stamp, [])
+    counters = loop.table.draft[0]
+    read, grown = int(counters["prefill"]), int(counters["branch"])
+    assert loop.work(1)
+    assert counters["prefill"] > read and counters["branch"] == grown
