@@ -28,6 +28,7 @@ import torch
 from benchmarks.common.arguments import numbers
 from benchmarks.common.markdown import table_head, table_row
 from benchmarks.common.models import SMOLLM2, find_model
+from benchmarks.common.prompts import chat_text
 from benchmarks.serving.datasets import find_dataset
 from benchmarks.standin.folders import say
 from benchmarks.standin.loader import register
@@ -64,33 +65,20 @@ def compute_chats(folder: str, device: str, dataset: str, count: int) -> list[Ch
     """Greedy answers of SmolLM2 in float32, some tokens longer than they are used."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     questions = [chat[0] for chat in find_dataset(dataset, 1).chats]
     random.Random(0).shuffle(questions)
-    prompts = [
-        list(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}],
-                add_generation_prompt=True,
-                return_dict=False,
-            )
-        )
-        for question in questions[:count]
-    ]
-    longest = max(map(len, prompts))
-    padding = [longest - len(prompt) for prompt in prompts]
-    ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts)])
-    seen = (torch.arange(longest) >= torch.tensor(padding)[:, None]).long()
+    texts = [chat_text(tokenizer, question) for question in questions[:count]]
+    rows = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt").to(device)
     out = model.generate(
-        ids.to(device),
-        attention_mask=seen.to(device),
-        max_new_tokens=ANSWER + 32,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
+        **rows, max_new_tokens=ANSWER + 32, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    return [Chat(prompt, row[longest:].tolist()) for prompt, row in zip(prompts, out)]
+    longest = rows["input_ids"].shape[1]
+    return [
+        Chat(row[:longest][seen.bool()].tolist(), row[longest:].tolist())
+        for row, seen in zip(out, rows["attention_mask"])
+    ]
 
 
 @dataclass
