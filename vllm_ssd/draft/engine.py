@@ -114,10 +114,11 @@ class DraftEngine:
                 undrafted.append(request)
             else:
                 (glue if request.unfed <= glue_size else prefill).append(request)
+        # After "nearly", all get fallbacks together.
+        planted = [] if nearly else [r for r in missed if r.unfed == 1]
         # A glue would read all weights for the bonus alone, and the next step reads them anyway.
-        self._plant_fallbacks([r for r in undrafted if r.tree is None])
-        if not nearly:  # else all get fallbacks together, afterwards
-            self._plant_fallbacks([r for r in missed if r.unfed == 1])
+        planted += [r for r in undrafted if r.tree is None]
+        self._plant_fallbacks(planted)
         growing = self._executor.growing
         if nearly:
             self._feed(nearly)

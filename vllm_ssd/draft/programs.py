@@ -172,7 +172,6 @@ class Fallbacks:
     ):
         self._states = states
         self._publisher = publisher
-        self.batch = batch
         names = ("where", "stamp", "accepted", "bonus", "homes")
         self._inputs = Inputs(device, dict.fromkeys(names, (batch,)))
         self.run = GraphedCall(self._compute)
