@@ -71,8 +71,8 @@ class _SizeClass:
         """Begin anew after batches of other sizes. A burst of new requests may have taught that
         drafts do not pay, and be over."""
         if time.monotonic() > self._used + _STALE_S:
-            self._turn = [limit for limit in self._limits if limit != self.best]
-            self.current = self._turn.pop(0) if self._turn else self.best
+            self._turn, self._until_turn = None, 0
+            self._choose()  # begins a turn
         self.begin()
 
     def begin(self, after: int | None = None) -> None:
