@@ -13,6 +13,7 @@ import torch
 from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
+from vllm_ssd.config.default_drafts import default_k_and_f
 from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
@@ -32,12 +33,14 @@ def subject_without_target() -> Subject:
     """Subject for one engine on one device, with the attention of Llama-3.2-1B and the options'
     defaults. ``ValueError`` if no device is left for the draft."""
     parallel = ParallelConfig()
-    if current_platform.is_cpu():
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
         device = DraftDevice(split_cores(available_cores(), 1, None, None).draft)
     else:
         device = place_draft(None, 1, parallel, current_platform, 0)
     attention = AttentionShape(16, 32, 8, 64, 64**-0.5, torch.bfloat16, _CPU)
-    table = TableShape(slots=256, k=7, branches=24, top_m=32)
+    k, f = default_k_and_f(None, None, on_cpu)
+    table = TableShape(slots=256, k=k, branches=f * (k + 1), top_m=32)
     backends = resolve_tree_backends("auto", None, current_platform)
     return Subject(parallel, device, table, attention, backends)
 
