@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import MPClient
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-    from vllm_ssd.metrics.prometheus import SpeculationCollector
-
 _RUN_DIR, _ENGINE = "ssd_run_dir", "data_parallel_rank"
 
 
@@ -68,18 +66,13 @@ def with_ssd_metrics(
 def with_ssd_collected(original: Original, self: MultiProcessCollector) -> Iterator[Any]:
     """Add ssd's metrics in one of several API servers, whose ``/metrics`` collects only files."""
     yield from original(self)
-    for collector in collectors():
-        yield from collector.collect()
-
-
-def collectors() -> list[SpeculationCollector]:
-    """Return ssd's collectors of this frontend: one, or none for another speculative method."""
     from prometheus_client import REGISTRY
 
     from vllm_ssd.metrics.prometheus import SpeculationCollector
 
-    registered = list(REGISTRY._collector_to_names)
-    return [each for each in registered if isinstance(each, SpeculationCollector)]
+    for collector in list(REGISTRY._collector_to_names):  # none for another speculative method
+        if isinstance(collector, SpeculationCollector):
+            yield from collector.collect()
 
 
 def _run_dirs(vllm_config: VllmConfig) -> dict[int, Path]:
