@@ -45,7 +45,8 @@ class Parsed(Exception):
 
 
 @pytest.fixture(autouse=True)
-def only_parse(monkeypatch):
+def only_parse(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # a parser opens the file of --report
     for name in ("parse_args", "parse_known_args"):
         parse = getattr(argparse.ArgumentParser, name)
 
