@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import shlex
 import subprocess
@@ -28,28 +27,17 @@ FOLDER = Path(__file__).parents[3] / "examples" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 # Of Kubernetes: the oldest that its makers still mend, and the newest.
 VERSIONS = ("1.35", kubernetes_validate.latest_version())
-
-
-class Group(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """rayStartParams: options of `ray start`. template: of a pod."""
-
-    ray_start_params: dict[str, str]
-    template: dict[str, Any]
-
-
-class WorkerGroup(Group, forbid_unknown_fields=True, rename="camel"):
-    group_name: str
-    replicas: int
-    min_replicas: int
-    max_replicas: int
-
-
-class RayCluster(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """The spec, as far as the manifests use it."""
-
-    ray_version: str
-    head_group_spec: Group
-    worker_group_specs: list[WorkerGroup]
+# rayStartParams are options of `ray start`, a template is of a pod.
+GROUP = [("rayStartParams", dict[str, str]), ("template", dict[str, Any])]
+WORKERS = [("groupName", str), *((f"{each}eplicas", int) for each in ("r", "minR", "maxR")), *GROUP]
+STRICT = {"forbid_unknown_fields": True}
+GROUPS = {"headGroupSpec": GROUP, "workerGroupSpecs": WORKERS}
+HEAD, WORKER = (msgspec.defstruct(name, fields, **STRICT) for name, fields in GROUPS.items())
+RAY_CLUSTER = msgspec.defstruct(
+    "RayCluster",
+    [("rayVersion", str), ("headGroupSpec", HEAD), ("workerGroupSpecs", list[WORKER])],
+    **STRICT,
+)
 
 
 def objects(file: Path) -> list[dict[str, Any]]:
@@ -58,35 +46,30 @@ def objects(file: Path) -> list[dict[str, Any]]:
 
 def pods(found: Any) -> Iterator[dict[str, Any]]:
     """The pods that an object, or a part of one, is a template for."""
-    if isinstance(found, list):
-        for part in found:
-            yield from pods(part)
-    elif isinstance(found, dict):
+    parts = found if isinstance(found, list) else ()
+    if isinstance(found, dict):
         if "template" in found:
             yield {"apiVersion": "v1", "kind": "Pod", **found["template"]}
-        for part in found.values():
-            yield from pods(part)
+        parts = found.values()
+    for part in parts:
+        yield from pods(part)
 
 
-def containers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each with its pod."""
-    found = [pod for file in FILES for pod in pods(objects(file))]
-    return [(pod, container) for pod in found for container in pod["spec"]["containers"]]
+def targets() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each container of a target, with its pod."""
+    for pod in (pod for file in FILES for pod in pods(objects(file))):
+        yield from ((pod, each) for each in pod["spec"]["containers"] if each.get("args"))
 
 
 def commands(container: dict[str, Any]) -> list[list[str]]:
-    """The words of each command: that of the image with its arguments, or those of a script."""
-    args = container.get("args", [])
-    if len(args) != 1:
-        return [["vllm", "serve", *args]] if args else []
+    """The words of each command: that of the image with its arguments, or those of a script. The
+    target's is the last one."""
+    args = container["args"]
+    if len(args) > 1:
+        return [["vllm", "serve", *args]]
     lines = args[0].replace("\\\n", "").splitlines()
-    return [shlex.split(line.removeprefix("exec ").removesuffix("&")) for line in lines]
-
-
-def served(container: dict[str, Any]) -> list[str]:
-    """The words of its `vllm serve`."""
-    (words,) = (words for words in commands(container) if words[:2] == ["vllm", "serve"])
-    return words
+    found = [shlex.split(line.removeprefix("exec ").removesuffix("&")) for line in lines]
+    return sorted(found, key=lambda words: words[:2] == ["vllm", "serve"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -96,46 +79,45 @@ def test_kubernetes_takes_it(file, version):
     assert len(checked) > 1
     for one in checked:
         if one["kind"] == "RayCluster":
-            msgspec.convert(one["spec"], RayCluster)
-        else:
-            kubernetes_validate.validate(one, version, strict=True)
+            msgspec.convert(one["spec"], RAY_CLUSTER)
+            continue
+        kubernetes_validate.validate(one, version, strict=True)
+        if one["kind"] == "Pod":
+            wrong = copy.deepcopy(one)
+            wrong["spec"]["containers"][0]["redinessProbe"] = {}
+            with pytest.raises(kubernetes_validate.ValidationError, match="redinessProbe"):
+                kubernetes_validate.validate(wrong, version, strict=True)
 
 
-def test_a_misspelt_field_would_be_found():
-    pod, container = next(both for both in containers() if "readinessProbe" in both[1])
-    wrong = copy.deepcopy(pod)
-    wrong["spec"]["containers"][0]["redinessProbe"] = container["readinessProbe"]
-    with pytest.raises(kubernetes_validate.ValidationError, match="redinessProbe"):
-        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
-
-
-def test_names_lead_somewhere():
-    """Volumes that are mounted are the pod's, a service's pods and a deployment's are there."""
-    for pod, container in containers():
-        volumes = {volume["name"] for volume in pod["spec"].get("volumes", ())}
-        assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes
-    for file in FILES:
-        labels = [pod["metadata"]["labels"] for pod in pods(objects(file)) if "metadata" in pod]
-        for one in objects(file):
-            selector = one["spec"].get("selector", {})
-            wanted = selector.get("matchLabels", selector).items()
-            assert not wanted or any(wanted <= its.items() for its in labels)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_names_lead_somewhere(file):
+    """Of volumes, claims, and the pods of services and deployments."""
+    found, volumes = list(pods(objects(file))), []
+    for pod in found:
+        volumes += (own := pod["spec"].get("volumes", []))
+        mounts = [m for each in pod["spec"]["containers"] for m in each.get("volumeMounts", ())]
+        assert {mount["name"] for mount in mounts} <= {volume["name"] for volume in own}
+    claims = [v["persistentVolumeClaim"] for v in volumes if "persistentVolumeClaim" in v]
+    made = [o["metadata"]["name"] for o in objects(file) if o["kind"] == "PersistentVolumeClaim"]
+    assert {claim["claimName"] for claim in claims} == set(made)
+    known = [pod["metadata"]["labels"].items() for pod in found if "metadata" in pod]
+    for one in objects(file):
+        selector = one["spec"].get("selector", {})
+        wanted = selector.get("matchLabels", selector).items()
+        assert not wanted or any(wanted <= its for its in known)
 
 
 def test_what_a_target_needs():
     """Options that vLLM and ssd take, shared memory, pages that may be locked, models that stay,
     its GPUs, and no variables of services."""
-    targets = [(pod, each) for pod, each in containers() if any(commands(each))]
-    assert len(targets) == len(FILES)
-    for pod, container in targets:
+    assert len(list(targets())) == len(FILES)
+    for pod, container in targets():
         parser = make_arg_parser(FlexibleArgumentParser())
-        args = parser.parse_args(served(container)[2:])
+        args = parser.parse_args(commands(container)[-1][2:])
         config = dict(args.speculative_config)
-        assert config.pop("method") == "ssd"
-        assert set(config) <= set(OPTIONS)
-        own_draft = int("draft_server" not in config)
+        assert config.pop("method") == "ssd" and set(config) <= set(OPTIONS)
         gpus = container["resources"]["limits"]["nvidia.com/gpu"]
-        assert gpus == args.tensor_parallel_size + own_draft
+        assert gpus == args.tensor_parallel_size + ("draft_server" not in config)
         assert "IPC_LOCK" in container["securityContext"]["capabilities"]["add"]
         assert container["readinessProbe"]["httpGet"]["path"] == "/health"
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
@@ -143,19 +125,6 @@ def test_what_a_target_needs():
         assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
         assert "persistentVolumeClaim" in mounts["/root/.cache/huggingface"]
         assert pod["spec"]["enableServiceLinks"] is False, "VLLM_SSD_PORT"
-
-
-def test_claims_of_volumes_are_there():
-    for file in FILES:
-        volumes = [
-            volume for pod in pods(objects(file)) for volume in pod["spec"].get("volumes", ())
-        ]
-        found = (v["persistentVolumeClaim"] for v in volumes if "persistentVolumeClaim" in v)
-        claims = {claim["claimName"] for claim in found}
-        made = {
-            o["metadata"]["name"] for o in objects(file) if o["kind"] == "PersistentVolumeClaim"
-        }
-        assert claims == made
 
 
 @pytest.fixture
@@ -171,42 +140,41 @@ def test_a_draft_that_ray_places(with_ray):
     from ray.scripts.scripts import start  # it imports much
 
     cluster, container = with_ray
-    join, drafts, *_ = commands(container)
+    join, drafts, *_, serve = commands(container)
     parser = argparse.ArgumentParser()
     command.add_command(parser.add_subparsers())
     args = parser.parse_args(drafts[1:])
     groups = cluster["spec"]["workerGroupSpecs"]
     assert labels(args.ray_labels) in [labels(g["rayStartParams"]["labels"]) for g in groups]
-    words = served(container)
-    config = json.loads(words[words.index("--speculative-config") + 1])
-    assert config["draft_server"] == args.name
-    assert Path(config["draft_server_key"]) == args.key_file
+    served = make_arg_parser(FlexibleArgumentParser()).parse_args(serve[2:]).speculative_config
+    assert served["draft_server"] == args.name
+    assert Path(served["draft_server_key"]) == args.key_file
     joined = start.make_context("ray start", join[2:]).params
     assert joined["address"] == f"{cluster['metadata']['name']}-head-svc:6379"
     for group in (cluster["spec"]["headGroupSpec"], *groups):
         options = [f"--{name}={value}" for name, value in group["rayStartParams"].items()]
         start.make_context("ray start", options)
-
-
-def test_the_image_answers_kuberays_probes():
-    """They ask the agents of Ray's dashboard, which plain Ray does not have."""
+    # KubeRay's probes ask the agents of Ray's dashboard, which plain Ray does not have.
     assert '"ray[default]"' in (FOLDER.parents[1] / "docker" / "Dockerfile.cuda").read_text()
 
 
-def test_a_draft_that_fails_ends_the_container(with_ray, tmp_path):
+@pytest.mark.parametrize(
+    "draft, status, said",
+    [("sleep .2; exit 1", 1, b""), ("sleep 1.5; touch $KEY; sleep 1", 0, b"serves\n")],
+)
+def test_a_draft_that_fails_ends_the_container(with_ray, tmp_path, draft, status, said):
     """And one that loads is waited for, before the target starts."""
     (script,) = with_ray[1]["args"]
     script = script.replace("/run/drafts.key", str(tmp_path / "key"))
-    stubs = {"ray": "exit 0", "vllm": f"[ -e {tmp_path}/key ] && echo serves"}
-    for draft, status in (
-        ("sleep .2; exit 1", 1),
-        (f"sleep 1.5; touch {tmp_path}/key; sleep 1", 0),
-    ):
-        for name, body in {**stubs, "vllm-ssd": draft}.items():
-            (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-            (tmp_path / name).chmod(0o755)
-        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            ["bash", "-ec", script], env=environment, stdout=subprocess.PIPE, timeout=60
-        )
-        assert (done.returncode, done.stdout) == (status, b"" if status else b"serves\n")
+    stubs = {"ray": "exit 0", "vllm": "[ -e $KEY ] && echo serves", "vllm-ssd": draft}
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "KEY": str(tmp_path / "key")}
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (status, said)
