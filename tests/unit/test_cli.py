@@ -49,25 +49,22 @@ def test_without_engines(monkeypatch, capsys):
 
 def test_the_status_says_whether_all_drafts_serve(table, capsys):
     look_up(TargetCounters(table))
-    assert cli.main(["stats"]) == 1
-    assert "draft │ loading" in shown(capsys)
-    beat(table)
-    table.draft["restarts"] = 2
-    table.draft["blocks"], table.draft["free_blocks"] = 4, 3
-    assert cli.main(["stats"]) == 0
-    text = shown(capsys)
-    assert "engine 1 ┃ ┃ ┃ process 4321" in text and "target │ the model" in text
-    assert "draft │ serves" in text and "process │ 7" in text and "restarts │ 2" in text
-    assert "hit: drafts ready at once │ 100.0%" in text and "KV cache in use │ 25.0%" in text
-    table.draft["heartbeat"] -= 6_000_000_000
-    assert cli.main(["stats"]) == 1
-    text = shown(capsys)
-    assert "draft │ silent" in text and "last heartbeat │ 6." in text
-    table.draft["heartbeat"] = 0
-    assert cli.main(["stats"]) == 1
-    text = shown(capsys)
-    assert "draft │ lost, being restarted" in text and "last heartbeat │ none" in text
-    assert "requests it drafts for │ none" in text and "KV cache in use │ none" in text
+    serves = ["engine 1 ┃ ┃ ┃ process 4321", "target │ the model", "draft │ serves", "process │ 7"]
+    serves += ["restarts │ 2", "at once │ 100.0%", "KV cache in use │ 25.0%"]
+    lost = ["draft │ lost, being restarted", "last heartbeat │ none"]
+    lost += ["requests it drafts for │ none", "KV cache in use │ none"]
+    now = time.monotonic_ns()
+    for status, fields, said in (
+        (1, {}, ["draft │ loading"]),
+        (0, {"pid": 7, "restarts": 2, "blocks": 4, "free_blocks": 3, "heartbeat": now}, serves),
+        (1, {"heartbeat": now - 6_000_000_000}, ["draft │ silent", "last heartbeat │ 6."]),
+        (1, {"heartbeat": 0}, lost),
+    ):
+        for name, value in fields.items():
+            table.draft[name] = value
+        assert cli.main(["stats"]) == status
+        text = shown(capsys)
+        assert all(part in text for part in said), text
 
 
 def test_two_servers_are_told_apart_in_80_columns(tmp_path, monkeypatch, capsys):
@@ -84,13 +81,15 @@ def test_two_servers_are_told_apart_in_80_columns(tmp_path, monkeypatch, capsys)
         table.draft["link_us"] = 2_000
     monkeypatch.setattr(rundir, "tables", lambda: paths)
     monkeypatch.setenv("COLUMNS", "80")
-    cli.main(["stats"])
+    assert cli.main(["stats"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heading, rows = lines[1:3], lines[4:-1]
     assert "process 4194301" in heading[1] and "process 4194302" in heading[1]
     labels = [label for label, _ in EngineReport.read(paths[0], table).rows()]
     assert [line.split("│")[1].rstrip() for line in rows] == [f" {label}" for label in labels]
     assert max(map(len, lines)) <= 80
+    table.draft["heartbeat"] = 0
+    assert cli.main(["stats"]) == 1, "one of two is lost"
 
 
 def test_its_page_has_a_line_for_each_row(table):
@@ -101,24 +100,18 @@ def test_its_page_has_a_line_for_each_row(table):
     assert named == [label.strip().partition(":")[0] for label, _ in rows]
 
 
-def test_an_engines_own_draft_has_no_column(tmp_path, monkeypatch, capsys):
-    """The engine's says the same of it."""
-    shape, paths = TableShape(slots=1, k=2, branches=2), [tmp_path / "draft", tmp_path / "engine"]
-    for path, model in zip(paths, ("", "the model")):
-        SpeculationTable.create(path, shape, TableOwner(model, draft_server="own:1-ab/0"))
-    monkeypatch.setattr(rundir, "tables", lambda: paths)
-    assert cli.main(["stats", "--json"]) == 1
-    (engine,) = json.loads(capsys.readouterr().out)
-    assert (engine["model"], engine["draft_server"]) == ("the model", None)
-
-
-def test_json_has_all_counters(table, capsys):
+def test_json_has_all_counters(table, tmp_path, monkeypatch, capsys):
+    """An engine's own draft has no entry: the engine's says the same of it."""
     look_up(TargetCounters(table))
     beat(table)
+    own = TableOwner("", draft_server="own:1-ab/0")
+    SpeculationTable.create(tmp_path / "draft", table.shape, own)
+    monkeypatch.setattr(rundir, "tables", lambda: [tmp_path / "draft", table.path])
     assert cli.main(["stats", "--json"]) == 0
     (engine,) = json.loads(capsys.readouterr().out)
     assert (engine["model"], engine["engine"], engine["pid"]) == ("the model", 1, 4321)
     assert engine["draft_serves"] and 0 <= engine["draft_heartbeat_age_s"] < 5
+    assert engine["draft_server"] is None
     assert engine["rates"]["hit"] == 1.0 and engine["counters"]["ready"] == [0, 0, 1]
 
 

@@ -53,80 +53,61 @@ def test_what_is_copied_is_there_and_enough(dockerfile, tmp_path):
         assert (tmp_path / part).exists()
 
 
-def run_script(python: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The script with this Python, as it would run where it stands."""
-    return subprocess.run(
-        [SCRIPT],
-        env={**os.environ, "PYTHON": str(python), **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.fixture
-def recorder(tmp_path):
-    """A Python that finds everything in order, and writes down what it was to do. HIP: the version
-    that it says it is for; FAILS: what it fails to do, as a pattern of sh."""
-    python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\necho "$@" >>"$0.calls"\n'
-        'eval "case \\"\\$*\\" in ${FAILS:-nothing}) exit 1 ;; -) echo INFO; echo $HIP ;; esac"\n'
-    )
-    python.chmod(0o755)
-    return python
+def set_up(tmp_path):
+    """Runs the script with a Python that does as this script of sh says; what it printed, and the
+    arguments of each call of Python."""
+
+    def set_up(body: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        python, calls = tmp_path / "python", tmp_path / "calls"
+        python.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n{body}\n')
+        python.chmod(0o755)
+        environment = {**os.environ, "PYTHON": str(python), **environment}
+        done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True)
+        return done, calls.read_text().splitlines()
+
+    return set_up
 
 
 FOR_ROCM_7, FOR_ROCM_10 = "amd-flashinfer==0.5.3+amd.2", "amd-flashinfer==0.6.18+amd.2"
+FROM_SOURCE = "git+https://github.com/ROCm/flashinfer@v0.5.3+amd.2"
+WITHOUT = "*flashinfer*"
 
 
 @pytest.mark.parametrize(
-    "hip, flashinfer, last",
+    "hip, chosen, fails, last",
     [
-        ("7.2.53211", None, FOR_ROCM_7),
-        ("7.2.53211", "auto", FOR_ROCM_7),
-        ("10.0.60311", "auto", FOR_ROCM_10),
-        ("7.2.53211", "", None),
-        ("7.2.53211", FOR_ROCM_10, FOR_ROCM_10),
+        ("7.2.53211", {}, "-", FOR_ROCM_7),
+        ("7.2.53211", {"AMD_FLASHINFER": "auto"}, "-", FOR_ROCM_7),
+        ("10.0.60311", {"AMD_FLASHINFER": "auto"}, "-", FOR_ROCM_10),
+        ("7.2.53211", {"AMD_FLASHINFER": ""}, "-", None),
+        ("7.2.53211", {"AMD_FLASHINFER": FOR_ROCM_10}, "-", FOR_ROCM_10),
+        ("7.2.53211", {}, "*--index-url*", FROM_SOURCE),
+        ("7.2.53211", {}, WITHOUT, FROM_SOURCE),
     ],
 )
-def test_steps_of_the_script(recorder, hip, flashinfer, last):
+def test_steps_of_the_script(set_up, hip, chosen, fails, last):
     """Every installation is bound to what is there, or brings nothing but itself. FlashInfer is the
-    one for the ROCm that is there, or the one that was asked for."""
-    chosen = {} if flashinfer is None else {"AMD_FLASHINFER": flashinfer}
-    done = run_script(recorder, HIP=hip, **chosen)
+    one for the ROCm that is there, or the one that was asked for. Where its wheel cannot be had, it
+    is built; where that fails, too, one line says what is used, and all else is done."""
+    done, calls = set_up(
+        f'case "$*" in -) echo INFO; echo {hip} ;; {fails}) exit 1 ;; esac', **chosen
+    )
     assert done.returncode == 0, done.stderr
-    calls = Path(f"{recorder}.calls").read_text().splitlines()
     assert calls[0] == "-", "the check comes first"
     assert calls[1].startswith("-m pip list"), "then what is there"
     installs = [call for call in calls if "pip install" in call]
     assert all(" -c " in call or " --no-deps " in call for call in installs)
     assert installs[0].endswith("-e .[rocm,dev]")
-    assert [call.split()[-1] for call in installs[1:]] == ([last] if last else [])
+    assert [call.split()[-1] for call in installs[1:]][-1:] == ([last] if last else [])
+    assert ("Triton" in done.stdout) == (fails == WITHOUT)
     *_, kernels, check = calls
     assert kernels == "-m pytest -q -s tests/gpu/test_kernels.py tests/gpu/test_attention.py"
     assert check == "-m vllm_ssd.cli check", "last, as its exit status is the script's"
 
 
-@pytest.mark.parametrize("builds", [True, False])
-def test_a_wheel_that_cannot_be_had_does_not_end_the_build(recorder, builds):
-    """FlashInfer is built from source; where that fails, too, one line says what is used."""
-    done = run_script(
-        recorder, HIP="7.2.53211", FAILS="*--index-url*" if builds else "*flashinfer*"
-    )
-    assert done.returncode == 0, done.stderr
-    calls = Path(f"{recorder}.calls").read_text().splitlines()
-    (built,) = (call for call in calls if "--no-build-isolation" in call)
-    assert " --no-deps " in built and built.endswith("/ROCm/flashinfer@v0.5.3+amd.2")
-    assert ("Triton" in done.stdout) == (not builds)
-    assert calls[-1] == "-m vllm_ssd.cli check", "everything else is done"
-
-
 @pytest.mark.skipif(torch.version.hip is not None, reason="would set up this very Python")
-def test_a_python_without_rocm_is_left_alone(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >>"$0.calls"\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    done = run_script(python)
-    assert done.returncode == 1
+def test_a_python_without_rocm_is_left_alone(set_up):
+    done, calls = set_up(f'exec {sys.executable} "$@"')
+    assert done.returncode == 1 and calls == ["-"]
     assert "torch is not for ROCm: install vLLM for ROCm" in done.stderr.splitlines()[-1]
-    assert Path(f"{python}.calls").read_text() == "-\n"

@@ -16,6 +16,7 @@ from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 METRIC = re.compile(r"(vllm:\w+)(?:\{([^}]*)\})?")
 
 
@@ -34,15 +35,12 @@ def served(engine_args, models, tmp_path, monkeypatch):
 
 def queries():
     """The dashboard's, with the panels' titles, and the alerts'."""
-    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", ()):
-            yield panel["title"], target["expr"]
-    for variable in dashboard["templating"]["list"][1:]:
+    for panel in DASHBOARD["panels"]:
+        yield from ((panel["title"], target["expr"]) for target in panel.get("targets", ()))
+    for variable in DASHBOARD["templating"]["list"][1:]:
         yield variable["name"], variable["query"]
     (group,) = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
-    for rule in group["rules"]:
-        yield rule["alert"], rule["expr"]
+    yield from ((rule["alert"], rule["expr"]) for rule in group["rules"])
 
 
 def test_every_query_names_a_metric_that_exists(served):
@@ -64,25 +62,16 @@ def test_every_query_names_a_metric_that_exists(served):
     }, "everything else is in a panel"
 
 
-def test_any_prometheus_can_be_chosen():
-    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
-    source, *variables = dashboard["templating"]["list"]
+def test_files_agree():
+    """Any Prometheus can be chosen; what is mounted is there; the picture has all panels."""
+    source, *variables = DASHBOARD["templating"]["list"]
     assert (source["type"], source["query"]) == ("datasource", "prometheus")
-    asking = [each for each in dashboard["panels"] if each["type"] != "row"] + variables
+    asking = [each for each in DASHBOARD["panels"] if each["type"] != "row"] + variables
     assert {each["datasource"]["uid"] for each in asking} == {f"${{{source['name']}}}"}
-
-
-def test_what_is_mounted_is_there():
     services = yaml.safe_load((FOLDER / "docker-compose.yaml").read_text())["services"]
     mounted = {volume.split(":")[0] for of in services.values() for volume in of["volumes"]}
-    assert mounted == {
-        f"./{path.name}" for path in FOLDER.glob("*.*") if path.name != "README.md"
-    } - {"./docker-compose.yaml"}
-    for path in FOLDER.glob("*.yaml"):
-        assert yaml.safe_load(path.read_text())
-
-
-def test_its_picture_in_the_docs_has_all_panels():
-    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    ours = {f"./{path.name}" for path in FOLDER.glob("*.*")}
+    assert mounted == ours - {"./README.md", "./docker-compose.yaml"}
+    assert all(yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml"))
     words = "\n".join(ElementTree.parse(ROOT / "docs/dashboard.svg").getroot().itertext())
-    assert all(panel["title"] in words for panel in panels)
+    assert all(panel["title"] in words for panel in DASHBOARD["panels"])
