@@ -1,167 +1,180 @@
-"""How options are refused: with a sentence that says what to write instead."""
+"""How options and drafts are refused: with one sentence that says what to write instead."""
+
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
+from vllm.config import ParallelConfig
 
-from vllm_ssd.config.options import OPTIONS
+from tests.support.model_folders import write_model
+from tests.support.sentences import one_sentence
+from vllm_ssd.config import draft_checks
+from vllm_ssd.config.draft_checks import check_draft
+from vllm_ssd.config.options import OPTIONS, make_ssd_config
 from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
 
+K, F = "a whole number from 1 to 16", "a whole number from 0 to 64"
+ABOVE_0, RESTARTS = "a number above 0", "a whole number from 0"
+GPU = "the index or UUID of a visible GPU"
+BAD_VALUES = [
+    *(("k", value, K) for value in (0, 17, -1, True, 7.0, "7", [7])),
+    ("num_speculative_tokens", 17, K),
+    *(("f", value, F) for value in (-1, 65, True, 1.5, "3", [3, 3], {})),
+    ("on_miss", "hope", '"auto", "wait" or "skip"'),
+    *(("max_wait_ms", value, ABOVE_0) for value in (0, True, float("inf"))),
+    ("draft_dtype", "int8", '"float32"'),
+    ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
+    ("draft_kv_cache_gib", -1, ABOVE_0),
+    ("start_timeout_s", "10", ABOVE_0),
+    ("required", 1, "true or false"),
+    *(("max_restarts", value, RESTARTS) for value in (-1, 1.0)),
+    ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),
+    *(("draft_device", value, GPU) for value in (1.5, -1)),
+    *(("draft_device", value, '"2-3,6"') for value in ("one", "4,")),
+    ("draft_tensor_parallel_size", 2, "1, as the draft runs on one device"),
+    ("draft_sample_method", "gumbel", '"greedy" or "probabilistic"'),
+    ("draft_top_m", 0, "a whole number from 1 to 128"),
+    *(("saguaro", value, "a number above 0, at most 1") for value in (0, 1.5)),
+    ("rejection_sample_method", "block", '"standard" or "synthetic"'),
+]
+GREEDY, SAMPLED = {"draft_sample_method": "greedy"}, {"draft_sample_method": "probabilistic"}
+MEANT = {"onmiss": "on_miss", "draft-devise": "draft_device", "fan_out": "f", "draft": "model"}
+MEANT |= {"num_spec_tokens": "k", "K": "k", "On_Miss": "on_miss", "Fan-Out": "f"}
+INTERNAL = ["run_dir", "draft_model", "engines", "target_model_config", "xyzzy"]
+OF_OTHERS = {"prompt_lookup_max": 3, "parallel_drafting": True, "use_heterogeneous_vocab": True}
+OF_OTHERS |= {"tensor_parallel_size": 2, "enforce_eager": True}
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+LEAVE = "leave num_speculative_tokens (--spec-tokens) out"
+NO_F = "write an f above 0 and below draft_top_m"
 
-@pytest.mark.parametrize("value", [0, 17, -1, True, 7.0, "7", [7]])
-def test_k(refusal, value):
-    said = refusal(k=value)
-    assert said == f"k must be a whole number from 1 to 16, not {value!r}"
 
-
-@pytest.mark.parametrize("value", [-1, 65, True, 1.5, "3", [3, 3], {}])
-def test_f(refusal, value):
-    said = refusal(f=value)
-    assert said == f"f must be a whole number from 0 to 64, not {value!r}"
-
-
-def test_too_many_branches_or_none(refusal):
-    assert "leave on_miss out or write an f above 0" in refusal(f=0, on_miss="skip")
-    said = refusal(k=16, f=64)
-    assert "1088 branches" in said
-    assert "the most is 512" in said
-    assert "lower f or k" in said
+@pytest.mark.parametrize("option, value, expected", BAD_VALUES)
+def test_bad_values(refusal, option, value, expected):
+    said = refusal(**{option: value})
+    assert said.startswith(f"{option} must be ") and said.endswith(f"not {value!r}")
+    assert expected in said
 
 
 @pytest.mark.parametrize(
-    "option, value, expected",
+    "options, parts",
     [
-        ("on_miss", "hope", '"auto", "wait" or "skip"'),
-        ("max_wait_ms", 0, "a number above 0"),
-        ("max_wait_ms", True, "a number above 0"),
-        ("max_wait_ms", float("inf"), "a number above 0"),
-        ("draft_dtype", "int8", '"float32"'),
-        ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
-        ("draft_kv_cache_gib", -1, "a number above 0"),
-        ("start_timeout_s", "10", "a number above 0"),
-        ("required", 1, "true or false"),
-        ("max_restarts", -1, "a whole number from 0"),
-        ("max_restarts", 1.0, "a whole number from 0"),
-        ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),
-        ("draft_device", 1.5, "the index or UUID of a visible GPU"),
-        ("draft_device", -1, "the index or UUID of a visible GPU"),
-        ("draft_device", "one", '"2-3,6"'),
-        ("draft_device", "4,", '"2-3,6"'),
-        ("draft_tensor_parallel_size", 2, "1, as the draft runs on one device"),
-        ("draft_sample_method", "gumbel", '"greedy" or "probabilistic"'),
-        ("draft_top_m", 0, "a whole number from 1 to 128"),
-        ("saguaro", 0, "a number above 0, at most 1"),
-        ("saguaro", 1.5, "a number above 0, at most 1"),
-        ("rejection_sample_method", "block", '"standard" or "synthetic"'),
+        ({"f": 0, "on_miss": "skip"}, ["leave on_miss out or write an f above 0"]),
+        ({"k": 16, "f": 64}, ["1088 branches", "the most is 512", "lower f or k"]),
+        *(
+            ({**GREEDY, name: value}, [f'leave out draft_sample_method "greedy" or {name}'])
+            for name, value in (("draft_top_m", 8), ("saguaro", 0.5))
+        ),
+        ({**SAMPLED, "saguaro": 0.5, "k": 3, "f": 0}, [f"nothing with f=0: {NO_F}"]),
+        ({**SAMPLED, "saguaro": 0.5, "f": 8, "draft_top_m": 8}, [f"nothing with f=8: {NO_F}"]),
+        *(
+            ({"tree_backend": name}, ["needs a GPU: write 'auto' or 'sdpa'"])
+            for name in ("flashinfer", "triton")
+        ),
+        ({"revision": 3}, ["revision is 3: "]),
+        *(
+            ({name: 1}, [f"no option {name.replace('-', '_')!r} (did you mean {meant!r}?)"])
+            for name, meant in MEANT.items()
+        ),
+        ({"onmiss": 1}, [", ".join(OPTIONS)]),
+        *(({name: "x"}, [f"no option {name!r}"]) for name in INTERNAL),
+        *(
+            ({name: value}, [repr(name), "belongs to other speculative methods", "leave it out"])
+            for name, value in OF_OTHERS.items()
+        ),
+        ({SCHEDULE: []}, ["empty"]),
+        ({SCHEDULE: [[1, 8]]}, [SCHEDULE]),
+        ({SCHEDULE: [[2, 8, 3]]}, ["start at 1"]),
+        ({"num_speculative_tokens": 5, "k": 4}, ["num_speculative_tokens is 5 and k is 4", LEAVE]),
+        ({"max_model_len": 257}, ["write at most 256"]),
+        (
+            {"quantization": "wishful"},
+            ["Unknown quantization method: wishful", 'name another with "model"'],
+        ),
+        *(
+            ({"model": path}, [f"the draft {path!r} is not a folder on this machine"])
+            for path in ("/nowhere/draft", "./draft", "~/draft", "models/of/mine")
+        ),
     ],
+    ids=str,
 )
-def test_bad_values(refusal, option, value, expected):
-    said = refusal(**{option: value})
-    assert said.startswith(f"{option} must be ")
-    assert expected in said
-    assert said.endswith(f"not {value!r}")
-
-
-def test_sampled_drafts(make, refusal):
-    assert make().top_m == 32
-    assert make(draft_sample_method="greedy").top_m == 0
-    config = make(draft_sample_method="probabilistic", draft_top_m=5, saguaro=0.4)
-    assert (config.top_m, config.saguaro) == (5, 0.4)
-    for name, value in (("draft_top_m", 8), ("saguaro", 0.5)):
-        said = refusal(draft_sample_method="greedy", **{name: value})
-        assert f'leave out draft_sample_method "greedy" or {name}' in said
-    for f, top_m in ((0, 32), (8, 8)):
-        said = refusal(
-            draft_sample_method="probabilistic", saguaro=0.5, k=3, f=f, draft_top_m=top_m
-        )
-        assert f"nothing with f={f}: write an f above 0 and below draft_top_m" in said
-
-
-def test_attention_that_needs_a_gpu(refusal, monkeypatch):
-    for backend in ("flashinfer", "triton"):
-        assert "needs a GPU: write 'auto' or 'sdpa'" in refusal(tree_backend=backend)
-    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "flashinfer")
-    assert "flashinfer" in refusal()
+def test_refused(refusal, options, parts):
+    said = refusal(**options)
+    assert all(part in said for part in parts), said
 
 
 def test_a_bad_environment(refusal, monkeypatch):
+    monkeypatch.setenv(TREE_BACKEND_VARIABLE, "flashinfer")
+    assert "flashinfer" in refusal()
     monkeypatch.setenv(TREE_BACKEND_VARIABLE, "eager")
-    said = refusal()
-    assert (
-        "SSD_TREE_DECODE_BACKEND must be one of auto, triton, flashinfer, sdpa, not 'eager'" in said
-    )
+    named = "SSD_TREE_DECODE_BACKEND must be one of auto, triton, flashinfer, sdpa, not 'eager'"
+    assert named in refusal()
 
 
-def test_bad_value_of_an_inherited_option(refusal):
-    assert refusal(revision=3).startswith("revision is 3: ")
+def test_drafts_that_are_not_there(refusal, target, tmp_path, monkeypatch):
+    def unreachable(*_):
+        raise ConnectionError("Name or service not known")
+
+    assert "no config.json can be read from the folder" in refusal(model=str(tmp_path))
+    monkeypatch.setattr(draft_checks, "file_or_path_exists", lambda *_: False)
+    said = refusal(model="nobody/nothing")
+    assert "Hugging Face Hub's model 'nobody/nothing'" in said
+    assert "check the spelling, the access and the network" in said
+    monkeypatch.setattr(draft_checks, "file_or_path_exists", unreachable)
+    said = refusal(model="nobody/nothing")
+    assert "'nobody/nothing' (Name or service not known): check the spelling" in said
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "or unset HF_HUB_OFFLINE so that it is downloaded" in refusal(model="nobody/nothing")
+    with pytest.raises(ValueError, match='name one with "model"') as error:
+        make_ssd_config({}, target, ParallelConfig())
+    one_sentence(error)
+
+
+# As vLLM reads the config of a Gemma 4. Heads of different sizes do no harm.
+SIZES = {"layers": 2, "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32}
+NUMBERS = {**SIZES, "attention_k_eq_v": True, "num_global_key_value_heads": 2}
+NAME_ANOTHER = 'name another with "model"'
 
 
 @pytest.mark.parametrize(
-    "option, meant",
+    "name, config, what",
     [
-        ("onmiss", "on_miss"),
-        ("draft-devise", "draft_device"),
-        ("fan_out", "f"),
-        ("draft", "model"),
-        ("num_spec_tokens", "k"),
-        ("K", "k"),
-        ("On_Miss", "on_miss"),
-        ("Fan-Out", "f"),
+        ("odd", {"architectures": ["OddForCausalLM"]}, "['OddForCausalLM'] are not supported"),
+        ("mixed", {"layer_types": ["chunked_attention"]}, "layers of the type chunked_attention"),
+        ("EAGLE-LLaMA3", {}, "a head for another speculative method"),
+        ("alibi", {"alibi": True}, "ALiBi"),
+        ("numbers", NUMBERS, "is a model whose layers differ in their number of heads"),
     ],
 )
-def test_unknown_option(refusal, option, meant):
-    said = refusal(**{option: 1})
-    assert f"no option {option.replace('-', '_')!r} (did you mean {meant!r}?)" in said
-    assert ", ".join(OPTIONS) in said
+def test_drafts_from_their_config(refusal, make, tmp_path, name, config, what):
+    said = refusal(model=write_model(tmp_path / name, **config))
+    assert what in said and NAME_ANOTHER in said
+    if config is NUMBERS:
+        assert make(model=write_model(tmp_path / "sizes", **SIZES))
 
 
 @pytest.mark.parametrize(
-    "option", ["run_dir", "draft_model", "engines", "target_model_config", "xyzzy"]
-)
-def test_internal_fields_are_no_options(refusal, option):
-    assert f"no option {option!r}" in refusal(**{option: "x"})
-
-
-@pytest.mark.parametrize(
-    "option, value",
+    "differs, what",
     [
-        ("prompt_lookup_max", 3),
-        ("parallel_drafting", True),
-        ("use_heterogeneous_vocab", True),
-        ("tensor_parallel_size", 2),
-        ("enforce_eager", True),
+        ({"architectures": ["Eagle3LlamaForCausalLM"]}, "a head for another speculative method"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "a classifier"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"architectures": ["Gemma3nForConditionalGeneration"]}, "a Gemma 3n with images"),
+        ({"is_hybrid": True}, "a hybrid"),
+        ({"is_attention_free": True}, "without attention"),
+        ({"use_mla": True, "architectures": ["GlmMoeDsaForCausalLM"]}, "latent attention"),
     ],
 )
-def test_options_of_other_methods(refusal, option, value):
-    said = refusal(**{option: value})
-    assert repr(option) in said
-    assert "belongs to other speculative methods" in said
-    assert "leave it out" in said
-
-
-@pytest.mark.parametrize(
-    "schedule, word",
-    [
-        ([], "empty"),
-        ([[1, 8]], "num_speculative_tokens_per_batch_size"),
-        ([[2, 8, 3]], "start at 1"),
-    ],
-)
-def test_schedules_that_say_nothing(refusal, schedule, word):
-    assert word in refusal(num_speculative_tokens_per_batch_size=schedule)
-
-
-def test_num_speculative_tokens(refusal):
-    said = refusal(num_speculative_tokens=5, k=4)
-    assert "num_speculative_tokens is 5 and k is 4" in said
-    assert "leave num_speculative_tokens (--spec-tokens) out" in said
-    said = refusal(num_speculative_tokens=17)
-    assert said == "num_speculative_tokens must be a whole number from 1 to 16, not 17"
-
-
-def test_max_model_len(refusal):
-    assert "write at most 256" in refusal(max_model_len=257)
-
-
-def test_quantization(refusal):
-    said = refusal(quantization="wishful")
-    assert "Unknown quantization method: wishful" in said
-    assert 'name another with "model"' in said
+def test_drafts_from_what_vllm_says(differs, what):
+    plain = {
+        "model": "some/draft",
+        "architectures": ["LlamaForCausalLM"],
+        "hf_config": SimpleNamespace(model_type="llama"),
+        "model_arch_config": SimpleNamespace(per_layer_overrides=None),
+        "hf_text_config": SimpleNamespace(layer_types=["full_attention", "sliding_attention"]),
+    }
+    flags = "is_encoder_decoder is_hybrid is_attention_free use_mla uses_alibi"
+    plain |= dict.fromkeys(flags.split(), False)
+    check_draft(SimpleNamespace(**plain))
+    with pytest.raises(ValueError, match=what) as error:
+        check_draft(SimpleNamespace(**plain | differs))
+    one_sentence(error)

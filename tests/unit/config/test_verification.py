@@ -29,37 +29,35 @@ def _chosen(*args, **changes):
 
 
 def _attention(name):
-    return SimpleNamespace(backend=SimpleNamespace(name=name))
+    return {"attention_config": SimpleNamespace(backend=SimpleNamespace(name=name))}
+
+
+def _graphs(mode):
+    return {"compilation_config": SimpleNamespace(cudagraph_mode=mode)}
 
 
 @pytest.mark.parametrize(
-    "backend", ["FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"]
-)
-def test_on_where_vllm_can(backend):
-    assert _chosen() is True
-    assert _chosen(attention_config=_attention(backend)) is True
-
-
-@pytest.mark.parametrize(
-    "change",
+    "change, on",
     [
-        {"use_v2_model_runner": False},
-        {"lora_config": object()},
-        {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)},
-        {"compilation_config": SimpleNamespace(cudagraph_mode=CUDAGraphMode.NONE)},
-        {"compilation_config": SimpleNamespace(cudagraph_mode=CUDAGraphMode.PIECEWISE)},
-        {"attention_config": _attention("FLASHINFER")},
-        {"attention_config": _attention("ROCM_AITER_FA")},
-        {"model_config": SimpleNamespace(is_hybrid=True)},
-        {"model_config": SimpleNamespace(is_hybrid=False, return_sampling_mask=True)},
+        ({}, True),
+        (_attention("FLASH_ATTN"), True),
+        (_attention("TRITON_ATTN"), True),
+        (_attention("ROCM_ATTN"), True),
+        (_attention("ROCM_AITER_UNIFIED_ATTN"), True),
+        (_attention("FLASHINFER"), False),
+        (_attention("ROCM_AITER_FA"), False),
+        (_graphs(CUDAGraphMode.NONE), False),
+        (_graphs(CUDAGraphMode.PIECEWISE), False),
+        ({"use_v2_model_runner": False}, False),
+        ({"lora_config": object()}, False),
+        ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, False),
+        ({"model_config": SimpleNamespace(is_hybrid=True)}, False),
+        ({"model_config": SimpleNamespace(is_hybrid=False, return_sampling_mask=True)}, False),
     ],
-    ids=lambda change: next(iter(change)),
 )
-def test_off_where_vllm_would_refuse(change):
-    assert _chosen(**change) is False
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_what_is_given_stays(given):
-    assert _chosen(given) is given
-    assert SSDConfig(enable_adaptive_verification=given).asked_for_adaptive_verification is given
+def test_on_where_vllm_can_unless_it_is_given(change, on):
+    assert _chosen(**change) is on
+    for given in (True, False):
+        assert _chosen(given, **change) is given
+        asked = SSDConfig(enable_adaptive_verification=given).asked_for_adaptive_verification
+        assert asked is given
