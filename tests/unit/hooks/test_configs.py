@@ -109,60 +109,46 @@ def test_flags_are_merged(engine_args, models):
     assert args.create_engine_config().num_speculative_tokens == 5
 
 
-def test_flags_that_contradict(refusal):
-    assert "--spec-model is 'other'" in refusal(spec_model="other")
-    assert "--spec-method is 'ngram'" in refusal(spec_method="ngram")
-    assert "leave num_speculative_tokens (--spec-tokens) out" in refusal({"k": 5}, spec_tokens=3)
-
-
-def test_bad_options_reach_the_user_as_one_sentence(refusal):
-    assert refusal({"k": 99}).startswith("k must be a whole number from 1 to 16")
-    assert "no option 'kk' (did you mean 'k'?)" in refusal({"kk": 3})
+TP, PCP = {"tensor_parallel_size": 2}, {"prefill_context_parallel_size": 2}
+DCP = {**TP, "decode_context_parallel_size": 2}
+LAUNCHER = {"distributed_executor_backend": "external_launcher"}
+UNSUPPORTED = [  # what, the option that is named, and what asks for it
+    ("pipeline parallelism yet", "--tensor-parallel-size", {"pipeline_parallel_size": 2}),
+    ("decode context parallelism yet", "--decode-context-parallel-size", DCP),
+    ("prefill context parallelism yet", "--prefill-context-parallel-size", PCP),
+    ("dual batch overlap yet", "--enable-dbo", {"enable_dbo": True}),
+    ("a target on several nodes yet", "--nnodes", {**TP, "nnodes": 2}),
+    ("watermarking yet", "--watermark-config", {"watermark_config": {"algorithm": "gumbel"}}),
+    ("asynchronous scheduling on CPUs yet", "--async-scheduling", {"async_scheduling": True}),
+    # Every rank would be an engine core with a draft of its own.
+    ("the external launcher yet", "--distributed-executor-backend", LAUNCHER),
+    ("a pooling model", "without ssd", {"runner": "pooling", "convert": "embed"}),
+]
 
 
 @pytest.mark.parametrize(
-    "args, what, fix",
+    "options, args, said, fix",
     [
-        ({"pipeline_parallel_size": 2}, "pipeline parallelism", "--tensor-parallel-size"),
-        (
-            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
-            "decode context parallelism",
-            "--decode-context-parallel-size",
-        ),
-        (
-            {"prefill_context_parallel_size": 2},
-            "prefill context parallelism",
-            "--prefill-context-parallel-size",
-        ),
-        ({"enable_dbo": True}, "dual batch overlap", "--enable-dbo"),
-        ({"nnodes": 2, "tensor_parallel_size": 2}, "a target on several nodes", "--nnodes"),
-        ({"watermark_config": {"algorithm": "gumbel"}}, "watermarking", "--watermark-config"),
-        ({"async_scheduling": True}, "asynchronous scheduling on CPUs", "--async-scheduling"),
+        ({}, {"spec_model": "other"}, "--spec-model is 'other'", "leave --spec-model out"),
+        ({}, {"spec_method": "ngram"}, "--spec-method is 'ngram'", "leave --spec-method out"),
+        ({"k": 5}, {"spec_tokens": 3}, "leave num_speculative_tokens (--spec-tokens) out", ""),
+        ({"k": 99}, {}, "k must be a whole number from 1 to 16", "not 99"),
+        ({"kk": 3}, {}, "no option 'kk' (did you mean 'k'?)", ""),
+        *(({}, args, f"does not support {what}", fix) for what, fix, args in UNSUPPORTED),
     ],
+    ids=str,
 )
-def test_unsupported_combinations(refusal, args, what, fix):
-    said = refusal(**args)
-    assert f"does not support {what} yet" in said
-    assert fix in said
+def test_refused_in_one_sentence(refusal, monkeypatch, options, args, said, fix):
+    if args is LAUNCHER:  # as vLLM itself would set it
+        monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    sentence = refusal(options, **args)
+    assert said in sentence and fix in sentence
 
 
 def test_hosts_whose_stores_may_be_seen_out_of_order(refusal, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     said = refusal()
-    assert "does not support aarch64 hosts yet" in said
-    assert "x86-64" in said
-
-
-def test_external_launcher(refusal, monkeypatch):
-    """Every rank would be an engine core with a draft of its own."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # as vLLM itself would set it
-    said = refusal(distributed_executor_backend="external_launcher")
-    assert "does not support the external launcher yet" in said
-    assert "--distributed-executor-backend" in said
-
-
-def test_pooling_targets(refusal):
-    assert "does not support a pooling model" in refusal(runner="pooling", convert="embed")
+    assert "does not support aarch64 hosts yet" in said and "x86-64" in said
 
 
 STATES = "targets with state-space or linear layers on CPUs yet: serve it on a GPU, or without"
@@ -207,19 +193,15 @@ def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):
     assert STATES in refusal(model=write_model(tmp_path / "hybrid", layers=2, **hybrid))
 
 
-@pytest.mark.parametrize("v2", [False, True])
-def test_each_runner_gets_what_it_knows(monkeypatch, v2):
-    """V1 knows proposers by class; V2 asks ``init_speculator``."""
-    monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: not v2))
+@pytest.mark.parametrize("v2, on_cpu", [(False, True), (True, False), (True, True)])
+def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu):
+    """V1 knows proposers by class; V2, which is not for CPUs, asks ``init_speculator``."""
+    monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
     speculation = SSDConfig(k=2, enable_adaptive_verification=False)
     made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=v2)
-    config = with_proposer(lambda args: made, None)
-    assert config.speculative_config.method == ("ssd" if v2 else "custom_class")
-    assert config.speculative_config.model == (None if v2 else PROPOSER)
-
-
-def test_v2_on_cpus():
-    speculation = SSDConfig(k=2, enable_adaptive_verification=False)
-    made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=True)
-    with pytest.raises(ValueError, match="V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"):
-        with_proposer(lambda args: made, None)
+    if v2 and on_cpu:
+        with pytest.raises(ValueError, match="V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"):
+            with_proposer(lambda args: made, None)
+        return
+    told = with_proposer(lambda args: made, None).speculative_config
+    assert (told.method, told.model) == (("ssd", None) if v2 else ("custom_class", PROPOSER))

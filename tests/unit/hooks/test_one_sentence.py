@@ -37,31 +37,25 @@ def test_an_error_of_ssds_is_its_sentence(ends, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "program"),
+    ("options", "program", "level"),
     [
-        (BAD, "my_program.py"),
-        ({"method": "ngram", "xyzzy": 3}, "vllm"),
-        ({"method": "ngram", "num_speculative_tokens": 0}, "vllm"),
+        (BAD, "my_program.py", "INFO"),
+        ({"method": "ngram", "xyzzy": 3}, "vllm", "INFO"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "vllm", "INFO"),
+        (BAD, "vllm", "DEBUG"),
     ],
 )
-def test_others_have_their_traceback(ends, options, program):
+def test_others_have_their_traceback(ends, options, program, level, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
     assert ends(options, program) == "a traceback\n"
 
 
-def test_debugging_shows_the_traceback(ends, monkeypatch):
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
-    assert ends(BAD) == "a traceback\n"
-
-
-def test_a_bug_has_its_traceback(ends, monkeypatch):
-    monkeypatch.setattr(options_module, "get_field", lambda *_: int("a bug"))
-    assert ends({"method": "ssd", "prompt_lookup_max": 3}) == "a traceback\n"
-
-
-def test_a_later_error_has_its_traceback(ends, capsys):
+def test_bugs_and_later_errors_have_their_traceback(ends, capsys, monkeypatch):
     ends(BAD)
     sys.excepthook(ValueError, ValueError("another"), None)
     assert capsys.readouterr().err == "a traceback\n"
+    monkeypatch.setattr(options_module, "get_field", lambda *_: int("a bug"))
+    assert ends({"method": "ssd", "prompt_lookup_max": 3}) == "a traceback\n"
 
 
 def test_the_command_ends_with_the_sentence(models):

@@ -22,56 +22,48 @@ def table(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def refusal(tmp_path, table, monkeypatch):
-    """The sentence for a checkpoint in this folder."""
-
-    def refusal(folder, draft_server=None):
-        config = SimpleNamespace(
-            start_timeout_s=600.0, draft_server=draft_server, own_draft="own:1", share_draft=True
-        )
-        monkeypatch.setattr(draft_names, "find", lambda name: (tmp_path / name, None))
-        worker = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=config))
-        with pytest.raises(ValueError) as error:
-            OwnWorker.reload_draft(worker, str(folder))
-        return one_sentence(error)
-
-    return refusal
-
-
-def test_a_folder_without_a_model(tmp_path, refusal):
-    assert f"there is no config.json in {tmp_path / 'none'}" in refusal(tmp_path / "none")
-
-
-@pytest.mark.parametrize("pid", [0, max(psutil.pids()) + 100_000], ids=["never begun", "lost"])
-def test_a_draft_that_is_gone(tmp_path, table, refusal, pid):
+def reload(tmp_path, table, monkeypatch):
+    """Asks for the weights of this folder, as an engine of a group that shares a draft; returns
+    what the draft service was asked."""
     (tmp_path / "config.json").touch()
-    table.draft["pid"] = pid
-    assert "the draft is lost" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize("engine", [0, 1])
-def test_a_draft_of_a_group_is_told_once(tmp_path, table, monkeypatch, engine):
-    """By the first engine, at the address of the service."""
-    (tmp_path / "config.json").touch()
-    table.draft["pid"] = os.getpid()
     asked = []
     monkeypatch.setattr(draft_names, "find", lambda name: (tmp_path / name, None))
     monkeypatch.setattr(messages, "ask", lambda *what: asked.append(what) or "")
     monkeypatch.setattr(parallel_state, "get_tp_group", lambda: SimpleNamespace(is_first_rank=True))
-    config = SimpleNamespace(
-        start_timeout_s=600.0, draft_server=None, own_draft="dp:1", share_draft=True
-    )
-    vllm_config = SimpleNamespace(
-        speculative_config=config, parallel_config=parallel(1, engine=engine)
-    )
-    OwnWorker.reload_draft(SimpleNamespace(vllm_config=vllm_config), str(tmp_path))
-    told = [(tmp_path / "dp:1", Reload(str(tmp_path)), 600.0)]
-    assert asked == (told if engine == 0 else [])
+
+    def reload(folder, draft_server=None, pid=None, engine=0):
+        table.draft["pid"] = os.getpid() if pid is None else pid
+        config = SimpleNamespace(
+            start_timeout_s=600.0, draft_server=draft_server, own_draft="dp:1", share_draft=True
+        )
+        vllm_config = SimpleNamespace(
+            speculative_config=config, parallel_config=parallel(1, engine=engine)
+        )
+        OwnWorker.reload_draft(SimpleNamespace(vllm_config=vllm_config), str(folder))
+        return asked
+
+    return reload
 
 
-def test_a_draft_that_is_not_the_engines_alone(tmp_path, refusal):
-    (tmp_path / "config.json").touch()
-    assert "shared by all engines of its draft server" in refusal(tmp_path, draft_server="drafts")
+@pytest.mark.parametrize(
+    "folder, given, said",
+    [
+        ("none", {}, "there is no config.json in "),
+        (".", {"pid": 0}, "the draft is lost"),  # never begun
+        (".", {"pid": max(psutil.pids()) + 100_000}, "the draft is lost"),
+        (".", {"draft_server": "drafts"}, "shared by all engines of its draft server"),
+    ],
+)
+def test_refused(tmp_path, reload, folder, given, said):
+    with pytest.raises(ValueError) as error:
+        reload(tmp_path / folder, **given)
+    assert said in one_sentence(error)
+
+
+def test_a_draft_of_a_group_is_told_once(tmp_path, reload):
+    """By the first engine, at the address of the service."""
+    assert reload(tmp_path, engine=1) == []
+    assert reload(tmp_path, engine=0) == [(tmp_path / "dp:1", Reload(str(tmp_path)), 600.0)]
 
 
 def test_tensors_are_refused():

@@ -220,9 +220,12 @@ def budgets(pending, seed):
         scheduled = {f"r{slot}": [0] * K for slot in rows}
         tokens = manager.get_num_tokens(dict.fromkeys(scheduled, K + 1), scheduled)
         batch = SimpleNamespace(num_reqs=len(rows), idx_mapping=torch.tensor(rows))
+        before = manager._stale_idx
         manager.record_confidences(None, batch)
         if ours.has_proposed:
             assert (manager._confidence_probs[rows] == pending).all(), "which rank the tokens"
+        else:
+            assert manager._stale_idx == before, "nothing to record, and nothing is waited for"
         found.append((tokens, manager._stale_confidences[manager._stale_idx].np[:4].tolist()))
     return found
 
@@ -253,28 +256,3 @@ def test_a_new_request_is_expected_to_accept_until_more_is_known(without_streams
         assert (manager._stale_confidences[manager._stale_idx].np[0] == 1).all()
         manager.record_confidences(None, SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([1])))
     assert (manager._confidence_probs[0] == 1).all()
-
-
-def test_confidences_are_recorded_where_there_are_drafts(monkeypatch):
-    """Both kinds: of the step itself, and of a later one's number of drafts."""
-    recorded = []
-    monkeypatch.setattr(
-        AdaptiveVerificationManager,
-        "record_confidences",
-        lambda manager, confidence_probs, batch: recorded.append(confidence_probs),
-    )
-    ours = SimpleNamespace(
-        has_proposed=True,
-        expected_confidence_probs="expected",
-        draft_token_confidence_probs=torch.tensor([[0.5], [0.25], [0.0]]),
-    )
-    manager = Manager()
-    setattr(manager.req_states, SPECULATOR, ours)
-    manager._confidence_probs = torch.zeros(4, 1)
-    batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
-    manager.record_confidences("current", batch)
-    assert recorded == ["expected"]
-    assert manager._confidence_probs.view(-1).tolist() == [0.0, 0.25, 0.0, 0.5]
-    ours.has_proposed = False
-    manager.record_confidences("current", batch)
-    assert recorded == ["expected"], "nothing to record, and nothing is waited for"

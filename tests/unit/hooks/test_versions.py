@@ -11,36 +11,31 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 
 from tests.support.sentences import one_sentence
-from vllm_ssd.config.versions import SUPPORTED
+from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
 from vllm_ssd.hooks.patches import check_vllm, find_mismatch
 from vllm_ssd.plugin import register
 
 
-@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.32.1", "0.33.0rc2.dev7+g12ab", "0.33.9"])
-def test_supported_versions(monkeypatch, version):
+@pytest.mark.parametrize(
+    "version, on_cpus, on_gpus",
+    [
+        *((version, True, False) for version in ("0.32.0+cpu", "0.32.1")),
+        *((version, True, True) for version in ("0.33.0", "0.33.1rc2.dev7+g12ab", "0.33.9")),
+        *((version, False, False) for version in ("0.31.4", "0.34.0rc1", "0.34.0", "1.0", "dev")),
+    ],
+)
+def test_versions(monkeypatch, engine_args, version, on_cpus, on_gpus):
+    """GPUs need a vLLM that schedules ahead for ssd."""
     monkeypatch.setattr(vllm, "__version__", version)
-    check_vllm()
-
-
-@pytest.mark.parametrize("version", ["0.31.4", "0.34.0rc1", "0.34.0", "1.0", "dev"])
-def test_unsupported_versions(monkeypatch, engine_args, version):
-    monkeypatch.setattr(vllm, "__version__", version)
-    with pytest.raises(RuntimeError) as error:
-        engine_args({"method": "ssd"}).create_engine_config()
-    assert f"supports vLLM {SUPPORTED} and this is vLLM {version}" in one_sentence(error)
-    engine_args({"method": "ngram", "num_speculative_tokens": 2}).create_engine_config()
-
-
-@pytest.mark.parametrize("version, served", [("0.32.1", False), ("0.33.0", True)])
-def test_gpus_need_a_vllm_that_schedules_ahead_for_ssd(monkeypatch, version, served):
-    monkeypatch.setattr(vllm, "__version__", version)
-    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
-    if served:
-        check_vllm()
-        return
-    with pytest.raises(RuntimeError) as error:
-        check_vllm()
-    assert "supports vLLM >=0.33,<0.34 on GPUs and this is vLLM 0.32.1" in one_sentence(error)
+    for served, supported in ((on_cpus, SUPPORTED), (on_gpus, f"{SUPPORTED_ON_GPUS} on GPUs")):
+        if served:
+            check_vllm()
+        else:
+            with pytest.raises(RuntimeError) as error:
+                engine_args({"method": "ssd"}).create_engine_config()
+            assert f"supports vLLM {supported} and this is vLLM {version}" in one_sentence(error)
+            engine_args({"method": "ngram", "num_speculative_tokens": 2}).create_engine_config()
+        monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
 
 
 def test_changed_and_missing_names(monkeypatch):
