@@ -74,31 +74,31 @@ def test_settings_that_cannot_be_sent(models, monkeypatch):
     assert found[-1].remedy == "report this"
 
 
-@pytest.mark.parametrize(
-    "further, remedy",
-    [
-        (["-pp", "2"], "--tensor-parallel-size"),
-        (["--speculative-config", '{"method":"ssd","draft_device":"4000"}'], "choose from"),
-        (["--max-model-len", "100000"], "until vllm serve starts without ssd"),
-    ],
-)
-def test_what_a_start_would_refuse(models, further, remedy):
-    found, subject = look(models, models.draft, *further)
-    assert subject is None and found[-1].state == "bad" and remedy in found[-1].remedy
+SC, START = "--speculative-config", "until vllm serve starts without ssd"
 
 
 @pytest.mark.parametrize(
-    "options, fact",
+    "draft, further, fact, remedy",
     [
-        ('{"k": 3}', "has 'k' and no method"),
-        ("[]", "is no JSON object but []"),
-        ('{"method": "ngram", "num_speculative_tokens": 2}', "the speculative method is 'ngram'"),
+        ("draft", ["-pp", "2"], "", "--tensor-parallel-size"),
+        ("draft", [SC, '{"method":"ssd","draft_device":"4000"}'], "", "choose from"),
+        ("draft", ["--max-model-len", "100000"], "", START),
+        ("other", [], "different vocabularies", "name another"),
+        # Options with which a start would not have ssd.
+        (None, [SC, '{"k": 3}'], "has 'k' and no method", '"method":"ssd"'),
+        (None, [SC, "[]"], "is no JSON object but []", '"method":"ssd"'),
+        (
+            None,
+            [SC, '{"method": "ngram", "num_speculative_tokens": 2}'],
+            "the speculative method is 'ngram'",
+            '"method":"ssd"',
+        ),
     ],
 )
-def test_options_with_which_a_start_would_not_have_ssd(models, options, fact):
-    found, subject = look(models, None, "--speculative-config", options)
+def test_what_a_start_would_refuse(models, draft, further, fact, remedy):
+    found, subject = look(models, draft and getattr(models, draft), *further)
     assert subject is None and found[-1].state == "bad"
-    assert fact in found[-1].fact and '"method":"ssd"' in found[-1].remedy
+    assert fact in found[-1].fact and remedy in found[-1].remedy
 
 
 @pytest.mark.parametrize(("layers", "noted"), [(3, True), (4, False), (5, False)])
@@ -112,17 +112,14 @@ def test_a_draft_that_is_nearly_as_large_as_its_target(models, tmp_path, layers,
 
 
 def test_flags_replace_options(models):
+    """All arguments of vllm serve are taken."""
     words = ["--speculative-config", '{"method": "ssd", "k": 3, "f": 2}']
     own = {"model": models.draft, "k": 9, "f": None}
     options = parse_engine(models.target, own, words).speculative_config
     assert options == {"method": "ssd", "model": models.draft, "k": 9, "f": 2}
-    assert parse_engine(models.target, {}, []).speculative_config == {"method": "ssd"}
-
-
-def test_another_vocabulary(models):
-    found, subject = look(models, models.other)
-    assert subject is None and [each.state for each in found] == ["ok", "bad"]
-    assert "different vocabularies" in found[-1].fact and "name another" in found[-1].remedy
+    words = ["--chat-template", "a.jinja", "--port", "8001", "--max-num-seqs", "4"]
+    found = parse_engine(models.target, {}, words)
+    assert (found.speculative_config, found.max_num_seqs) == ({"method": "ssd"}, 4)
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -147,11 +144,6 @@ def test_targets_that_are_not_there(monkeypatch, offline, target, fact, remedy):
     (found,) = command._look(args, [])
     assert found.state == "bad" and found.name == "engine"
     assert fact in found.fact and remedy in found.remedy
-
-
-def test_all_arguments_of_vllm_serve_are_taken(models):
-    words = ["--chat-template", "a.jinja", "--port", "8001", "--max-num-seqs", "4"]
-    assert parse_engine(models.target, {}, words).max_num_seqs == 4
 
 
 def test_weights_as_they_will_be_loaded(tmp_path):

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, report, search, speedup
+from vllm_ssd.tools.tune.candidates import PLAIN, Candidate, report, search
 
 KS, FS = [1, 2, 3, 5, 7, 10], [0, 1, 3, 6]
 FAST, SLOW, FAILED = (Candidate("draft", k, 3) for k in (7, 2, 10))
@@ -49,11 +49,6 @@ def test_the_search_begins_near_the_defaults():
     assert found == [(5, 1), (10, 1), (2, 1), (5, 0), (5, 6)]
 
 
-def test_speedup_is_a_geometric_mean():
-    assert speedup(MEASURED[FAST], MEASURED[PLAIN]) == pytest.approx(2.0)
-    assert speedup({}, MEASURED[PLAIN]) == 0, "of one that failed"
-
-
 def test_the_best_is_first_and_its_options_are_last():
     said = report({**MEASURED, FAILED: {}}, {"on_miss": "wait"})
     head, *rows, _, answer = said.splitlines()
@@ -74,5 +69,6 @@ def test_the_best_is_first_and_its_options_are_last():
     ],
 )
 def test_the_answer_may_be_no(others, why):
+    """By a geometric mean over the loads."""
     said = report({PLAIN: MEASURED[PLAIN], **others}, {}).splitlines()[-1]
     assert said.startswith(f"Leave ssd off: {why}")

@@ -26,33 +26,29 @@ def tune(tmp_path, monkeypatch):
     return lambda *words: cli.main(["tune", "target", *words, *engine])
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("a.txt", "One?\n\nTwo?\n"),
-        ("a.jsonl", '{"prompt": "One?"}\n{"prompt": "Two?", "id": 2}\n'),
-    ],
-)
-def test_prompts_of_a_file(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    assert read_prompts(tmp_path / name) == ["One?", "Two?"]
+NONE, UNREADABLE, BOTH = "there are none", "cannot be read as prompts", ["One?", "Two?"]
 
 
 @pytest.mark.parametrize(
-    "name, text, said",
+    "name, text, found",
     [
-        ("a.txt", "\n \n", "there are none"),
-        ("a.jsonl", "What?", "cannot be read as prompts"),
-        ("a.jsonl", '{"prompt": "a"}\n{"question": "b"}', "cannot be read as prompts"),
-        ("a.txt", None, "cannot be read as prompts"),
+        ("a.txt", "One?\n\nTwo?\n", BOTH),
+        ("a.jsonl", '{"prompt": "One?"}\n{"prompt": "Two?", "id": 2}\n', BOTH),
+        ("a.txt", "\n \n", NONE),
+        ("a.jsonl", "What?", UNREADABLE),
+        ("a.jsonl", '{"prompt": "a"}\n{"question": "b"}', UNREADABLE),
+        ("a.txt", None, UNREADABLE),
     ],
 )
-def test_files_that_have_none(tmp_path, name, text, said):
+def test_prompts_of_a_file(tmp_path, name, text, found):
     if text is not None:
         (tmp_path / name).write_text(text)
+    if found is BOTH:
+        assert read_prompts(tmp_path / name) == found
+        return
     with pytest.raises(ValueError) as error:
         read_prompts(tmp_path / name)
-    assert said in one_sentence(error)
+    assert found in one_sentence(error)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +89,20 @@ def test_values_of_the_wrong_kind(tune, capsys, words, said):
     assert usage.startswith("usage: ") and sentence.endswith(said)
 
 
-@pytest.mark.parametrize("words, as_text", [("", True), ("--chat-template a.jinja", False)])
-def test_it_says_first_what_it_will_do(tune, tmp_path, monkeypatch, capsys, words, as_text):
-    """What is tried, for how long, and where results go. The target has no chat template."""
+TEMPLATE = "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    "words, of_processor, as_text",
+    [("", None, True), ("--chat-template a.jinja", None, False), ("", TEMPLATE, False)],
+)
+def test_it_says_first_what_it_will_do(
+    tune, tmp_path, monkeypatch, capsys, words, of_processor, as_text
+):
+    """What is tried, for how long, and where results go. The target's tokenizer has no chat
+    template. of_processor: that of a model for images, which its processor may have."""
     monkeypatch.setattr(command, "measure", lambda *_: {})
+    monkeypatch.setattr(hf, "_try_get_processor_chat_template", lambda *_, **__: of_processor)
     assert tune(*"--draft draft --f 1,3 --limit 600".split(), *words.split()) == 1
     said = capsys.readouterr().err
     assert "Plain vLLM and up to 6 candidates are measured, in at most 600 s each" in said
@@ -105,14 +111,6 @@ def test_it_says_first_what_it_will_do(tune, tmp_path, monkeypatch, capsys, word
     assert ("plain text because the target has no chat template" in said) is as_text
     (setting,) = tmp_path.glob("ssd-tune/*/setting.json")
     assert ("messages[0].content" in setting.read_text()) is as_text
-
-
-def test_a_chat_template_that_is_not_the_tokenizers(tune, monkeypatch, capsys):
-    """As that of a model for images may be, which its processor has."""
-    monkeypatch.setattr(command, "measure", lambda *_: {})
-    monkeypatch.setattr(hf, "_try_get_processor_chat_template", lambda *_, **__: "{{ messages }}")
-    assert tune("--draft", "draft") == 1
-    assert "12 prompts.\n" in capsys.readouterr().err
 
 
 def test_no_more_are_measured_than_is_asked_for(tune, monkeypatch, capsys):
