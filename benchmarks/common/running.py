@@ -38,7 +38,7 @@ def run_dirs_of(run_dir: Path) -> list[Path]:
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """The keeper, Ray's processes and the draft server of an engine, and its ends of relays."""
+    """The keeper, Ray's processes and the draft server of an engine, and its end of a bridge."""
     names = [path.name for path in run_dirs_of(run_dir)]
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():

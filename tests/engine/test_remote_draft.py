@@ -1,12 +1,11 @@
-"""A draft on another node: texts are the target's own, there are hits, and a link that is cut
-for ten seconds costs no request. Neither does a draft that moves: Ray places it, its processes are
-killed, and Ray places it again."""
+"""A draft on another node of a Ray cluster: texts are the target's own, there are hits, and a link
+that is cut for ten seconds costs no request. Neither does a draft whose processes are killed: Ray
+places another one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -37,42 +36,36 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
-class RemoteService(Service):
-    """For engines on other nodes. flags: where it runs."""
-
-    def __init__(self, model: Path, folder: Path, flags: str, **environment: str):
-        self.key_file = folder / "drafts.key"
-        flags += f" --device 1 --key-file {self.key_file}"
-        super().__init__(model, folder / "service.log", flags, **environment)
-
-    def relay(self) -> psutil.Process:
-        """The draft's end of it."""
-        own = processes_of(self.run_dir)
-        (found,) = [each for each in own if "vllm_ssd.relay.draft_end" in each.cmdline()]
-        return found
+@pytest.fixture(scope="module")
+def cluster(node, folder) -> Iterator[dict[str, str]]:
+    with ray_cluster(node, "draft=yes", folder / "ray") as environment:
+        yield environment
 
 
 @pytest.fixture(scope="module")
-def service(node, tiny, folder) -> Iterator[RemoteService]:
-    one = RemoteService(tiny, folder, f"--listen {node.there}:7400")
-    with one.running(node):
+def service(tiny, folder, cluster) -> Iterator[Service]:
+    flags = "--device 1 --ray-address auto --ray-labels draft=yes"
+    one = Service(tiny, folder / "service.log", flags, **cluster)
+    with one.running():
         yield one
 
 
 @pytest.fixture(scope="module")
-def served(service, tiny, folder) -> Iterator[Joined]:
-    with joined(tiny, folder, 1, draft_server_key=str(service.key_file)) as (server,):
-        yield server
+def served(service, tiny, folder, cluster) -> Iterator[Joined]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.items():
+            patch.setenv(name, value)
+        with joined(tiny, folder, 1, ray_address="auto") as (server,):
+            yield server
 
 
-def test_drafts_from_another_node(served, service, node):
-    """And nothing of it listens at another address than the one that was chosen."""
+def test_drafts_from_another_node(served, service):
     with served.under_load():
         counted = served.rounds()
         assert rates(counted)["hit"] > 0.2, counted
         assert counted["link_us"] > 0 and counted["pid"] == service.draft.counted()["pid"]
-    (address,) = node.listening(service.relay().pid)
-    assert address in (f"{node.there}:7400", f"[::ffff:{node.there}]:7400")
+    drafting = psutil.Process(counted["pid"])
+    assert drafting.nice() <= 0, "Ray gives its actors the niceness 15"
 
 
 def test_a_link_that_is_cut(served, service, node):
@@ -94,32 +87,26 @@ def test_a_link_that_is_cut(served, service, node):
     wait_for("end of the old session", lambda: service.draft.counted()["joined"] == 1, END_S)
 
 
-def test_a_draft_that_ray_places(served, service, node, tiny, folder):
-    """In place of the one before, with the keys of its file and an address of its own; then in
-    place of one whose processes on its node were killed."""
+def test_a_draft_whose_processes_are_killed(served, service):
+    """Ray places another one, and the engine joins that."""
     lost = served.said(LOST)
-    with ExitStack() as ends, served.under_load():
-        theirs = service.processes()
+    with served.under_load():
+        first, theirs = service.run_dir, processes(service)
+        theirs[0].kill()
+        served.load.until("loss", lambda: service.said("the draft's node is lost"))
+        served.load.until("another", lambda: service.said("SSD: the draft is back, on "))
+        wait_gone(first, theirs)
+        service.wait_ready()
+        served.wait_back(lost + 1)
+        theirs = processes(service)
         service.end()
         wait_gone(service.run_dir, theirs)
-        cluster = ends.enter_context(ray_cluster(node, "draft=yes", folder / "ray"))
-        flags = "--ray-address auto --ray-labels draft=yes"
-        placed = RemoteService(tiny, folder, flags, **cluster)
-        ends.enter_context(placed.running())
-        served.wait_back(lost + 1)
-        drafting = psutil.Process(placed.draft.counted()["pid"])
-        assert drafting.nice() <= 0, "Ray gives its actor the niceness 15"
-        first, theirs = placed.run_dir, placed.processes()
-        actor = SpeculationTable.open(rundir.table_path(first), writable=False).owner.pid
-        psutil.Process(actor).kill()
-        served.load.until("loss", lambda: placed.said("the draft's node is lost"))
-        wait_gone(first, theirs)
-        served.load.until("another", lambda: placed.said("SSD: the draft is back, at "))
-        placed.wait_ready()
-        served.wait_back(lost + 2)
-        theirs = placed.processes()
-        placed.end()
-        wait_gone(placed.run_dir, theirs)
+
+
+def processes(service: Service) -> list[psutil.Process]:
+    """The two of a draft on its node: the actor that owns its table, and the draft server."""
+    table = SpeculationTable.open(rundir.table_path(service.run_dir), writable=False)
+    return [psutil.Process(int(pid)) for pid in (table.owner.pid, table.draft["pid"][0])]
 
 
 def test_nothing_is_left(served):

@@ -53,7 +53,7 @@ class Service:
     def wait_ready(self) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()[-2000:]
-            return bool(self.said("engines join it") or self.said('"draft_server_key": '))
+            return bool(self.said("engines join it"))
 
         wait_for("draft server", ready, START_S)
         self.drafts = [Draft(run_dir) for run_dir, _ in find_all(NAME)]

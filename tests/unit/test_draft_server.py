@@ -13,7 +13,6 @@ from vllm_ssd import cli
 from vllm_ssd.config import draft_checks, target_checks
 from vllm_ssd.lifecycle.cores import available_cores
 from vllm_ssd.lifecycle.draft_device import choose_lone_device
-from vllm_ssd.relay.keys import read_keys
 from vllm_ssd.tools.draft_server import command, placed, serving
 
 LOST = "vllm-ssd draft: the draft is lost for good, see above"
@@ -29,13 +28,13 @@ def start(tmp_path, monkeypatch, capsys):
     served: list[object] = []
 
     class Drafts:
-        def __init__(self, configs, name, keys, key_file):
-            served.extend([(configs, name), *filter(None, [keys])])
+        def __init__(self, configs, name):
+            served.append((configs, name))
 
         def start(self):
             pass
 
-        tend = stop = start
+        wait_ready = tend = stop = start
 
     def start(*flags: str, name: str = "drafts"):
         monkeypatch.setattr(serving, "LocalDrafts", Drafts)
@@ -72,12 +71,6 @@ def test_a_draft_for_each_device(start, monkeypatch):
         ("--f [1,2]", "f must be a whole number from 0 to 64, not [1, 2]"),
         ("--device 900", "must be a list of cores that this process may use"),
         ("--device 0-1|1", "--device '0-1|1' has 1 twice: name a device of its own for each"),
-        (
-            "--listen 127.0.0.1:7400",
-            "--listen and --ray-address need a key file: add --key-file FILE",
-        ),
-        ("--ray-address auto", "--listen and --ray-address need a key file: add --key-file FILE"),
-        ("--key-file x", "--key-file is for engines on other nodes: add --listen or --ray-address"),
         ("--ray-labels a=b", "--ray-labels needs a Ray cluster: add --ray-address ADDRESS"),
     ],
 )
@@ -113,21 +106,6 @@ def test_a_model_that_vllm_cannot_read(start, tmp_path):
     assert said.startswith(f"vllm-ssd draft: vLLM does not take the draft {str(tmp_path)!r} (")
 
 
-def test_an_address_and_its_key_file(start, tmp_path):
-    path = tmp_path / "drafts.key"
-    ((configs, _), listening), said = start("--listen", "127.0.0.1:7400", "--key-file", str(path))
-    assert len(configs) == 1 and listening == read_keys(path) and LOST in said
-
-
-def test_each_of_two_drafts_has_an_address(start, monkeypatch, tmp_path):
-    monkeypatch.setattr(target_checks, "available_cores", lambda: [0, 1])
-    path = tmp_path / "drafts.key"
-    flags = ("--device", "0|1", "--listen", "127.0.0.1:7400", "--key-file", str(path))
-    ((configs, _), listening), _ = start(*flags)
-    assert len(configs) == 2 and listening == read_keys(path)
-    assert read_keys(path).addresses == ["127.0.0.1:7400", "127.0.0.1:7401"]
-
-
 def test_a_name_that_is_none(start):
     served, said = start(name="a/b")
     assert not served
@@ -137,24 +115,21 @@ def test_a_name_that_is_none(start):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ("127.0.0.1:1", "no Ray cluster is reached at --ray-address 127.0.0.1:1"),
+        ("127.0.0.1:1", "no Ray cluster is reached at 127.0.0.1:1"),
         ("auto --ray-labels draft", "--ray-labels 'draft' is not KEY=VALUE,KEY=VALUE"),
-        ("auto --listen nowhere", "'nowhere' is not HOST:PORT"),
     ],
 )
-def test_a_ray_cluster_that_will_not_do(start, monkeypatch, tmp_path, flags, said):
+def test_a_ray_cluster_that_will_not_do(start, monkeypatch, flags, said):
     def init(address, **_):
         raise ConnectionError(f"no {address}")
 
     monkeypatch.setattr(ray, "init", init)
-    path = tmp_path / "drafts.key"
-    served, answer = start("--key-file", str(path), "--ray-address", *flags.split())
-    assert not served and not path.exists()
-    assert f"vllm-ssd draft: {said}" in answer
+    served, answer = start("--ray-address", *flags.split())
+    assert not served and f"vllm-ssd draft: {said}" in answer
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_a_node_that_does_not_take_the_draft(start, monkeypatch, tmp_path, free):
+def test_a_node_that_does_not_take_the_draft(start, monkeypatch, free):
     """The actor's class, options and methods are this mock, of which one waits in vain."""
 
     def get(_):
@@ -165,7 +140,7 @@ def test_a_node_that_does_not_take_the_draft(start, monkeypatch, tmp_path, free)
     monkeypatch.setattr(ray, "wait", lambda tasks, **_: (tasks, []) if free else ([], tasks))
     monkeypatch.setattr(ray, "get", get)
     flags = ("--ray-address", "auto", "--ray-labels", "a=b", "--start-timeout-s", "1e-9")
-    _, said = start("--key-file", str(tmp_path / "drafts.key"), *flags)
+    _, said = start(*flags)
     answer = "ActorDiedError: " if free else "there was not within 1e-09 s (--start-timeout-s) a"
     assert said.startswith(f"vllm-ssd draft: {answer}") and said.count("\n") == 1
 

@@ -45,8 +45,8 @@ _TOLERATED = {
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 }
-# Options that name a draft server, or the key file of one on another node.
-_OF_SHARED_DRAFTS = ("draft_server", "draft_server_key")
+# Options that name a draft server, or the Ray cluster of one on another node.
+_OF_SHARED_DRAFTS = ("draft_server", "ray_address")
 _OTHER_NAMES = {
     "draft_model": "model",
     "draft": "model",

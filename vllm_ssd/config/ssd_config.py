@@ -81,12 +81,12 @@ class SSDConfig(SpeculativeConfig):
     )
     """Name of the draft service that this engine joins. None: the engine starts its own draft. The
     service fixes some options for all its engines (``config/draft_server.py``)."""
-    draft_server_key: str | None = Field(
+    ray_address: str | None = Field(
         default=None,
         strict=True,
-        description="the path of a --key-file of 'vllm-ssd draft'",
+        description='the address of a Ray cluster, "auto" or "HOST:PORT"',
     )
-    """Path of the file with address and keys of a draft service on another node."""
+    """Address of the Ray cluster in which ``draft_server`` runs. None: it runs on this node."""
     draft_device: DeviceIndex | DeviceName | None = Field(
         default=None,
         description='the index or UUID of a visible GPU, or on CPUs a core list such as "2-3,6"',

@@ -81,8 +81,8 @@ def _service(vllm_config: VllmConfig) -> Service:
         from vllm_ssd.lifecycle.own_service import OwnService
 
         return OwnService(vllm_config)
-    if config.draft_server_key is not None:  # it is on another node
-        from vllm_ssd.relay.remote_service import RemoteService
+    if config.ray_address is not None:  # it is on another node
+        from vllm_ssd.bridge.remote_service import RemoteService
 
         return RemoteService(vllm_config)
     from vllm_ssd.lifecycle.service import Service

@@ -8,13 +8,12 @@ stopped: two servers must never write to one table.
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from vllm_ssd.lifecycle.own_ray import DraftLost, OwnRay, has_ended, token_path
+from vllm_ssd.lifecycle.own_ray import DraftLost, OwnRay, UsersRay, has_ended, token_path
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import ASLEEP, FOR_GOOD, SpeculationTable, rundir
@@ -34,13 +33,14 @@ class RayLost(DraftLost):
 class DraftActor:
     """Runs one draft server at a time: ``start``, ``serve``, ``kill`` if it is lost, and again."""
 
-    def __init__(self, spec: ServerSpec):
+    def __init__(self, spec: ServerSpec, own_ray: OwnRay | UsersRay):
         import ray  # takes a second, so processes that only import this module skip it
 
         self._ray: Any = ray
         self._spec = spec
         self._run_dir = Path(spec.run_dir)
-        self._own_ray = OwnRay(self._run_dir)
+        self._own_ray = own_ray
+        own_ray.set_variables(spec.environment)
         self._status = SpeculationTable.open(rundir.table_path(self._run_dir)).draft[0]
         self._actor: Any = None
         self._pid: Any = None
@@ -48,9 +48,6 @@ class DraftActor:
         self._process: psutil.Process | None = None
         self._serving = False
         self._beat = self._polls = 0  # the last heartbeat, and the polls since it changed
-        # Ray and the server inherit these. On ROCm, Ray does not start if the environment has
-        # ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
-        os.environ.update(spec.environment)
 
     def take_over(self) -> bool:
         """Whether a killed keeper had a server. If that still runs, kills it: it must end before a
@@ -78,7 +75,8 @@ class DraftActor:
                 raise
             except Exception as error:  # Ray raises errors of many kinds
                 raise RayLost(f"Ray could not be started: {sentence(error)}") from error
-        actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
+        placed = self._own_ray.options()
+        actor = self._ray.remote(DraftServer).options(num_cpus=0, num_gpus=0, **placed)
         self._actor = actor.remote(self._spec)
         self._pid = self._actor.pid.remote()
         self._task = self._actor.load.remote()

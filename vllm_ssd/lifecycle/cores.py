@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from vllm_ssd.log import get_logger
+
+logger = get_logger(__name__)
+
 
 @dataclass(frozen=True)
 class CoreSplit:
@@ -86,3 +90,20 @@ def pin_to(cores: Sequence[int]) -> None:
     """Run this process, and threads it starts from now on, on these cores only."""
     os.sched_setaffinity(0, cores)
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
+
+
+def take_niceness_of_others() -> None:
+    """Set niceness 0 for this thread and all that it starts, if this user may. With the niceness of
+    Ray's workers, a draft would hardly load next to busy processes."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    if niceness <= 0:
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        logger.warning(
+            "SSD: the draft has niceness %d, as Ray's workers have, and this user may not lower "
+            "it: if other programs keep all cores of its node busy, start that node with "
+            "RAY_worker_niceness=0",
+            niceness,
+        )

@@ -226,7 +226,7 @@ class JoinedDraft:
         if not why and not self._table.draft["heartbeat"][0]:
             why = "it does not draft for this engine any more"
         if why:
-            # Another draft may draft for this engine next: a relay to this one must then not write.
+            # Another draft may draft for this engine next: no bridge to this one must write then.
             self._leave(LOST_S)
             on_purpose = state in (State.ASLEEP, State.LOADING)
             self._become(Phase.AWAY if on_purpose else Phase.LOST, why)

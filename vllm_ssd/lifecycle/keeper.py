@@ -20,12 +20,14 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_ssd.lifecycle import own_ray
 from vllm_ssd.lifecycle.actor import POLL_S, DraftActor, DraftLost, RayLost, sentence
 from vllm_ssd.lifecycle.detached import detach, say
+from vllm_ssd.lifecycle.own_ray import OwnRay, UsersRay, set_environment
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import ServerSpec
@@ -45,8 +47,9 @@ class OwnerGone(Exception):
 class Keeper:
     """Starts the draft server, reports its state, restarts it and takes it down."""
 
-    def __init__(self, spec: ServerSpec, channel: socket.socket):
+    def __init__(self, spec: ServerSpec, channel: socket.socket, own_ray: OwnRay | UsersRay):
         self._spec = spec
+        self._ray = own_ray
         self._channel = channel
         self._name = spec.name  # if set, the draft stays while an engine has it in its table
 
@@ -54,7 +57,7 @@ class Keeper:
         """Keep the draft until the engine core closes the channel and no engine needs the draft, or
         until SIGTERM. Then the engine core keeps the files for another keeper, unless it ends."""
         try:
-            with contextlib.closing(DraftActor(self._spec)) as actor:
+            with contextlib.closing(DraftActor(self._spec, self._ray)) as actor:
                 self._keep(actor)
         except OwnerGone:
             pass
@@ -149,17 +152,29 @@ class Keeper:
         say(self._channel, kind, text)  # if nobody hears it, the next ``_rest`` finds that out
 
 
+def keep_in_thread(run_dir: Path, spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
+    """Start a keeper in a thread of an actor of the user's Ray. Returns the channel to it."""
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs:
+            Keeper(spec, theirs, UsersRay()).run()
+
+    threading.Thread(target=run, name="ssd-keeper-of-draft", daemon=True).start()
+    return ours
+
+
 def main() -> None:
     """Entry point. ``launch.py`` runs this module by ``start_detached``."""
     channel, spec = detach(ServerSpec)
     # Ctrl-C reaches the whole terminal; the engine core decides when the draft ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    own_ray.set_environment(Path(spec.run_dir))
+    set_environment(Path(spec.run_dir))
     for name in [name for name in os.environ if name.startswith(_OF_TARGET)]:
         del os.environ[name]
     # SIGTERM also ends the draft: sys.exit leaves through the ``finally`` of ``run``.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Keeper(spec, channel).run()
+    Keeper(spec, channel, OwnRay(Path(spec.run_dir))).run()
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.lifecycle.detached import start_detached
 from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
-from vllm_ssd.lifecycle.server_spec import make_server_spec
+from vllm_ssd.lifecycle.server_spec import ServerSpec, make_server_spec
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import TableOwner, is_own_draft
 from vllm_ssd.protocol.draft_names import DraftName, publish
@@ -41,6 +42,14 @@ SAY_S = 30.0  # between two log lines that the draft is still awaited
 _LOOK_S = 0.05  # between two looks whether it is there
 
 
+Keep = Callable[[Path, ServerSpec, Iterable[int]], socket.socket]
+
+
+def _in_process(run_dir: Path, spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
+    """Start a keeper in a process of its own, without importing it here: it imports much."""
+    return start_detached("vllm_ssd.lifecycle.keeper", run_dir, spec, locks)[0]
+
+
 class DraftLauncher:
     """Runs one draft of a draft service on one device. Call ``start``, then ``wait_ready``. Call
     ``stop`` at any time, any number of times. The keeper ends with this process, even if that is
@@ -50,7 +59,15 @@ class DraftLauncher:
     no requests: the keeper and other processes read the draft's state from it.
     """
 
-    def __init__(self, vllm_config: VllmConfig, named: DraftName, device: DraftDevice):
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        named: DraftName,
+        device: DraftDevice,
+        keep: Keep | None = None,
+    ):
+        """keep: starts the keeper, by default in a process of its own."""
+        self._keep = keep or _in_process
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
         self._named = named
@@ -99,8 +116,7 @@ class DraftLauncher:
     def _start_keeper(self) -> None:
         assert self._files is not None
         # The listener reports a keeper that fails.
-        keeper = "vllm_ssd.lifecycle.keeper"
-        self._channel, _ = start_detached(keeper, self.run_dir, self._spec, self._files.locks)
+        self._channel = self._keep(self.run_dir, self._spec, self._files.locks)
 
     def wait_ready(self) -> None:
         """Wait until the draft is loaded; ``RuntimeError`` with a sentence if that fails. The

@@ -71,6 +71,36 @@ class DraftLost(Exception):
     Ray. The message says why."""
 
 
+class UsersRay:
+    """The user's Ray cluster, in one of whose actors the keeper runs: nothing to start or stop."""
+
+    unseen = False
+
+    def start(self) -> None:
+        """The cluster runs."""
+
+    stop = check_listeners = start
+
+    def lives(self) -> bool:
+        """This process ends with its node."""
+        return True
+
+    def set_variables(self, environment: dict[str, str]) -> None:
+        """Let the draft's actor have these variables."""
+        self._environment = environment
+
+    def options(self) -> dict[str, Any]:
+        """Options of the draft's actor: on this node, where this actor has the GPU."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = ray.get_runtime_context().get_node_id()
+        return {
+            "runtime_env": {"env_vars": self._environment},
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+
+
 class OwnRay:
     """Starts, checks and stops the draft's Ray. Call ``start`` again whenever it has ended. The
     constructor imports Ray, which takes about a second."""
@@ -143,6 +173,15 @@ class OwnRay:
                 "be looked at; see by 'ss -ltnp' that it listens on loopback only",
                 ", ".join(unseen),
             )
+
+    def set_variables(self, environment: dict[str, str]) -> None:
+        """Let Ray and the draft's actor inherit these variables. On ROCm, Ray does not start if the
+        environment has ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES."""
+        os.environ.update(environment)
+
+    def options(self) -> dict[str, Any]:
+        """Options of the draft's actor."""
+        return {}
 
     def lives(self) -> bool:
         """Whether Ray can be used."""

@@ -16,7 +16,7 @@ from multiprocessing import current_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_ssd.lifecycle.cores import pin_to
+from vllm_ssd.lifecycle.cores import pin_to, take_niceness_of_others
 from vllm_ssd.lifecycle.quiet import hush_vllm
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.log import get_logger
@@ -56,6 +56,7 @@ class DraftServer:
         # If the keeper is killed, its Ray ends, and the kernel then kills this process, even if it
         # hangs: another keeper may start another server on the same table.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        take_niceness_of_others()  # as the keeper does in its own Ray
         self._stopped = self._asleep = False
         self._joined: dict[str, ServedEngine] = {}  # by run directory
         if spec.cores:

@@ -1,5 +1,5 @@
 """Every figure of a running engine: what ``vllm-ssd stats`` and Prometheus call it, and the value
-of an ``EngineReport`` that both show. The draft, its keeper and the relay count what begins with
+of an ``EngineReport`` that both show. The draft, its keeper and the bridge count what begins with
 "draft"; the target counts the rest."""
 
 from __future__ import annotations

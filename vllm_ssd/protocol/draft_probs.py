@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a relay works without torch
+if TYPE_CHECKING:  # a bridge works without torch
     import torch
 
 _HALVES = np.dtype([("token", "<i4"), ("probability", "<f4")])

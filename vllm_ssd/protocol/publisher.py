@@ -12,7 +12,7 @@ import numpy as np
 from vllm_ssd.protocol.predictions import PredictionWriter
 from vllm_ssd.protocol.speculation_table import SpeculationTable
 
-if TYPE_CHECKING:  # a relay works without torch
+if TYPE_CHECKING:  # a bridge works without torch
     import torch
 
 

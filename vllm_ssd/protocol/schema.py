@@ -180,7 +180,7 @@ class TableShape:
         that is gone. joined: engines that the service drafts for. away: why there is no heartbeat,
         ``ASLEEP``, ``FOR_GOOD`` or ``RELOADING``; 0 = none of these (the draft is there, is gone or
         loads). link_us: microseconds from the target's node to the draft's and back, written by the
-        relay between them; 0 = there is no relay."""
+        bridge between them; 0 = there is no bridge."""
         names = ["heartbeat", "pid", "live", "blocks", "free_blocks", "prefill", "prefill_us"]
         names += ["glue", "glue_us", "branch", "branch_us"]
         names += ["drafted_ahead", "branches", "restarts", "joined", "away", "link_us"]

@@ -67,8 +67,8 @@ def commands(container: dict[str, Any]) -> list[list[str]]:
     args = container["args"]
     if len(args) > 1:
         return [["vllm", "serve", *args]]
-    lines = args[0].replace("\\\n", "").splitlines()
-    found = [shlex.split(line.removeprefix("exec ").removesuffix("&")) for line in lines]
+    lines = [line.partition(" | tee ")[0] for line in args[0].replace("\\\n", "").splitlines()]
+    found = [shlex.split(line.removeprefix("exec ")) for line in lines]
     return sorted(found, key=lambda words: words[:2] == ["vllm", "serve"])
 
 
@@ -148,7 +148,7 @@ def test_a_draft_that_ray_places(with_ray):
     assert labels(args.ray_labels) in [labels(g["rayStartParams"]["labels"]) for g in groups]
     served = make_arg_parser(FlexibleArgumentParser()).parse_args(serve[2:]).speculative_config
     assert served["draft_server"] == args.name
-    assert Path(served["draft_server_key"]) == args.key_file
+    assert served["ray_address"] == args.ray_address
     joined = start.make_context("ray start", join[2:]).params
     assert joined["address"] == f"{cluster['metadata']['name']}-head-svc:6379"
     for group in (cluster["spec"]["headGroupSpec"], *groups):
@@ -160,12 +160,15 @@ def test_a_draft_that_ray_places(with_ray):
 
 @pytest.mark.parametrize(
     "draft, status, said",
-    [("sleep .2; exit 1", 1, b""), ("sleep 1.5; touch $KEY; sleep 1", 0, b"serves\n")],
+    [
+        ("sleep .2; exit 1", 1, b""),
+        ("sleep 1.5; echo engines join it; touch $KEY; sleep 1", 0, b"engines join it\nserves\n"),
+    ],
 )
 def test_a_draft_that_fails_ends_the_container(with_ray, tmp_path, draft, status, said):
     """And one that loads is waited for, before the target starts."""
     (script,) = with_ray[1]["args"]
-    script = script.replace("/run/drafts.key", str(tmp_path / "key"))
+    script = script.replace("/run/draft.log", str(tmp_path / "log"))
     stubs = {"ray": "exit 0", "vllm": "[ -e $KEY ] && echo serves", "vllm-ssd": draft}
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")

@@ -10,6 +10,7 @@ import pytest
 from tests.support.loaded_draft import tiny_spec
 from vllm_ssd.lifecycle import actor
 from vllm_ssd.lifecycle.actor import HANG_S, DraftActor, DraftLost
+from vllm_ssd.lifecycle.own_ray import UsersRay
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.protocol import ASLEEP, RELOADING, TableOwner, TableShape
 
@@ -20,8 +21,8 @@ TIMEOUT_S = 2.0
 def serving(tmp_path):
     """One whose server has served, and this process is."""
     files = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    one = DraftActor(replace(tiny_spec(tmp_path, "sdpa", files.run_dir), start_timeout_s=TIMEOUT_S))
-    one._own_ray = SimpleNamespace(lives=lambda: True)
+    spec = replace(tiny_spec(tmp_path, "sdpa", files.run_dir), start_timeout_s=TIMEOUT_S)
+    one = DraftActor(spec, UsersRay())
     one._ray = SimpleNamespace(
         wait=lambda tasks, timeout: ([], tasks), exceptions=one._ray.exceptions
     )

@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from vllm_ssd.relay.end import Child
 
 from vllm_ssd.lifecycle import detached
 from vllm_ssd.protocol.messages import Reload
-from vllm_ssd.relay.end import Child
 
 
 def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp_path):

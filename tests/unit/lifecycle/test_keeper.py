@@ -16,7 +16,7 @@ from tests.support.loaded_draft import tiny_spec
 from vllm_ssd.lifecycle import keeper
 from vllm_ssd.lifecycle.actor import DraftLost, RayLost
 from vllm_ssd.lifecycle.keeper import Keeper
-from vllm_ssd.lifecycle.own_ray import OTHER_RAY
+from vllm_ssd.lifecycle.own_ray import OTHER_RAY, UsersRay
 from vllm_ssd.protocol import rundir
 
 
@@ -64,7 +64,7 @@ def keep(tmp_path, monkeypatch):
         actor = Script(lambda: ours.shutdown(socket.SHUT_WR), *happens)
         monkeypatch.setattr(keeper, "DraftActor", lambda *_: actor)
         with ours, theirs:
-            Keeper(spec, theirs).run()
+            Keeper(spec, theirs, UsersRay()).run()
             theirs.close()
             lines = [json.loads(line) for line in ours.makefile("rb")]
         assert not run_dir.exists()
@@ -148,7 +148,7 @@ def test_sigterm_leaves_the_files_to_an_engine_that_goes_on(tmp_path, monkeypatc
     actor = Script(lambda: (owner or ours.close(), sys.exit(0)), "one")
     monkeypatch.setattr(keeper, "DraftActor", lambda *_: actor)
     with ours, theirs, pytest.raises(SystemExit):
-        Keeper(tiny_spec(tmp_path, "sdpa", run_dir), theirs).run()
+        Keeper(tiny_spec(tmp_path, "sdpa", run_dir), theirs, UsersRay()).run()
     assert run_dir.exists() == owner
 
 

@@ -10,14 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.protocol.draft_names import NAME
 from vllm_ssd.tools.options import add_option
 
 if TYPE_CHECKING:
-    from vllm_ssd.tools.draft_server.placed import PlacedDraft
+    from vllm_ssd.tools.draft_server.placed import PlacedDrafts
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
 LOOK_S = 0.5  # between two checks whether the draft is lost for good
@@ -40,7 +39,7 @@ def add_command(commands: Any) -> None:
     _add_process(parser.add_argument_group("the process"))
     _add_model(parser.add_argument_group("the model"))
     _add_drafting(parser.add_argument_group("drafting"))
-    _add_other_nodes(parser.add_argument_group("engines on other nodes"))
+    _add_cluster(parser.add_argument_group("in a Ray cluster, for engines on any of its nodes"))
     parser.set_defaults(run=run)
 
 
@@ -104,14 +103,8 @@ def _add_drafting(group: Any) -> None:
     add("--saguaro FACTOR", about, _json)
 
 
-def _add_other_nodes(group: Any) -> None:
+def _add_cluster(group: Any) -> None:
     add = partial(add_option, group)
-    add("--listen HOST:PORT", "Address at which engines on other nodes may join.")
-    about = (
-        "File for the address and the keys, made if it does not exist. Engines on other nodes need "
-        "a copy. Required with --listen and --ray-address."
-    )
-    add("--key-file FILE", about, Path)
     about = "Run the draft on a free GPU of this Ray cluster: auto, or HOST:PORT."
     add("--ray-address ADDRESS", about)
     about = "Use only nodes with these labels of 'ray start --labels'."
@@ -132,17 +125,14 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
         return _refuse(
             f"--name {args.name!r} must consist of letters, digits, . _ and -: change it"
         )
-    if (args.listen or args.ray_address) and args.key_file is None:
-        return _refuse("--listen and --ray-address need a key file: add --key-file FILE")
-    if args.key_file is not None and not (args.listen or args.ray_address):
-        return _refuse("--key-file is for engines on other nodes: add --listen or --ray-address")
     if args.ray_labels and not args.ray_address:
         return _refuse("--ray-labels needs a Ray cluster: add --ray-address ADDRESS")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    drafts: LocalDrafts | PlacedDraft | None = None
+    drafts: LocalDrafts | PlacedDrafts | None = None
     try:
         drafts = _make_drafts(args)
         drafts.start()
+        drafts.wait_ready()
         _say_how_to_join(args)
         while drafts.tend():
             time.sleep(LOOK_S)
@@ -163,29 +153,20 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _make_drafts(args: argparse.Namespace) -> LocalDrafts | PlacedDraft:
+def _make_drafts(args: argparse.Namespace) -> LocalDrafts | PlacedDrafts:
     """The drafts that the flags ask for; ``ValueError`` with a sentence if a flag is invalid."""
     if args.ray_address:
-        from vllm_ssd.tools.draft_server.placed import PlacedDraft
+        from vllm_ssd.tools.draft_server.placed import PlacedDrafts
 
-        return PlacedDraft(args)
-    from vllm_ssd.relay.keys import prepare_keys
+        return PlacedDrafts(args)
     from vllm_ssd.tools.draft_server.configs import make_configs
     from vllm_ssd.tools.draft_server.serving import LocalDrafts
 
-    configs = make_configs(args)
-    keys = None
-    if args.listen is not None:
-        keys = prepare_keys(args.key_file, args.name, args.listen, len(configs))
-    return LocalDrafts(configs, args.name, keys, args.key_file)
+    return LocalDrafts(make_configs(args), args.name)
 
 
 def _say_how_to_join(args: argparse.Namespace) -> None:
     options = {"method": "ssd", "draft_server": args.name}
-    who = "engines join it with --speculative-config"
-    if not args.ray_address:  # engines on this node find it by its name
-        print(f"{who} '{json.dumps(options)}'", flush=True)
-        who = "and on other nodes with"
-    if args.key_file is not None:
-        options["draft_server_key"] = args.key_file.name
-        print(f"{who} '{json.dumps(options)}'", flush=True)
+    if args.ray_address:
+        options["ray_address"] = args.ray_address
+    print(f"engines join it with --speculative-config '{json.dumps(options)}'", flush=True)

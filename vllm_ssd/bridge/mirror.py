@@ -1,7 +1,7 @@
-"""One end of a mirror: a copy of a speculation table on each node, kept equal by two relay ends.
+"""One end of a mirror: a copy of a speculation table on each node, kept equal by a bridge.
 
-One side, on one of the two nodes, writes each record. ``take`` returns this side's changes as
-frames for the other end. ``apply`` writes changes from the other end.
+One side, on one of the two nodes, writes each record. ``take`` returns this side's changes.
+``apply`` writes those of the other end.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 
 import numpy as np
 
+from vllm_ssd.bridge.changes import Changed, Malformed, Plan
+from vllm_ssd.bridge.records import Outcome, Prediction, Record, Side, State
 from vllm_ssd.protocol import SpeculationTable
 from vllm_ssd.protocol.messages import Add, Remove
-from vllm_ssd.relay.frames import Changed, Malformed, Plan
-from vllm_ssd.relay.records import Outcome, Prediction, Record, Side, State
 
-# A frame names a kind by its index here. Changes are sent in this order.
+# A change names a kind by its index here. Changes are sent in this order.
 KINDS: tuple[type[Record], ...] = (Outcome, State, Prediction)
 LONGEST_TEXT = 3 * 2**20  # tokens, which fit a message
 _INT32 = 2**31
@@ -60,30 +60,31 @@ class Mirror:
         return bool(self._generations.any())
 
     def take(self) -> list[Changed | Plan]:
-        """Changes of this side since the last call, as frames."""
-        frames: list[Changed | Plan] = []
+        """Changes of this side since the last call."""
+        changes: list[Changed | Plan] = []
         for record in self._ours:
-            frames += record.changes(self._generations)
+            changes += record.changes(self._generations)
         plan = self._undrafted.item(0)
         if self._side is Side.TARGET and plan != self._plan:
             self._plan = plan
-            frames.append(Plan(bool(plan)))
-        return frames
+            changes.append(Plan(bool(plan)))
+        return changes
 
-    def apply(self, frame: Changed | Plan) -> None:
+    def apply(self, change: Changed | Plan) -> None:
         """Write a change of the other side; raises ``Malformed``."""
-        if isinstance(frame, Plan):
-            self._undrafted[0] = frame.undrafted
+        if isinstance(change, Plan):
+            self._undrafted[0] = change.undrafted
             return
-        record = self._theirs.get(frame.record)
-        if record is None or frame.slot >= self.table.shape.slots:
-            raise Malformed(f"there is no record {frame.record} of slot {frame.slot}")
-        if self.is_known(frame.slot, frame.stamp >> 32):
-            record.write(frame)
+        record = self._theirs.get(change.record)
+        if record is None or change.slot >= self.table.shape.slots:
+            raise Malformed(f"there is no record {change.record} of slot {change.slot}")
+        if self.is_known(change.slot, change.stamp >> 32):
+            record.write(change)
 
 
 def read_status(table: SpeculationTable, lives: bool) -> list[int]:
-    """The draft's part of a table, as ``Status`` has it. lives: False hides the heartbeat."""
+    """The draft's part of a table: all counters in the table's order, but in place of the heartbeat
+    the nanoseconds since then, -1 = none. lives: False hides the heartbeat."""
     heartbeat, *others = (int(value) for value in table.draft[0].item())
     age_ns = max(time.monotonic_ns() - heartbeat, 0) if lives and heartbeat else -1
     return [age_ns, *others]

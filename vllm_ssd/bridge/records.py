@@ -1,8 +1,8 @@
-"""The kinds of records of a slot that a relay copies to the table on the other node, as bytes.
+"""The kinds of records of a slot that a bridge copies to the table on the other node, as bytes.
 
 ``changes`` reads the stamp, the body and the stamp again, like all readers of the table. ``write``
 writes the body first and the stamp last. It refuses a record that does not fit the table with
-``Malformed`` before it writes anything. The relay does not check tokens and distributions: readers
+``Malformed`` before it writes anything. The bridge does not check tokens and distributions: readers
 of the table do.
 """
 
@@ -15,11 +15,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ssd.bridge.changes import Changed, Malformed
 from vllm_ssd.protocol import LOST, SpeculationTable
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.protocol.schema import parity
-from vllm_ssd.relay.frames import Changed, Malformed
 
 _32 = np.uint64(32)  # bits of a stamp's round; its generation is above them
 

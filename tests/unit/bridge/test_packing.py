@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_ssd.relay.frames import Malformed
-from vllm_ssd.relay.records import int32s, pack, pack_probs, unpack_probs
+from vllm_ssd.bridge.changes import Malformed
+from vllm_ssd.bridge.records import int32s, pack, pack_probs, unpack_probs
 
 
 def test_numbers_are_whole_and_no_more_than_fit():

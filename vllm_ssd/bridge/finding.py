@@ -1,0 +1,74 @@
+"""Finds a draft service in a Ray cluster and asks which options it fixes for its engines."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from vllm_ssd.bridge.changes import VERSIONS
+from vllm_ssd.bridge.cluster import connect, find_sites, sentence
+from vllm_ssd.protocol.draft_names import CommonOptions
+
+REACH_S = 60.0  # timeout of the connection to Ray and of the service's answer
+ANSWER_S = 20.0  # timeout of the service's answer
+
+
+def described(options: Mapping[str, Any]) -> CommonOptions | None:
+    """What the service that these options of ``--speculative-config`` name fixes for its engines;
+    None if it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached."""
+    address, name = options.get("ray_address"), options.get("draft_server")
+    if not isinstance(address, str):
+        return None
+    if not isinstance(name, str):
+        raise ValueError(
+            "ray_address is about a draft server in a Ray cluster: add its name as draft_server"
+        )
+    return _ask(address, name)
+
+
+@functools.lru_cache(maxsize=8)  # vLLM makes a config several times
+def _ask(address: str, name: str) -> CommonOptions:
+    """Ask in a process of its own: this one may connect to another Ray later."""
+    command = [sys.executable, "-m", "vllm_ssd.bridge.finding", address, name]
+    try:
+        run = subprocess.run(command, stdout=subprocess.PIPE, timeout=REACH_S, check=True)
+        answer = json.loads(run.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"the Ray cluster at {address} does not answer ({type(error).__name__}): see 'ray "
+            "status', and the log above"
+        ) from error
+    if "problem" in answer:
+        raise ValueError(answer["problem"])
+    return msgspec.convert(answer["options"], CommonOptions)
+
+
+def _find(address: str, name: str) -> dict[str, Any]:
+    """The answer of the service's first draft: its ``options``, or else a ``problem``."""
+    try:
+        ray = connect(address)
+        sites = find_sites(name)
+        if not sites:
+            raise ValueError(
+                f"there is no draft server {name!r} in the Ray cluster at {address}: start it with "
+                f"'vllm-ssd draft MODEL --name {name} --ray-address {address}'"
+            )
+        answer = ray.get(sites[0].describe.remote(), timeout=ANSWER_S)
+    except Exception as error:  # Ray has many kinds
+        return {"problem": str(error) if type(error) is ValueError else sentence(error)}
+    if answer["versions"] != VERSIONS:
+        return {
+            "problem": f"the draft server {name!r} speaks version {answer['versions']} and this "
+            f"engine {VERSIONS}: install the same vllm-ssd on both nodes"
+        }
+    return dict(answer)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_find(*sys.argv[1:])))
