@@ -49,17 +49,6 @@ class Draft:
         return bool(self.counted()["heartbeat"] == 0)
 
 
-def stopped(draft: Draft, load: Load) -> None:
-    """It is there, and does nothing any more."""
-    draft.server().suspend()
-
-
-def without_ray(draft: Draft, load: Load) -> None:
-    """What Ray cannot do without is gone."""
-    (raylet,) = [process for process in draft.processes() if process.name() == "raylet"]
-    raylet.kill()
-
-
 def without_keeper(draft: Draft, load: Load) -> None:
     """Who starts a draft again is gone."""
     (keeper,) = draft.named("vllm_ssd.lifecycle.keeper")

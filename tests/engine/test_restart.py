@@ -1,6 +1,7 @@
-"""The draft of a server dies again and again, in every way there is from outside, under 16 streamed
-requests at all times: none fails or stalls, every text is the target's own, the drafts come back
-and hit as before, the log has one line of each loss and of each return, and nothing is used up."""
+"""The draft of a server dies again and again, under 16 streamed requests at all times: none fails
+or stalls, every text is the target's own, the drafts come back and hit as before, the log has one
+line of each loss and of each return, and nothing is used up. All ways to die are in
+tests/unit/lifecycle/test_deaths.py."""
 
 from __future__ import annotations
 
@@ -20,9 +21,7 @@ from tests.engine.deaths import (
     Draft,
     killed_while_loading,
     out_of_memory,
-    stopped,
     without_keeper,
-    without_ray,
 )
 from tests.engine.load import Load
 from tests.support.greedy_texts import tiny_answers
@@ -35,9 +34,7 @@ AT_ONCE, OTHERS, TOKENS = 16, 12, 64
 # How a serving draft dies, and the number of its successors that are killed while they load. Each
 # leaves traces for the next one.
 DEATHS: list[tuple[Callable[[Draft, Load], None], int]] = [
-    (without_ray, 0),
-    (out_of_memory, 0),
-    (stopped, 1),
+    (out_of_memory, 1),
 ]
 COUNT = sum(1 + after for _, after in DEATHS)
 ROUNDS = 100  # in which hits are counted
@@ -105,7 +102,6 @@ def test_the_draft_comes_back_every_time(server_and_plain, questions):
             assert pid not in {process.pid for process in draft.processes()}
             assert draft.server().rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY
             assert log.news() == [LOST, *[NOT_BACK] * successors, BACK]
-        # Ray's agents outlive a Ray that is killed by a minute or so.
         load.until("the same processes", lambda: kinds(server, draft) == before.kinds)
         after = usage(server, draft)
         # The last death, as another keeper takes the place of the one whose memory was looked at.

@@ -56,7 +56,7 @@ def commands(block: Block) -> list[list[str]]:
     found = []
     for line in block.code.splitlines():
         command = re.sub(r"^[A-Z_]+=\S+ ", "", line.strip())
-        if command.startswith(PROGRAMS) and "key" not in command:
+        if command.startswith(PROGRAMS) and not re.search("ray.address", command):
             names = r"(?<![\w./-])(" + "|".join(map(re.escape, MEANT)) + r")(?![\w./-])"
             meant = re.sub(names, lambda match: MEANT[match[1]], command)
             found.append(shlex.split(meant, comments=True))

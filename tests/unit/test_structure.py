@@ -120,11 +120,11 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4265,
-    "../tests": 21850,
+    "../tests": 21770,
     "protocol": 2130,
     "draft": 5065,
     "lifecycle": 2640,
-    "bridge": 1250,
+    "bridge": 1260,
     "config": 1100,
     "metrics": 500,
     "worker": 1900,

@@ -1,0 +1,78 @@
+"""In a keeper and its draft server: a draft that only says that it lives, and needs no torch. What
+happens to it next is written in the file ``$SSD_HAPPENS``, a word each: "no-ray" (Ray does not
+start), "fail" or "hang" (a load does), "stay" (a killed process seems to run, for one look)."""
+
+import os
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+
+def happens(*words):
+    """The next word, if it is one of these."""
+    path = Path(os.environ["SSD_HAPPENS"])
+    first, *others = path.read_text().split() or [""]
+    if first not in words:
+        return ""
+    path.write_text(" ".join(others))
+    return first
+
+
+class LoadedDraft:
+    on_gpu = False
+
+    def __init__(self, spec):
+        from vllm_ssd.protocol import SpeculationTable, rundir
+
+        self.table = SpeculationTable.open(rundir.table_path(Path(spec.run_dir)))
+        tell = self.table.draft[0].__setitem__
+        self.served = SimpleNamespace(
+            tell=tell,
+            ask_for_unknown=lambda: None,
+            beat=lambda: tell("heartbeat", time.monotonic_ns()),
+        )
+        self.engine = None
+
+    def load(self):
+        how = happens("fail", "hang")
+        if how == "fail":
+            raise OSError("no such weights")
+        while how == "hang":
+            time.sleep(1)
+        self.engine = SimpleNamespace(step=lambda: False, tables=[self.served], requests=[])
+        return "loaded in no time"
+
+    def put_away(self):
+        self.engine = None
+
+
+def module(name, **content):
+    sys.modules[name] = made = ModuleType(name)
+    made.__dict__.update(content)
+
+
+module("torch", inference_mode=nullcontext)
+module("vllm_ssd.lifecycle.quiet", hush_vllm=lambda: None)
+module("vllm_ssd.lifecycle.loaded_draft", LoadedDraft=LoadedDraft)
+
+if "vllm_ssd.lifecycle.keeper" in sys.orig_argv:
+    from vllm_ssd.lifecycle import actor, keeper
+    from vllm_ssd.lifecycle.own_ray import OwnRay
+
+    actor.HANG_S = 10.0
+    start, gone = OwnRay.start, actor.DraftActor.gone
+
+    def start_or_fail(self):
+        if happens("no-ray"):
+            raise OSError("no port")
+        start(self)
+
+    def gone_or_stay(self):
+        stays = happens("stay")
+        keeper.SAY_AGAIN_S = 0.0 if stays else 60.0
+        return not stays and gone(self)
+
+    OwnRay.start = start_or_fail
+    actor.DraftActor.gone = gone_or_stay
