@@ -31,8 +31,9 @@ def check_texts(
         found, accepted = in_fork(complete, folder, batches, count, speculative)
         equal = sum(ours.tokens == theirs.tokens for ours, theirs in zip(plain, found))
         print(f"{speculation}: {equal} of {len(plain)} texts equal, {accepted} drafts accepted")
-        partings = [parting(*pair, near) for pair in zip(plain, found, strict=True)]
-        assert not [each for each in partings if each]
+        pairs = zip(plain, found, strict=True)
+        partings = [each for pair in pairs if (each := parting(*pair, near))]
+        assert not partings, partings
         assert accepted > 0 or not accepts
 
 

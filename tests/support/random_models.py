@@ -48,6 +48,7 @@ _DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
     "linear_conv_kernel_dim": 4,
+    "mamba_ssm_dtype": "float32",  # as released ones have it: rounded, each step counts
     "layer_types": [*["linear_attention"] * 3, "full_attention"],
 }
 _LATENT = {
