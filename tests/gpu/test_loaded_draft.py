@@ -1,7 +1,5 @@
 """A draft that is put away leaves nothing on its GPU but the process's context."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,14 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.standin.tiny import tiny_llama
+from tests.support.forked import in_fork
 from tests.support.loaded_draft import HEADS, KV_BYTES, VOCAB, predicted, tiny_draft
 
 
 def test_a_gpus_memory_is_given_back(tmp_path):
     """Graphs and all, each time. In a process without an engine, as a draft server's."""
     tiny_llama(1, VOCAB, **HEADS).save_pretrained(tmp_path / "draft")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        said, loaded, left = fresh.submit(reloads, tmp_path / "draft").result()
+    said, loaded, left = in_fork(reloads, tmp_path / "draft")
     assert len(set(said)) == 1
     assert min(loaded) - max(left) >= KV_BYTES // 2, "its KV cache at least"
     assert left[1:] == left[:1] * 2

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from vllm_ssd.relay.end import Child
 
+from vllm_ssd.bridge.child import Child
 from vllm_ssd.lifecycle import detached
 from vllm_ssd.protocol.messages import Reload
 
@@ -35,12 +35,12 @@ def test_a_process_whose_parent_ends_before_it_has_sent_all(half):
 
 
 @pytest.mark.parametrize("half", ["", '{"ready": "127.0'])
-def test_a_relay_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path):
-    (tmp_path / "relay.py").write_text(
+def test_a_bridge_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path):
+    (tmp_path / "bridge.py").write_text(
         "import socket, sys\n"
         "from vllm_ssd.lifecycle.detached import detach\n"
         f"detach(dict)[0].sendall({half.encode()!r})\n"
     )
-    child = Child("relay", Reload("/model"), tmp_path)
-    with pytest.raises(ValueError, match="its relay ended at its start, and the log above says"):
+    child = Child("bridge", Reload("/model"), tmp_path)
+    with pytest.raises(ValueError, match="its bridge ended at its start, and the log above says"):
         child.start()
