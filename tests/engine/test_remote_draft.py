@@ -87,6 +87,14 @@ def test_a_link_that_is_cut(served, service, node):
     wait_for("end of the old session", lambda: service.draft.counted()["joined"] == 1, END_S)
 
 
+def test_a_bridge_that_is_killed(served):
+    """Another one takes its place."""
+    with served.under_load():
+        returns = served.said(BACK)
+        bridge_of(served).kill()
+        served.wait_back(returns + 1)
+
+
 def test_a_draft_whose_processes_are_killed(served, service):
     """Ray places another one, and the engine joins that."""
     lost = served.said(LOST)
@@ -109,7 +117,15 @@ def processes(service: Service) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in (table.owner.pid, table.draft["pid"][0])]
 
 
-def test_nothing_is_left(served):
-    own = [*served.server.processes(), *processes_of(served.run_dir)]
-    served.server.end()
-    wait_gone(served.run_dir, own)
+def bridge_of(served: Joined) -> psutil.Process:
+    own = processes_of(served.run_dir)
+    (found,) = [each for each in own if "vllm_ssd.bridge.near" in each.cmdline()]
+    return found
+
+
+def test_an_engine_that_is_killed_leaves_nothing(served):
+    bridge, own = bridge_of(served), served.server.processes()
+    for process in own:
+        process.kill()
+    served.server.process.wait()
+    wait_gone(served.run_dir, [*own, bridge])

@@ -4,38 +4,51 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
+import threading
 from typing import Any
 
+from vllm_ssd.log import get_logger
+
+logger = get_logger(__name__)
+
 NAMESPACE = "vllm-ssd"  # of the actors' names
-REACH_S = 5.0  # timeout of a connection to the cluster's head
+REACH_S = 40.0  # timeout of the connection, which takes seconds
 
 
 def connect(address: str, *, show_logs: bool = False) -> Any:
     """Connect this process to the cluster and return the module ``ray``. show_logs: show what this
-    process's actors print. Raises ``ValueError`` with a sentence."""
+    process's actors print. Raises ``ValueError`` with a sentence. Ends this process with a sentence
+    if the cluster does not answer."""
     # A call after the connection is lost would start a Ray here. Ray reads this when imported.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     import ray
 
+    limit = threading.Timer(REACH_S, _give_up, [address])
+    limit.daemon = True
+    limit.start()
     ending = signal.getsignal(signal.SIGTERM)
     try:
-        _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
         ray.init(address, namespace=NAMESPACE, logging_level="WARNING", log_to_driver=show_logs)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ValueError(
             f"no Ray cluster is reached at {address} ({sentence(error)}): start one with 'ray "
             "start' on every node, or name its address"
         ) from error
+    finally:
+        limit.cancel()
     signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort the process
     return ray
 
 
-def _knock(address: str) -> None:
-    """Raise ``OSError`` if nobody listens at HOST:PORT: Ray would try it for ever."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+def _give_up(address: str) -> None:
+    """End this process with a sentence. Ray would try for ever, and cannot be interrupted."""
+    logger.error(
+        "SSD: the Ray cluster at %s does not answer within %g s: see 'ray status', or name its "
+        "address",
+        address,
+        REACH_S,
+    )
+    os._exit(2)
 
 
 def site_name(name: str, place: int) -> str:

@@ -15,7 +15,7 @@ from vllm_ssd.bridge.changes import VERSIONS
 from vllm_ssd.bridge.cluster import connect, find_sites, sentence
 from vllm_ssd.protocol.draft_names import CommonOptions
 
-REACH_S = 60.0  # timeout of the connection to Ray and of the service's answer
+REACH_S = 80.0  # timeout of the whole
 ANSWER_S = 20.0  # timeout of the service's answer
 
 

@@ -3,6 +3,7 @@ process; tests/engine/test_remote_draft.py has a real Ray between two nodes."""
 
 import json
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
@@ -293,6 +294,14 @@ def test_what_all_engines_have_in_common(server, bridge, monkeypatch):
             assert said in one_sentence(error)
     with pytest.raises(ValueError, match="add its name as draft_server"):
         ask_for(draft_server=None)
+
+
+def test_a_cluster_that_does_not_answer():
+    """Ray itself would try for ever."""
+    program = "from vllm_ssd.bridge import cluster as c; c.REACH_S = 1.5; c.connect('127.0.0.1:1')"
+    run = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=120)
+    assert run.returncode == 2
+    assert b"the Ray cluster at 127.0.0.1:1 does not answer within 1.5 s" in run.stderr
 
 
 def test_nothing_is_left(server, bridge, engine):

@@ -19,7 +19,7 @@ GENERATION = 5
 
 
 class Nodes:
-    """The target's table and its mirror on the draft's node, with a relay between them."""
+    """The target's table and its mirror on the draft's node, with a bridge between them."""
 
     def __init__(self, folder, **shape):
         shape = TableShape(**{"slots": 3, "k": 3, "branches": 4, "tail": 32, **shape})
@@ -106,7 +106,7 @@ def test_rounds_between_two_looks_are_told_as_one(nodes):
     assert text == [token for r in range(6) for token in (r, r + 100)]
 
 
-def test_a_text_that_the_relay_cannot_follow_is_asked_for_again(nodes):
+def test_a_text_that_the_bridge_cannot_follow_is_asked_for_again(nodes):
     nodes.outcomes.publish(0, stamp(3), 4 + 17, 0, list(range(17)))  # half a tail is 16
     assert nodes.to_draft() == []
     states = DraftStates(nodes.table)
