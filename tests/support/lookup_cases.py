@@ -16,7 +16,6 @@ from tests.support import interpreter
 from tests.support.control_socket import Sent
 from tests.support.lookup_drafts import publish_at_random, publish_fallbacks_slowly
 from vllm_ssd.protocol import FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.draft_states import DraftStates
 from vllm_ssd.protocol.messages import Add, Remove
 from vllm_ssd.protocol.outcomes import OutcomeReader
@@ -105,18 +104,6 @@ def beat(table, seconds_ahead=0.0):
     table.draft["heartbeat"] = time.monotonic_ns() + int(seconds_ahead * 1e9)
 
 
-def a_request_that_is_not_ours_publishes_nothing(folder, device):
-    """vLLM's warm-up requests: valid drafts for them, not a byte for the draft."""
-    target = Target(folder / "t", device)
-    beat(target.table)
-    target.write(1, [5, 6, 7])
-    before = target.table.slots.tobytes()
-    assert target.step([(1, 1)]) == [[7] * K]
-    assert target.table.slots.tobytes() == before
-    assert target.counted("rounds") == 0
-    assert target.counted("started_s") > 0
-
-
 def a_dead_draft_is_waited_for_once(folder, device):
     target = Target(folder / "t", device, max_wait_s=5e-3)
     beat(target.table, seconds_ahead=1000)
@@ -187,20 +174,6 @@ def a_text_that_outgrew_the_tail_leaves_its_end(folder, device):
     assert outcome is not None and outcome.new_tokens == list(range(51, 60))
 
 
-def a_placeholder_of_a_prompt_is_never_proposed(folder, device):
-    """Of a request in the midst of its prompt, of one that the draft was not told of, and of one
-    whose text goes on as it did before an image."""
-    target = Target(folder / "t", device, on_miss="skip", shape=SAMPLED)
-    placeholder = VOCAB + 3
-    target.add("a", 0, [7, 8, placeholder])
-    target.write(1, [5, placeholder])
-    target.add("b", 2, [6, placeholder, placeholder, 9])
-    target.write(2, [6])
-    drafts, draft_probs = target.sampled_step([(0, 0), (1, 1), (2, 1)])
-    assert drafts == [[0] * K, [0] * K, [0, 0, 9, 6]]
-    assert torch.equal(draft_probs, certain(torch.tensor(drafts), TOP_M))
-
-
 def _start(draft, *arguments):
     process = multiprocessing.get_context("spawn").Process(
         target=draft, args=arguments, daemon=True
@@ -247,12 +220,10 @@ def tokens_of_another_round_are_never_used(folder, device):
 
 
 CASES = [
-    a_request_that_is_not_ours_publishes_nothing,
     a_dead_draft_is_waited_for_once,
     a_slot_given_on_is_another_request,
     a_lost_request_is_sent_again,
     a_text_that_outgrew_the_tail_leaves_its_end,
-    a_placeholder_of_a_prompt_is_never_proposed,
     a_live_draft_is_waited_for,
     tokens_of_another_round_are_never_used,
 ]

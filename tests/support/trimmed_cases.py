@@ -40,16 +40,6 @@ def _probs(draft, shares=(0.5, 0.25, 0.25)):
     return pack(tokens, torch.tensor([shares])).numpy()
 
 
-def another_request_in_the_slot_gets_no_drafts_left_over(folder, device):
-    target = _with_a_hit(folder, device)
-    target.step([(0, 1)])
-    target.client.remove("a")
-    target.add("b", 0, [1, 2])
-    target.write(0, [11])
-    target.step([(0, 1)])
-    assert target.confirmed(0, 2, 0) == []
-
-
 def no_more_drafts_than_are_wanted(folder, device):
     """The schedule of vLLM's engine says so; the others are left over."""
     target = _with_a_hit(folder, device)
@@ -203,7 +193,6 @@ def a_row_without_an_outcome_is_worth_nothing(folder, device):
 
 
 TRIMMED_CASES = [
-    another_request_in_the_slot_gets_no_drafts_left_over,
     no_more_drafts_than_are_wanted,
     nothing_is_published_where_no_drafts_are_wanted,
     steps_scheduled_without_drafts_are_not_looked_up,

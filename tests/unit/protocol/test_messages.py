@@ -67,6 +67,22 @@ def test_messages_to_a_server_that_is_away_reach_the_next_one(wire, tmp_path):
     later.close()
 
 
+def test_a_draft_that_takes_over_gets_what_is_sent_after_a_reconnection(wire, tmp_path):
+    """The one before hangs, and its connection lives on."""
+    server, client, seen = wire
+    client.send(Remove(1, 2))
+    while not seen:
+        drain(server)
+    successor = listening(tmp_path, collecting(later := []))
+    client.reconnect()
+    client.send(Remove(3, 4))
+    while not later and len(seen) == 1:
+        drain(server, 0.05)
+        drain(successor, 0.05)
+    assert later == [Remove(3, 4)] and seen == [Remove(1, 2)]
+    successor.close()
+
+
 def test_several_addresses_and_one_of_them_no_longer(tmp_path):
     """Each message is handled where it came; who is hung up on is heard by the next one."""
     seen: dict[str, list[object]] = {"one": [], "two": []}

@@ -69,3 +69,10 @@ def test_no_sampled_draft_token_is_unknown_to_the_target(draft_server, of_draft,
     config = SimpleNamespace(draft_server=draft_server, draft_model_config=models[0])
     engine = SimpleNamespace(speculative_config=config, model_config=models[1])
     assert drafts_unknown_tokens(engine) == certain
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 0}, {"ssd": True}, {"ssd": 1}])
+@pytest.mark.parametrize("off", [False, None, 0, "0", "false", "Off"])
+def test_a_request_can_turn_drafts_off(extra, off):
+    assert draft_sampling(SamplingParams(extra_args=extra)) is not None
+    assert draft_sampling(SamplingParams(extra_args={"ssd": off})) is None

@@ -78,8 +78,8 @@ if interpreter.HERE:
             assert torch.equal(found[:rest], own)
         assert seen == [bodies[1], *[[]] * 7, bodies[0]]
 
-    # Of these, one each waits as planned, not at all, and for all drafts; two of them sample.
-    @pytest.mark.parametrize("seed", [2, 5, 7])
+    # Of these, two wait as planned, one not at all, two for all drafts; two of them sample.
+    @pytest.mark.parametrize("seed", [0, 1, 2, 5, 16])
     def test_host_and_device_agree(seed, tmp_path):
         host_and_device_agree(tmp_path, CPU, seed)
 
