@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4265,
-    "../tests": 23460,
+    "../tests": 23480,
     "protocol": 2170,
     "draft": 5065,
     "lifecycle": 2560,
