@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psutil
+import torch
 
 from benchmarks.common.running import counters, run_dir_of
 from tests.support.forked import in_fork
@@ -57,6 +58,8 @@ def complete(
     greedy = SamplingParams(
         temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=2
     )
+    if not torch.cuda.is_available():
+        torch.compiler.set_stance("force_eager")  # how vLLM ranks tokens compiles for 3 s
     outputs = []
     with engine(folder, **options) as llm:
         for prompts in batches:

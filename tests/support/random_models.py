@@ -291,14 +291,19 @@ def _values(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 def write_draft(folder: Path) -> Path:
     """A Llama of one layer, which does nearly nothing beside what the tables do."""
-    sizes = {**_SIZES, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+    make_llama(layers=1, std=0.01).save_pretrained(folder)
+    return folder
+
+
+def make_llama(layers: int = 2, std: float = 0.06) -> LlamaForCausalLM:
+    """A model of transformers, with the tables of all. std: of its layers' weights."""
+    sizes = {**_SIZES, "num_hidden_layers": layers, "architectures": ["LlamaForCausalLM"]}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**sizes)).float()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
-                weight.normal_(std=0.01)
+                weight.normal_(std=std)
         model.get_input_embeddings().weight.copy_(_embeddings())
         model.get_output_embeddings().weight.copy_(_output_layer())
-    model.save_pretrained(folder)
-    return folder
+    return model
