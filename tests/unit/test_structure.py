@@ -124,7 +124,7 @@ CEILINGS = {
     "protocol": 2130,
     "draft": 5065,
     "lifecycle": 2640,
-    "bridge": 1260,
+    "bridge": 1270,
     "config": 1100,
     "metrics": 500,
     "worker": 1900,
