@@ -17,7 +17,7 @@ def version_mismatch(on_gpus: bool = False) -> str | None:
     versions = SUPPORTED_ON_GPUS if on_gpus else SUPPORTED
     try:
         # Builds with a suffix (+cpu, +cu130) and pre-releases of a supported version are accepted.
-        supported = SpecifierSet(versions).contains(Version(vllm.__version__), prereleases=True)
+        supported = SpecifierSet(versions).contains(Version(vllm.__version__).base_version)
     except InvalidVersion:
         supported = False
     if supported:

@@ -20,7 +20,10 @@ from vllm_ssd.plugin import register
     "version, on_cpus, on_gpus",
     [
         *((version, True, False) for version in ("0.32.0+cpu", "0.32.1")),
-        *((version, True, True) for version in ("0.33.0", "0.33.1rc2.dev7+g12ab", "0.33.9")),
+        *(
+            (version, True, True)
+            for version in ("0.33.0rc2", "0.33.0", "0.33.1rc2.dev7+g12ab", "0.33.9")
+        ),
         *((version, False, False) for version in ("0.31.4", "0.34.0rc1", "0.34.0", "1.0", "dev")),
     ],
 )
