@@ -70,6 +70,22 @@ def find_sites(name: str) -> list[Any]:
     return found
 
 
+def statuses(sites: list[Any], limit_s: float) -> list[tuple[Any, list[int]]]:
+    """The actors that answer within ``limit_s`` seconds, each with the status of its draft."""
+    import ray
+
+    found = []
+    asked = {site.status.remote(): site for site in sites}
+    for task in ray.wait([*asked], num_returns=len(asked), timeout=limit_s)[0] if asked else []:
+        try:
+            status = ray.get(task)
+        except ray.exceptions.RayError:
+            continue
+        if status is not None:  # it has a table
+            found.append((asked[task], status))
+    return found
+
+
 def sentence(error: Exception) -> str:
     """The first line of an actor's own error, without the traceback that Ray puts around it."""
     cause = getattr(error, "cause", None) or error

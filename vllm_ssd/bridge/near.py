@@ -30,7 +30,7 @@ import zmq
 
 from vllm_ssd.bridge.changes import Change, Changed, Malformed, Plan, decode, encode
 from vllm_ssd.bridge.child import is_closed
-from vllm_ssd.bridge.cluster import connect, find_sites
+from vllm_ssd.bridge.cluster import connect, find_sites, statuses
 from vllm_ssd.bridge.mirror import Mirror, show_status
 from vllm_ssd.bridge.records import Side
 from vllm_ssd.bridge.session import ANSWER_S
@@ -197,31 +197,20 @@ class Near:
     def _search(self) -> None:
         """Look for the drafts of the service. Puts the one with the fewest engines first, and shows
         its state."""
-        asked: dict[Any, Any] = {}
         try:
-            asked = {site.status.remote(): site for site in find_sites(self._name)}
-            answered = self._ray.wait([*asked], num_returns=len(asked), timeout=SILENT_S)[0]
-        except (self._ray.exceptions.RayError, ValueError):
-            answered = []
-        found = [(asked[one], self._call_result(one)) for one in answered]
-        fields = self._table.draft.dtype.names or ()
-        joined = fields.index("joined")
-        known = [(site, status) for site, status in found if status is not None]
-        known.sort(key=lambda one: (one[1][0] < 0, one[1][joined]))  # those that serve are first
+            found = statuses(find_sites(self._name), SILENT_S)
+        except (self._ray.exceptions.RayError, ValueError):  # the cluster's head does not answer
+            found = []
+        joined = (self._table.draft.dtype.names or ()).index("joined")
+        found.sort(key=lambda one: (one[1][0] < 0, one[1][joined]))  # those that serve are first
         with self._turn:
             if self._session is not None:
                 return
-            self._sites = [site for site, _ in known]
-            if known:
-                show_status(self._table, known[0][1], self._link_us, engine=False)
+            self._sites = [site for site, _ in found]
+            if found:
+                show_status(self._table, found[0][1], self._link_us, engine=False)
             else:
                 self._table.draft["heartbeat"] = self._table.draft["away"] = 0
-
-    def _call_result(self, task: Any) -> Any:
-        try:
-            return self._ray.get(task)
-        except self._ray.exceptions.RayError:
-            return None
 
     def _show(self, mirror: Mirror, status: Status) -> None:
         service, engine = status
