@@ -1,5 +1,5 @@
 """Targets of other architectures: experts, sliding windows, sinks, capped logits. Texts are those
-of transformers, and a draft equal to its target is accepted."""
+of transformers, and a draft equal to its target is accepted, although it numbers tokens anew."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.common.running import counters
 from benchmarks.standin.tiny import TINY
 from tests.support.greedy_texts import greedy_texts
 from tests.support.harness import SSD, engine, greedy, own_run_dir, texts
+from tests.support.model_folders import write_tokenizer
 
 VOCAB, TOKENS, K = 300, 24, 3
 # Longer than the windows, and of different lengths.
@@ -46,15 +47,34 @@ def write(name: str, folder: Path) -> list[list[int]]:
     return found
 
 
+def write_in_other_words(folder: Path, copy: Path) -> None:
+    """The same model with other numbers for its tokens; both get tokenizers."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    numbers = (torch.arange(VOCAB) * 7 + 11) % VOCAB
+    words, others = [f"w{t}" for t in range(VOCAB)], [""] * VOCAB
+    for word, number in zip(words, numbers.tolist()):
+        others[number] = word
+    with torch.no_grad():
+        for matrix in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            matrix[numbers] = matrix.clone()
+    model.save_pretrained(copy)
+    write_tokenizer(folder, words)
+    write_tokenizer(copy, others)
+
+
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2"])
 def test_texts_are_the_targets(name, tmp_path):
     folder, drafts = tmp_path / "target", tmp_path / "draft"
     expected = write(name, folder)
     if name == "gemma2":
         write("gemma3_text", drafts)
-    speculation = {**SSD, "k": K, "f": 2, "model": str(drafts if drafts.exists() else folder)}
-    options = {"skip_tokenizer_init": True, "max_model_len": 128}
-    with engine(str(folder), speculative_config=speculation, **options) as llm:
+    else:
+        write_in_other_words(folder, drafts)
+    speculation = {**SSD, "k": K, "f": 2, "model": str(drafts)}
+    options: dict[str, Any] = {"skip_tokenizer_init": True}
+    if name != "gemma2":
+        speculation, options = {**speculation, "vocabulary": "intersection"}, {}
+    with engine(str(folder), speculative_config=speculation, max_model_len=128, **options) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         sampling = greedy(TOKENS, ignore_eos=True, detokenize=False)
         found = texts(llm.generate(prompts, sampling, use_tqdm=False))

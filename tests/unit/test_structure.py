@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4265,
-    "../tests": 23460,
+    "../tests": 23616,
     "protocol": 2170,
-    "draft": 5065,
+    "draft": 5112,
     "lifecycle": 2560,
     "relay": 1630,
-    "config": 1100,
+    "config": 1197,
     "metrics": 500,
     "worker": 1900,
     "hooks": 1190,
-    "tools": 1710,
+    "tools": 1711,
 }
 
 

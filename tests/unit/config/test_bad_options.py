@@ -50,6 +50,7 @@ def test_too_many_branches_or_none(refusal):
         ("draft_top_m", 0, "a whole number from 1 to 128"),
         ("saguaro", 0, "a number above 0, at most 1"),
         ("saguaro", 1.5, "a number above 0, at most 1"),
+        ("vocabulary", "union", '"same" or "intersection"'),
         ("rejection_sample_method", "block", '"standard" or "synthetic"'),
     ],
 )
