@@ -1,5 +1,6 @@
 """Targets of other architectures: experts, sliding windows, sinks, capped logits, latent attention,
-quantised weights. Texts are those of transformers, or of vLLM without drafts."""
+quantised weights. Texts are those of transformers, or of vLLM without drafts. A draft equal to its
+target is accepted, although it numbers tokens anew."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from tests.support.draft_command import NAME, Service
 from tests.support.forked import import_beside, in_fork
 from tests.support.greedy_texts import greedy_texts
 from tests.support.harness import SSD
+from tests.support.model_folders import write_tokenizer
 from tests.support.quantised import SCHEMES, write_quantised
 
 VOCAB, TOKENS, K = 300, 24, 3
@@ -50,14 +52,35 @@ def write(name: str, folder: Path) -> list[list[int]]:
     return found
 
 
+def write_in_other_words(folder: Path, copy: Path) -> None:
+    """The same model with other numbers for its tokens; both get tokenizers."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    numbers = (torch.arange(VOCAB) * 7 + 11) % VOCAB
+    words, others = [f"w{t}" for t in range(VOCAB)], [""] * VOCAB
+    for word, number in zip(words, numbers.tolist()):
+        others[number] = word
+    with torch.no_grad():
+        for matrix in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            matrix[numbers] = matrix.clone()
+    model.save_pretrained(copy)
+    write_tokenizer(folder, words)
+    write_tokenizer(copy, others)
+
+
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2"])
 def test_texts_are_the_targets(name, tmp_path):
     folder, drafts = tmp_path / "target", tmp_path / "draft"
     expected = write(name, folder)
     if name == "gemma2":
         write("gemma3_text", drafts)
-    speculation = {**SSD, "k": K, "f": 2, "model": str(drafts if drafts.exists() else folder)}
-    options = {"skip_tokenizer_init": True, "max_model_len": 128, "speculative_config": speculation}
+    else:
+        write_in_other_words(folder, drafts)
+    speculation = {**SSD, "k": K, "f": 2, "model": str(drafts)}
+    options: dict[str, Any] = {"max_model_len": 128, "speculative_config": speculation}
+    if name == "gemma2":
+        options["skip_tokenizer_init"] = True
+    else:
+        speculation["vocabulary"] = "intersection"
     found, accepted = in_fork(complete, str(folder), [PROMPTS], TOKENS, options)
     assert [text.tokens for text in found] == expected
     if name != "gemma2":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.standin.tiny import tiny_config
@@ -23,10 +24,17 @@ def write_model(folder: Path, words=WORDS, vocab_size=64, layers=1, special=(), 
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
     if words is not None:
-        model = WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(model), unk_token=words[0], eos_token=words[1]
-        )
-        tokenizer.add_tokens(list(special), special_tokens=True)
-        tokenizer.save_pretrained(folder)
+        write_tokenizer(folder, words, special)
     return str(folder)
+
+
+def write_tokenizer(folder: Path, words, special=()) -> None:
+    """Letters that are words are tokens of a text; the first word stands for all others."""
+    model = WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+    splitting = Tokenizer(model)
+    splitting.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=splitting, unk_token=words[0], eos_token=words[1]
+    )
+    tokenizer.add_tokens(list(special), special_tokens=True)
+    tokenizer.save_pretrained(folder)

@@ -17,6 +17,7 @@ from tests.support.chi_square import chance_of
 from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
+from vllm_ssd.draft.vocabulary import SharedVocabulary
 from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_probs import certain
 from vllm_ssd.protocol.predictions import PredictionReader
@@ -30,7 +31,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Scene:
     """miss: share of outcomes that were not predicted; depth: drafts that are ready, None = any
-    number; lie: report what would have been sampled from without Saguaro."""
+    number; lie: report what would have been sampled from without Saguaro. translated: the draft has
+    another vocabulary, without one of the target's tokens."""
 
     top_m: int = 0
     saguaro: float = 1.0
@@ -40,6 +42,7 @@ class Scene:
     miss: float = 0.0
     depth: int | None = K
     lie: bool = False
+    translated: bool = False
 
 
 def cut(logits, top_k, top_p):
@@ -62,6 +65,13 @@ class Play:
         # [last token] -> logits of the next
         target = 1.5 * torch.randn(VOCAB, VOCAB, generator=start)
         self.q = target + 0.9 * torch.randn(VOCAB, VOCAB, generator=start)
+        if scene.translated:
+            # The draft reads token 2 as one that only the draft has.
+            shared = SharedVocabulary([4, 7, ~5, 0, 3, 6], CPU)
+            own = 1.5 * torch.randn(8, 8, generator=start)
+            both, ids = torch.tensor([0, 1, 3, 4, 5]), torch.tensor([4, 7, 0, 3, 6])
+            own[ids[:, None], ids] = self.q[both[:, None], both]
+            self.q = shared.logits(own[shared.read(torch.arange(VOCAB))])
         self.p = cut(target / scene.temperature, scene.top_k, scene.top_p)
         policy = DraftPolicy(K, F, False, 16, top_m=scene.top_m, saguaro=scene.saguaro)
         shape = TableShape(SLOTS, K, policy.branches, tail=16, top_m=scene.top_m)
@@ -186,6 +196,9 @@ SCENES = {
     "probabilistic, truncated": Scene(top_m=3),
     "probabilistic, one token, top-k and top-p": Scene(top_m=1, top_k=4, top_p=0.8),
     "probabilistic, misses, late": Scene(top_m=VOCAB, miss=0.3, depth=None),
+    "another vocabulary": Scene(translated=True, depth=None),
+    "another vocabulary, probabilistic": Scene(top_m=VOCAB, translated=True, miss=0.3),
+    "another vocabulary, Saguaro": Scene(top_m=3, saguaro=0.3, translated=True),
     "Saguaro": Scene(top_m=4, saguaro=0.3),
     "Saguaro, misses, late, top-k and top-p": Scene(4, 0.3, 1.2, 5, 0.9, miss=0.2, depth=None),
 }

@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4265,
-    "../tests": 21770,
+    "../tests": 22000,
     "protocol": 2130,
-    "draft": 5065,
+    "draft": 5120,
     "lifecycle": 2640,
     "bridge": 1270,
-    "config": 1100,
+    "config": 1200,
     "metrics": 500,
     "worker": 1900,
     "hooks": 1190,
-    "tools": 1710,
+    "tools": 1711,
 }
 
 

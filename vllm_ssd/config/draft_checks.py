@@ -15,7 +15,8 @@ from vllm.transformers_utils.repo_utils import file_or_path_exists
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-_OTHER_DRAFT = 'name another with "model" in --speculative-config'
+OTHER_DRAFT = 'name another with "model" in --speculative-config'
+_BY_TEXT = f'{OTHER_DRAFT}, or write "vocabulary":"intersection" there'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 _LAYERS = {"full_attention", "attention", "sliding_attention"}
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
@@ -87,7 +88,7 @@ def check_draft(draft: ModelConfig) -> None:
         if present:
             raise ValueError(
                 f"the draft {draft.model!r} is {what}, and ssd needs a text generation model with "
-                f"attention to the text in every layer: {_OTHER_DRAFT}"
+                f"attention to the text in every layer: {OTHER_DRAFT}"
             )
 
 
@@ -110,12 +111,12 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
         f"the draft {draft.model!r} ({sizes[1]} tokens) and the target {target.model!r} "
         f"({sizes[0]} tokens)"
     )
-    tokenizers = _tokenizers(target, draft)
+    tokenizers = tokenizers_of(target, draft)
     if tokenizers is None:
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"{both} have vocabularies of different size, and only both tokenizers could show "
-                f"that this is padding: {_OTHER_DRAFT}, or provide the tokenizers"
+                f"that this is padding: {OTHER_DRAFT}, or provide the tokenizers"
             )
         return
     of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
@@ -125,18 +126,30 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
         if highest >= min(sizes):
             raise ValueError(
                 f"{both} have different vocabularies, as their tokenizers go up to id {highest}: "
-                f"{_OTHER_DRAFT}"
+                f"{_BY_TEXT}"
             )
     difference = _first_difference(of_target, of_draft, special)
     if difference is not None:
         token, to_target, to_draft = difference
         raise ValueError(
             f"{both} have different vocabularies, as id {token} is {to_target!r} to the target and "
-            f"{to_draft!r} to the draft: {_OTHER_DRAFT}"
+            f"{to_draft!r} to the draft: {_BY_TEXT}"
         )
 
 
-def _tokenizers(
+def longest_text(wanted: int | None, draft: int, target: int) -> int:
+    """Tokens of the longest text that the draft reads; ``ValueError`` if it cannot be as long as
+    wanted. draft, target: their limits."""
+    most = min(draft, target)
+    if wanted is not None and wanted > most:
+        raise ValueError(
+            f"max_model_len in --speculative-config is {wanted}, but the limit of the draft is "
+            f"{draft} and that of the target {target}: write at most {most}"
+        )
+    return most if wanted is None else wanted
+
+
+def tokenizers_of(
     target: ModelConfig, draft: ModelConfig
 ) -> tuple[TokenizerLike, TokenizerLike] | None:
     """Both models' own tokenizers; None if one cannot be loaded."""

@@ -48,6 +48,10 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an engine with a ``draft_server``, completed by those that the server fixes.
     Raises ``ValueError`` with a sentence if no draft has the name or the options do not fit."""
     name = given.get("draft_server")
+    if given.get("vocabulary", "same") != "same":
+        raise ValueError(
+            "a draft server knows its own vocabulary only: leave out vocabulary, or draft_server"
+        )
     fixed = msgspec.structs.asdict(described(given) or _described_here(name))
     for option in OF_ITS_PROCESS:
         if option in given:

@@ -19,9 +19,10 @@ from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
 from vllm_ssd.config.draft_checks import (
     check_draft,
     check_source,
-    check_vocabulary,
     first_sentence,
+    longest_text,
 )
+from vllm_ssd.config.shared_tokens import tokens_of_draft
 from vllm_ssd.draft.attention.registry import (
     Backend,
     TreeBackend,
@@ -62,6 +63,7 @@ class SSDConfig(SpeculativeConfig):
 
     if TYPE_CHECKING:  # inherited
         model: str | None
+        max_model_len: int | None
         draft_model_config: ModelConfig | None
 
     method: Literal["ssd", "custom_class"] | None = "ssd"
@@ -123,6 +125,12 @@ class SSDConfig(SpeculativeConfig):
     target; else enough for all requests at their longest, if there is room."""
     start_timeout_s: float = _above_0(default=600.0)
     """Timeout of the draft's first start and of each restart, in seconds."""
+    vocabulary: Literal["same", "intersection"] = Field(
+        default="same", description='"same" or "intersection"'
+    )
+    """"intersection": the draft may have another vocabulary. It proposes tokens that both have."""
+    draft_ids: tuple[int, ...] | None = None
+    """``tokens_of_draft``; set with the config."""
     required: bool = _switch(default=True)
     """Whether the engine refuses to serve if the draft cannot be started."""
     max_restarts: int = _whole(3, 0)
@@ -280,19 +288,11 @@ class SSDConfig(SpeculativeConfig):
                 f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): {fix}"
             ) from error
         check_draft(draft)
-        check_vocabulary(target, draft)
-        self.max_model_len = self._draft_max_model_len(draft.max_model_len, target.max_model_len)
+        self.draft_ids = tokens_of_draft(self.vocabulary, target, draft)
+        limits = draft.max_model_len, target.max_model_len
+        self.max_model_len = longest_text(self.max_model_len, *limits)
         # With the draft's own length, the V1 runner would stop drafting for a whole batch once one
         # text exceeds it. Our draft stops for that request alone.
         draft.max_model_len = target.max_model_len
         self.draft_model_config = draft
         self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")
-
-    def _draft_max_model_len(self, draft: int, target: int) -> int:
-        most = min(draft, target)
-        if self.max_model_len is not None and self.max_model_len > most:
-            raise ValueError(
-                f"max_model_len in --speculative-config is {self.max_model_len}, but the limit of "
-                f"the draft is {draft} and that of the target {target}: write at most {most}"
-            )
-        return most if self.max_model_len is None else self.max_model_len

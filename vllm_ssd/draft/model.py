@@ -16,6 +16,7 @@ from vllm_ssd.draft.fused.layers import MOST_ROWS
 from vllm_ssd.draft.fused.self_test import fused_layers
 from vllm_ssd.draft.likeliest import likeliest
 from vllm_ssd.draft.spec import DraftModelSpec
+from vllm_ssd.draft.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,7 +30,7 @@ class DraftModel:
     inference mode; tokens attend to what ``attention.plan`` says. Raises ``MemoryError`` or
     ``ValueError`` without memory for a KV block, and ``ValueError`` for layers that tree attention
     cannot serve. num_blocks: KV blocks there is memory for. embedded: tokens with an embedding;
-    vocab_size: those of them that the target knows, too. fused: computes the layers; None = vLLM's
+    vocab_size: the target's tokens that it may propose. fused: computes the layers; None = vLLM's
     layers do."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
@@ -43,7 +44,11 @@ class DraftModel:
         self.device = torch.device(self._config.device_config.device_type)
         self.max_len: int = self._config.model_config.max_model_len
         self.embedded: int = self._config.model_config.get_vocab_size()
-        self.vocab_size = min(spec.vocab_size, self.embedded)
+        self._vocabulary: SharedVocabulary | None = None
+        self.vocab_size = self._cut = min(spec.vocab_size, self.embedded)
+        if spec.draft_ids is not None:
+            self._vocabulary = SharedVocabulary(spec.draft_ids, self.device)
+            self.vocab_size, self._cut = len(spec.draft_ids), self.embedded
         with set_current_vllm_config(self._config), torch.inference_mode():
             _join_a_world_of_one(scratch)
             _choose_kernels(self._config)
@@ -73,7 +78,7 @@ class DraftModel:
             owner = owners.index(_shared(layer) or layer.layer_name)
             layer.forward = _LayerAttention(self.attention, owner, layer)
         with torch.inference_mode():
-            self.fused = fused_layers(self._model, self._forward, self.logits, self.attention)
+            self.fused = fused_layers(self._model, self._forward, self._logits, self.attention)
 
     @property
     def hidden_size(self) -> int:
@@ -101,6 +106,8 @@ class DraftModel:
         A token without an embedding is read as token 0: that costs acceptance only. So is a number
         from a damaged table that is no token: other targets' texts must not suffer.
         """
+        if self._vocabulary is not None:
+            token_ids = self._vocabulary.read(token_ids)
         if self.fused is not None:
             return self.fused.forward(token_ids, positions)
         return self._forward(token_ids, positions)
@@ -117,14 +124,19 @@ class DraftModel:
     def likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, hidden] -> int64 [n], the likeliest token after each, and float32 [n], its
         probability."""
-        if self.fused is not None and len(hidden) <= MOST_ROWS:
+        if self.fused is not None and self._vocabulary is None and len(hidden) <= MOST_ROWS:
             return self.fused.likeliest(hidden, self.vocab_size)
         return likeliest(self.logits(hidden))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab], cut to the tokens that the target knows."""
+        """[n, hidden] -> [n, vocab], of the tokens that the target knows."""
+        logits = self._logits(hidden)
+        return logits if self._vocabulary is None else self._vocabulary.logits(logits)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of the draft's own tokens."""
         logits: torch.Tensor = self._model.compute_logits(hidden)
-        return logits[:, : self.vocab_size]
+        return logits[:, : self._cut]
 
 
 def kv_memory(free: int) -> int:

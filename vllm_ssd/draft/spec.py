@@ -20,7 +20,7 @@ class DraftModelSpec:
     vocab_size: the target's; the draft never proposes tokens beyond it. kv_cache_bytes: the most
     memory for the draft's KV cache, None = most of the device's. The cache is smaller if
     ``max_requests`` requests, each of the draft's longest text and ``scratch`` entries beyond it,
-    cannot use it all.
+    cannot use it all. draft_ids: as in ``SharedVocabulary``, None = both vocabularies are the same.
     """
 
     engine_args: dict[str, Any]
@@ -29,6 +29,7 @@ class DraftModelSpec:
     kv_cache_bytes: int | None
     max_requests: int
     scratch: int
+    draft_ids: tuple[int, ...] | None = None
 
     def state_bytes(self, state_size: int) -> int:
         """Bytes of the hidden states, each of ``state_size`` bytes: a request has as many as KV

@@ -92,6 +92,7 @@ def _model_spec(
         kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
         max_requests=max_requests,
         scratch=policy.scratch,
+        draft_ids=config.draft_ids,
     )
 
 

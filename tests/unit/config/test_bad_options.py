@@ -21,6 +21,7 @@ BAD_VALUES = [
     ("num_speculative_tokens", 17, K),
     *(("f", value, F) for value in (-1, 65, True, 1.5, "3", [3, 3], {})),
     ("on_miss", "hope", '"auto", "wait" or "skip"'),
+    ("vocabulary", "union", '"same" or "intersection"'),
     *(("max_wait_ms", value, ABOVE_0) for value in (0, True, float("inf"))),
     ("draft_dtype", "int8", '"float32"'),
     ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
@@ -40,7 +41,7 @@ BAD_VALUES = [
 GREEDY, SAMPLED = {"draft_sample_method": "greedy"}, {"draft_sample_method": "probabilistic"}
 MEANT = {"onmiss": "on_miss", "draft-devise": "draft_device", "fan_out": "f", "draft": "model"}
 MEANT |= {"num_spec_tokens": "k", "K": "k", "On_Miss": "on_miss", "Fan-Out": "f"}
-INTERNAL = ["run_dir", "draft_model", "engines", "target_model_config", "xyzzy"]
+INTERNAL = ["run_dir", "draft_ids", "draft_model", "engines", "target_model_config", "xyzzy"]
 OF_OTHERS = {"prompt_lookup_max": 3, "parallel_drafting": True, "use_heterogeneous_vocab": True}
 OF_OTHERS |= {"tensor_parallel_size": 2, "enforce_eager": True}
 SCHEDULE = "num_speculative_tokens_per_batch_size"

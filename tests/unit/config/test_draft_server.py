@@ -92,6 +92,7 @@ def test_branches_are_compared_by_their_commits(hub, serve):
         ({"quantization": "fp8"}, "leave quantization out"),
         ({"max_restarts": 0}, "leave max_restarts out"),
         ({"num_speculative_tokens": 5}, "k is 5 in --speculative-config and 3 at the draft"),
+        ({"vocabulary": "intersection"}, "leave out vocabulary, or draft_server"),
         ({"draft_server": "other"}, "has no draft server 'other' on this machine (running: "),
         ({"draft_server": "dp:1-2"}, "draft_server 'dp:1-2' cannot be the name of a draft server"),
         ({"draft_server": 7}, "draft_server must be the --name of a draft"),

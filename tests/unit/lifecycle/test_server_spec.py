@@ -39,6 +39,12 @@ def make(tmp_path):
     return make
 
 
+def test_the_shared_tokens_reach_the_draft(make):
+    assert make(DraftDevice(), CPU).model.draft_ids is None
+    found = make(DraftDevice(), CPU, vocabulary="intersection").model.draft_ids
+    assert found == (*range(60), *[~0] * 4)
+
+
 def test_memory_is_planned_once_for_a_group(make):
     """Not where each of its engines has a draft of its own."""
     found = [make(DraftDevice(), CPU, engines=3, share_draft=share) for share in (False, True)]

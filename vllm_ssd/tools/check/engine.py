@@ -119,7 +119,11 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         fact = "one of its steps may take so long that ssd gains little"
         remedy = "name a smaller draft, or let vllm-ssd tune compare"
         yield Finding("note", "draft's size", f"about {share:.0%} of the target's: {fact}", remedy)
-    yield Finding("ok", "vocabularies", "each token id means the same text in both models")
+    fact = "each token id means the same text in both models"
+    if ssd.draft_ids is not None:
+        shared = sum(token >= 0 for token in ssd.draft_ids)
+        fact = f"the draft has {shared} of the target's {len(ssd.draft_ids)} tokens"
+    yield Finding("ok", "vocabularies", fact)
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
     yield from examine_target_memory(config)
     if ssd.draft_server is not None:
