@@ -277,7 +277,8 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(watched)
     # Ray's agents outlive a Ray that is killed by a minute or so: they hold nothing of ours.
     own = [p for p in processes_of(run_dir) if "Agent" not in p.name()]
     children = psutil.Process().children(recursive=True)
-    core = next(c for c in children if "EngineCore" in " ".join(c.cmdline()))
+    living = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    core = next(c for c in living if "EngineCore" in " ".join(c.cmdline()))
     keeper = next(p for p in own if "vllm_ssd.lifecycle.keeper" in " ".join(p.cmdline()))
     assert len(own) > 2, "Ray and the draft server should be among them"
     files = {str(run_dir), str(rundir.table_path(run_dir))}
