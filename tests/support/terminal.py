@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import re
@@ -25,6 +26,8 @@ class Terminal:
         self.process = process
         self._side = side
         self._seen = ""
+        # A read may end within a character.
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def type(self, text: str) -> None:
         os.write(self._side, text.encode())
@@ -41,7 +44,7 @@ class Terminal:
             left = deadline - time.monotonic()
             ready = left > 0 and select.select([self._side], [], [], left)[0]
             assert ready, f"no {pattern!r} within {limit_s:g} s:\n{self._seen}"
-            self._seen = _ESCAPES.sub("", self._seen + os.read(self._side, 65536).decode())
+            self._seen = _ESCAPES.sub("", self._seen + self._decode(os.read(self._side, 65536)))
 
 
 @contextmanager
