@@ -1,5 +1,6 @@
 """``vllm-ssd draft``: from its flags to the config of the draft's process, and where that runs."""
 
+from argparse import Namespace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -143,6 +144,15 @@ def test_a_node_that_does_not_take_the_draft(start, monkeypatch, free):
     _, said = start(*flags)
     answer = "ActorDiedError: " if free else "there was not within 1e-09 s (--start-timeout-s) a"
     assert said.startswith(f"vllm-ssd draft: {answer}") and said.count("\n") == 1
+
+
+def test_one_of_several_that_is_lost_for_good(monkeypatch):
+    """It stays so, and does not keep the command when the others are lost, too."""
+    draft = placed._Draft(Namespace(model="m", name="n", device=None), {"num_gpus": 0}, 0, None)
+    draft._ray = ray
+    while draft._lost(ConnectionError("its node is gone")):
+        assert draft.tend(), "a pause"
+    assert not draft.tend()
 
 
 def test_labels_of_nodes():

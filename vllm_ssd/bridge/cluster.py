@@ -7,6 +7,7 @@ import signal
 import threading
 from typing import Any
 
+from vllm_ssd.lifecycle.own_ray import sentence
 from vllm_ssd.log import get_logger
 
 logger = get_logger(__name__)
@@ -84,9 +85,3 @@ def statuses(sites: list[Any], limit_s: float) -> list[tuple[Any, list[int]]]:
         if status is not None:  # it has a table
             found.append((asked[task], status))
     return found
-
-
-def sentence(error: Exception) -> str:
-    """The first line of an actor's own error, without the traceback that Ray puts around it."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {cause}".splitlines()[0]

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from vllm_ssd.bridge.changes import VERSIONS
-from vllm_ssd.bridge.cluster import connect, find_sites, sentence
+from vllm_ssd.bridge.cluster import connect, find_sites
+from vllm_ssd.lifecycle.own_ray import sentence
 from vllm_ssd.protocol.draft_names import CommonOptions
 
 REACH_S = 80.0  # timeout of the whole

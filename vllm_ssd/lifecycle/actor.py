@@ -13,7 +13,14 @@ from typing import Any
 
 import psutil
 
-from vllm_ssd.lifecycle.own_ray import DraftLost, OwnRay, UsersRay, has_ended, token_path
+from vllm_ssd.lifecycle.own_ray import (
+    DraftLost,
+    OwnRay,
+    UsersRay,
+    has_ended,
+    sentence,
+    token_path,
+)
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import ASLEEP, FOR_GOOD, SpeculationTable, rundir
@@ -155,9 +162,3 @@ class DraftActor:
 
     def _done(self, task: Any) -> bool:
         return bool(self._ray.wait([task], timeout=0)[0])
-
-
-def sentence(error: Exception) -> str:
-    """The first line of the draft's own error, without the traceback that Ray puts around it."""
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {cause}".splitlines()[0]

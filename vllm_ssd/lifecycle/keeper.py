@@ -25,9 +25,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_ssd.lifecycle.actor import POLL_S, DraftActor, DraftLost, RayLost, sentence
+from vllm_ssd.lifecycle.actor import POLL_S, DraftActor, DraftLost, RayLost
 from vllm_ssd.lifecycle.detached import detach, say
-from vllm_ssd.lifecycle.own_ray import OwnRay, UsersRay, set_environment
+from vllm_ssd.lifecycle.own_ray import OwnRay, UsersRay, sentence, set_environment
 from vllm_ssd.lifecycle.own_table import engines_of
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import ServerSpec

@@ -71,10 +71,14 @@ class DraftLost(Exception):
     Ray. The message says why."""
 
 
+def sentence(error: Exception) -> str:
+    """The first line of an actor's own error, without the traceback that Ray puts around it."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}".splitlines()[0]
+
+
 class UsersRay:
     """The user's Ray cluster, in one of whose actors the keeper runs: nothing to start or stop."""
-
-    unseen = False
 
     def start(self) -> None:
         """The cluster runs."""

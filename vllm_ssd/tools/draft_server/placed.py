@@ -13,9 +13,10 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from vllm_ssd.bridge.cluster import connect, sentence, site_name
+from vllm_ssd.bridge.cluster import connect, site_name
 from vllm_ssd.bridge.site import THREADS
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.lifecycle.own_ray import sentence
 from vllm_ssd.lifecycle.restarts import Restarts
 from vllm_ssd.lifecycle.server_spec import absolute
 from vllm_ssd.log import get_logger
@@ -101,7 +102,7 @@ class _Draft:
                 self._tended, seconds = now, now - self._tended
                 return bool(self._ray.get(self._actor.tend.remote(min(seconds, 1.0))))
             if time.monotonic() < self._again_at:
-                return True
+                return self._again_at < math.inf
             self._place()
         except (self._ray.exceptions.RayError, ValueError) as error:
             return self._lost(error)
