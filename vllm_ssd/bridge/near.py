@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from vllm_ssd.bridge.child import is_closed
 from vllm_ssd.bridge.cluster import connect, find_sites, statuses
 from vllm_ssd.bridge.mirror import Mirror, show_status
 from vllm_ssd.bridge.records import Side
-from vllm_ssd.bridge.session import ANSWER_S
+from vllm_ssd.bridge.session import ANSWER_S, LOOK_S
 from vllm_ssd.bridge.site import Status
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.lifecycle.detached import detach, say
@@ -57,7 +57,6 @@ logger = get_logger(__name__)
 SILENT_S = 2.0  # timeout of a call, after which the link counts as dead
 SEARCH_S = 0.5  # between two looks at the drafts, without a session
 REST_S = 0.05  # between two steps without requests, when only messages bring changes
-STEP_S = 300e-6  # and with requests: a call of Ray takes three times as long
 UNKNOWN_S = 1.0  # between two checks for requests that the draft does not know
 KILLED_S = 10.0  # timeout for the processes of an engine that is being killed
 _SMOOTHING = 8  # the mean round trip covers about this many round trips
@@ -83,7 +82,7 @@ class Session:
     mirror: Mirror
     served: ServedTable
     control: zmq.Socket[bytes]
-    told: list[Add | Remove]
+    told: list[Add | Remove] = field(default_factory=list)
     lost: bool = False
 
 
@@ -121,7 +120,7 @@ class Near:
         pause_s = REST_S
         if session is not None:
             self._push(session)
-            pause_s = STEP_S if session.mirror.has_requests else REST_S
+            pause_s = LOOK_S if session.mirror.has_requests else REST_S
         self._tend()
         self._sockets.wait(pause_s)
 
@@ -252,7 +251,6 @@ class Near:
         refusal, status = answer
         if refusal:
             return str(refusal)
-        told: list[Add | Remove] = []
         mirror = Mirror(table, Side.TARGET)
 
         def note(message: Add | Remove) -> None:
@@ -265,7 +263,7 @@ class Near:
         except OSError as error:
             site.leave.remote(name)
             return str(error)
-        session = Session(name, site, mirror, ServedTable(table), control, told)
+        session = Session(name, site, mirror, ServedTable(table), control)
         with self._turn:
             self._show(mirror, status)
             session.served.take_over()

@@ -17,9 +17,7 @@ from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.messages import NO_ANSWER, ControlClient, Join, Leave, ask, endpoint
 
 ANSWER_S = 2.5  # timeout for the draft server to join or leave an engine
-HOLD_S = (
-    0.1  # for which ``pull`` waits for changes: the target's end sees the link's state so often
-)
+HOLD_S = 0.1  # for which ``pull`` waits for changes, and between two reports of the state
 LOOK_S = 300e-6  # between two reads of the table: a call of Ray takes three times as long
 
 

@@ -32,12 +32,11 @@ Status = tuple[list[int], list[int]]
 
 class Site:
     """Sessions of engines with one draft of this node. Whoever has the draft calls ``open`` once it
-    has files, ``tend`` now and then, and ``stop``. The bridges of engines call the other methods,
-    through Ray, each in a thread of its own."""
+    has files, ``end_silent`` now and then, and ``stop``. The bridges of engines call the other
+    methods, through Ray, each in a thread of its own."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
-        self._turn = threading.Lock()  # held while sessions begin or end
+        self._sessions: dict[str, Session] = {}  # of all threads: a copy is made to go through it
         self._described = threading.Event()
         self._options: CommonOptions | None = None
         self._table: SpeculationTable | None = None
@@ -49,14 +48,13 @@ class Site:
         self._table = SpeculationTable.open(rundir.table_path(draft), writable=False)
         self._described.set()
 
-    def tend(self, seconds: float) -> bool:
+    def end_silent(self, seconds: float) -> None:
         """End the sessions of engines that are silent. seconds: since the last call. Pauses of this
         process do not count: nothing is asked and nothing is read in them."""
         for name, session in list(self._sessions.items()):
             session.silent_s += seconds
             if session.silent_s > SILENT_S:
                 self.leave(name)
-        return True
 
     def stop(self) -> None:
         """End all sessions."""
@@ -88,10 +86,9 @@ class Site:
         of its table. engines: see ``Join``."""
         if self._table is None:
             return NOT_LOADED, None
-        with self._turn:
-            former = [other for other, one in self._sessions.items() if one.engine == engine]
-        for other in former:
-            self.leave(other)
+        for other, session in list(self._sessions.items()):
+            if session.engine == engine:
+                self.leave(other)
         refusal = self._misfit(shape, self._table.shape)
         if refusal:
             return refusal, None
@@ -123,8 +120,7 @@ class Site:
 
     def leave(self, name: str, asleep: bool = False) -> None:
         """End a session. asleep: the engine sleeps, so the draft may free its memory."""
-        with self._turn:
-            session = self._sessions.pop(name, None)
+        session = self._sessions.pop(name, None)
         if session is not None:
             session.end(asleep)
 

@@ -45,7 +45,7 @@ _LOOK_S = 0.05  # between two looks whether it is there
 Keep = Callable[[Path, ServerSpec, Iterable[int]], socket.socket]
 
 
-def _in_process(run_dir: Path, spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
+def keep_in_process(run_dir: Path, spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
     """Start a keeper in a process of its own, without importing it here: it imports much."""
     return start_detached("vllm_ssd.lifecycle.keeper", run_dir, spec, locks)[0]
 
@@ -64,10 +64,10 @@ class DraftLauncher:
         vllm_config: VllmConfig,
         named: DraftName,
         device: DraftDevice,
-        keep: Keep | None = None,
+        keep: Keep = keep_in_process,
     ):
-        """keep: starts the keeper, by default in a process of its own."""
-        self._keep = keep or _in_process
+        """keep: starts the keeper."""
+        self._keep = keep
         self._vllm_config = vllm_config
         self._config: Any = vllm_config.speculative_config
         self._named = named

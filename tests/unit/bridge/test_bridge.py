@@ -103,7 +103,7 @@ class Bridge:
     def _tend(self):
         while not self._ended.wait(0.05):
             for each in self.sites:
-                each.tend(0.05)
+                each.end_silent(0.05)
 
     def stop(self):
         if not self._ended.is_set():

@@ -24,6 +24,19 @@ def first_drafts(loop, model, name, temperature):
     return text, loop.predictions.find(slot.slot, stamp, 0, text[-1])
 
 
+def reported(model, text, found, top_m, temperature):
+    """int64 [k, top_m]: the tokens of the distributions of drafts after a text, which are the
+    model's own at this temperature."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([text + found.tokens])).logits[0, -len(found.tokens) - 1 : -1]
+    top = logits.topk(top_m, dim=-1)
+    tokens, probabilities = unpack(torch.from_numpy(found.draft_probs))
+    assert torch.equal(tokens, top.indices)
+    expected = (top.values / temperature).softmax(-1)
+    torch.testing.assert_close(probabilities, expected, atol=1e-3, rtol=1e-3)
+    return tokens
+
+
 @pytest.mark.parametrize("f, fallbacks", [(2, False), (0, True)])
 def test_sampled_drafts_come_with_the_models_own_distribution(
     tmp_path, draft_model, checkpoint, f, fallbacks
@@ -37,13 +50,7 @@ def test_sampled_drafts_come_with_the_models_own_distribution(
     for name in "ab":
         text, found = first_drafts(loop, model, name, temperature)
         assert len(found.tokens) == k and found.predicted == (policy.branches > 0)
-        with torch.inference_mode():
-            logits = model(torch.tensor([text + found.tokens])).logits[0, -k - 1 : -1]
-        top = logits.topk(top_m, dim=-1)
-        tokens, probabilities = unpack(torch.from_numpy(found.draft_probs))
-        assert torch.equal(tokens, top.indices)
-        expected = (top.values / temperature).softmax(-1)
-        torch.testing.assert_close(probabilities, expected, atol=1e-3, rtol=1e-3)
+        tokens = reported(model, text, found, top_m, temperature)
         assert all(token in row for token, row in zip(found.tokens, tokens.tolist()))
 
 

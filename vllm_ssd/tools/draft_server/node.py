@@ -36,8 +36,9 @@ class DraftOnNode(Site):
             raise
 
     def tend(self, seconds: float) -> bool:
-        """Also returns False if the draft is lost for good."""
-        return super().tend(seconds) and self._drafts is not None and self._drafts.tend()
+        """End silent sessions; returns False if the draft is lost for good. seconds: see there."""
+        self.end_silent(seconds)
+        return self._drafts is not None and self._drafts.tend()
 
     def stop(self) -> None:
         """Also end the draft and remove its files on this node."""

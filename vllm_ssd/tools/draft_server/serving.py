@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 from vllm_ssd.config.draft_server import name_draft
 from vllm_ssd.lifecycle.draft_device import choose_lone_device
-from vllm_ssd.lifecycle.launch import DraftLauncher, Keep
+from vllm_ssd.lifecycle.launch import DraftLauncher, Keep, keep_in_process
 from vllm_ssd.protocol.draft_names import CommonOptions
 
 END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take less
@@ -22,7 +22,7 @@ class LocalDrafts:
     ``stop`` at any time. options: those that the service fixes for its engines. max_num_seqs: most
     requests that a draft serves at a time."""
 
-    def __init__(self, configs: Sequence[VllmConfig], name: str, keep: Keep | None = None):
+    def __init__(self, configs: Sequence[VllmConfig], name: str, keep: Keep = keep_in_process):
         """Make a draft for each config. All have one service name. keep: see ``DraftLauncher``."""
         self.max_num_seqs = configs[0].scheduler_config.max_num_seqs
         speculation: Any = configs[0].speculative_config
