@@ -49,7 +49,7 @@ class Draft:
         return bool(self.counted()["heartbeat"] == 0)
 
 
-def without_keeper(draft: Draft, load: Load) -> None:
+def without_keeper(draft: Draft) -> None:
     """Who starts a draft again is gone."""
     (keeper,) = draft.named("vllm_ssd.lifecycle.keeper")
     keeper.kill()
@@ -70,16 +70,3 @@ def out_of_memory(draft: Draft, load: Load) -> None:
         return draft.silent()
 
     load.until("end of the memory", dead)
-
-
-def killed_while_loading(draft: Draft, load: Load, times: int) -> None:
-    """After another death: the next ``times`` servers, each while it is being started."""
-    dead = {draft.counted()["pid"]}
-
-    def loading() -> list[psutil.Process]:
-        return [p for p in draft.named("ray::DraftServer") if p.pid not in dead]
-
-    for _ in range(times):
-        (process,) = load.until("process of a new draft", loading)
-        process.kill()
-        dead.add(process.pid)

@@ -10,7 +10,7 @@ from tests.support.features.results import refusal
 
 # Few requests at once, prompts longer than a step, and blocks that short prompts fill.
 OPTIONS = {
-    "max_model_len": 160,
+    "max_model_len": 128,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
     "block_size": 32,

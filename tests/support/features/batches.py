@@ -14,7 +14,7 @@ def joining(llm: Any) -> Any:
     """Requests of very different lengths; each time one leaves, or after some steps, others join:
     more than run at once."""
     engine = llm.llm_engine
-    sizes = [(1, 50), (110, 6), (20, 16), (70, 30), (3, 1), (90, 9), (9, 36), (50, 2), (2, 20)]
+    sizes = [(1, 36), (90, 6), (20, 12), (70, 20), (3, 1), (80, 9), (9, 24), (50, 2), (2, 16)]
     token = llm.get_tokenizer().encode(LONG)
     waiting = [
         (
@@ -65,8 +65,8 @@ def prefix_cache(llm: Any) -> Any:
     for empty in (True, False, True):
         reset = llm.reset_prefix_cache() if empty else None
         before = _counted(llm, "vllm:prefix_cache_hits")
-        texts = [generate(llm, prompt, greedy(12)) for prompt in prompts]
-        found.append([reset, _counted(llm, "vllm:prefix_cache_hits") > before + 150, texts])
+        texts = [generate(llm, prompt, greedy(8)) for prompt in prompts]
+        found.append([reset, _counted(llm, "vllm:prefix_cache_hits") > before + 100, texts])
     return found
 
 
@@ -93,14 +93,14 @@ def pause(llm: Any) -> Any:
 def _interrupted(llm: Any, interrupt: Callable[[], Any]) -> Any:
     engine = llm.llm_engine
     for index, prompt in enumerate([SHORT, LONG, "A", "1, 2, 3, 4,", LONG[20:]]):
-        engine.add_request(f"{index}", prompt, greedy(24))
+        engine.add_request(f"{index}", prompt, greedy(16))
     done, step = {}, 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
                 done[output.request_id] = output
         step += 1
-        if step in (4, 9):
+        if step in (4, 8):
             interrupt()
     return {name: completions(output) for name, output in done.items()}
 

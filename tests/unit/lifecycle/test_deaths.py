@@ -53,6 +53,7 @@ class Service:
         self._happens.write_text(words)
 
     def server(self) -> psutil.Process:
+        until(self.serves)  # it is ready a little earlier
         return psutil.Process(int(self.draft["pid"]))
 
     def named(self, name: str) -> psutil.Process:
