@@ -75,4 +75,6 @@ def show_exchange(
             turns.append(side.take_turn(number, pane.pieces.append))
         for pane in panes:
             pane.shown_from = pane.asked  # all of it
+    if not console.is_terminal:
+        console.line()  # rich ends the last line in terminals only
     return turns

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from typing import Any
+
+import psutil
 
 from vllm_ssd.lifecycle.own_ray import sentence
 from vllm_ssd.log import get_logger
@@ -13,6 +16,7 @@ from vllm_ssd.log import get_logger
 logger = get_logger(__name__)
 
 NAMESPACE = "vllm-ssd"  # of the actors' names
+_OWN_RAY = re.compile(r"socket_name=\S*/vllm-ssd-\d+-\w+/ray/")  # in a raylet's command
 REACH_S = 40.0  # timeout of the connection, which takes seconds
 
 
@@ -29,6 +33,8 @@ def connect(address: str, *, show_logs: bool = False) -> Any:
     limit.start()
     ending = signal.getsignal(signal.SIGTERM)
     try:
+        if address == "auto" and not os.environ.get("RAY_ADDRESS") and _only_own_rays():
+            raise ConnectionError("only drafts' own Rays run on this node")
         ray.init(address, namespace=NAMESPACE, logging_level="WARNING", log_to_driver=show_logs)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ValueError(
@@ -39,6 +45,12 @@ def connect(address: str, *, show_logs: bool = False) -> Any:
         limit.cancel()
     signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort the process
     return ray
+
+
+def _only_own_rays() -> bool:
+    """Whether this node has drafts' own Rays and no other. Ray's "auto" would take one of them."""
+    found = [p.info for p in psutil.process_iter(["name", "cmdline"]) if p.info["name"] == "raylet"]
+    return bool(found) and all(_OWN_RAY.search(" ".join(each["cmdline"] or ())) for each in found)
 
 
 def _give_up(address: str) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 OTHER_DRAFT = 'name another with "model" in --speculative-config'
-_BY_TEXT = f'{OTHER_DRAFT}, or write "vocabulary":"intersection" there'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 _LAYERS = {"full_attention", "attention", "sliding_attention"}
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
@@ -99,8 +98,9 @@ def _heads_differ(draft: ModelConfig) -> bool:
     )
 
 
-def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
-    """Raise ``ValueError`` if a token id stands for different text in draft and target.
+def check_vocabulary(target: ModelConfig, draft: ModelConfig, *, shared: bool = False) -> None:
+    """Raise ``ValueError`` if a token id stands for different text in draft and target. shared: the
+    draft is a draft server's, so that the engine cannot choose another model for it.
 
     The sizes may differ by padding rows. Special tokens may differ or be in one vocabulary only.
     Examples are an instruct model and its base, or image placeholders of a multimodal target. Such
@@ -111,12 +111,15 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
         f"the draft {draft.model!r} ({sizes[1]} tokens) and the target {target.model!r} "
         f"({sizes[0]} tokens)"
     )
+    other, by_text = OTHER_DRAFT, f'{OTHER_DRAFT}, or write "vocabulary":"intersection" there'
+    if shared:
+        other = by_text = 'name another "draft_server" in --speculative-config'
     tokenizers = tokenizers_of(target, draft)
     if tokenizers is None:
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"{both} have vocabularies of different size, and only both tokenizers could show "
-                f"that this is padding: {OTHER_DRAFT}, or provide the tokenizers"
+                f"that this is padding: {other}, or provide the tokenizers"
             )
         return
     of_target, of_draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
@@ -126,14 +129,14 @@ def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> None:
         if highest >= min(sizes):
             raise ValueError(
                 f"{both} have different vocabularies, as their tokenizers go up to id {highest}: "
-                f"{_BY_TEXT}"
+                f"{by_text}"
             )
     difference = _first_difference(of_target, of_draft, special)
     if difference is not None:
         token, to_target, to_draft = difference
         raise ValueError(
             f"{both} have different vocabularies, as id {token} is {to_target!r} to the target and "
-            f"{to_draft!r} to the draft: {_BY_TEXT}"
+            f"{to_draft!r} to the draft: {by_text}"
         )
 
 

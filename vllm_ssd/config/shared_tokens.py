@@ -36,13 +36,13 @@ _BYTE_OF |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
 def tokens_of_draft(
-    vocabulary: str, target: ModelConfig, draft: ModelConfig
+    vocabulary: str, target: ModelConfig, draft: ModelConfig, shared: bool
 ) -> tuple[int, ...] | None:
     """``shared_tokens`` for the option "intersection". None for "same": both vocabularies then have
-    to agree, else ``ValueError``."""
+    to agree, else ``ValueError``. shared: as in ``check_vocabulary``."""
     if vocabulary == "intersection":
         return shared_tokens(target, draft)
-    check_vocabulary(target, draft)
+    check_vocabulary(target, draft, shared=shared)
     return None
 
 

@@ -288,7 +288,7 @@ class SSDConfig(SpeculativeConfig):
                 f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): {fix}"
             ) from error
         check_draft(draft)
-        self.draft_ids = tokens_of_draft(self.vocabulary, target, draft)
+        self.draft_ids = tokens_of_draft(self.vocabulary, target, draft, bool(self.draft_server))
         limits = draft.max_model_len, target.max_model_len
         self.max_model_len = longest_text(self.max_model_len, *limits)
         # With the draft's own length, the V1 runner would stop drafting for a whole batch once one

@@ -106,7 +106,9 @@ def test_what_does_not_fit_is_refused(refusal, serve, options, said):
 def test_the_vocabularies_are_compared(refusal, serve, tmp_path):
     words = [f"v{i}" for i in range(60)]
     serve("drafts", {"model": write_model(tmp_path, words=words)})
-    assert "have different vocabularies" in refusal(draft_server="drafts", model=None)
+    said = refusal(draft_server="drafts", model=None)
+    assert "have different vocabularies" in said and "intersection" not in said
+    assert 'to the draft: name another "draft_server" in --speculative-config' in said
 
 
 @pytest.mark.parametrize("option, value", [("k", 99), ("f", -1), ("saguaro", 0.0)])

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.unit.lifecycle.test_joined_draft import until
+from vllm_ssd.bridge import cluster
 from vllm_ssd.lifecycle.own_ray import OwnRay, token_path
 
 # Beside its first Ray a port is open; in the second one a worker opens one. Ends with its input.
@@ -78,7 +79,8 @@ def ray(tmp_path_factory):
         "RAY_AUTH_MODE": "disabled",
         "RAY_memory_usage_threshold": "0.001",
     }
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        (folder := Path(place) / "vllm-ssd-0-t").mkdir()
         process = subprocess.Popen(
             [sys.executable, "-c", START, folder],
             env=environment,
@@ -90,7 +92,7 @@ def ray(tmp_path_factory):
         with process:
             assert process.stdin is not None and process.stdout is not None
             said = json.loads(process.stdout.readline())
-            yield {"folder": Path(folder), "process": process, "log": log, **said}
+            yield {"folder": folder, "process": process, "log": log, **said}
             process.stdin.close()
         assert process.returncode == 0
 
@@ -120,6 +122,18 @@ def test_only_its_owner_can_talk_to_it(ray, by_owner):
         text=True,
     )
     assert ("keys:" in done.stdout) == by_owner, done.stderr
+
+
+def test_it_is_no_cluster_of_the_users(ray, monkeypatch):
+    """Ray's "auto" finds it, and would try for long to join it. Other tests' Rays are left out."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ENABLE_AUTO_CONNECT", "0")
+    found = psutil.Process(ray["process"].pid).children(recursive=True)
+    for each in found:
+        each.info = each.as_dict(["name", "cmdline"])
+    monkeypatch.setattr(psutil, "process_iter", lambda attrs: found)
+    with pytest.raises(ValueError, match="only drafts' own Rays run on this node"):
+        cluster.connect("auto")
 
 
 def test_one_that_others_could_reach_is_refused(ray):
