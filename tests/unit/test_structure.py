@@ -123,7 +123,7 @@ CEILINGS = {
     "../tests": 22000,
     "protocol": 2130,
     "draft": 5120,
-    "lifecycle": 2640,
+    "lifecycle": 2520,
     "bridge": 1270,
     "config": 1200,
     "metrics": 500,

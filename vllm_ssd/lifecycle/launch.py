@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_LOSSES = {
-    "lost": "is lost ({why}); serving goes on without drafts while it is started again",
-    "not_back": "could not be started again ({why}); it is tried once more",
-    "stays": "was killed {why} ago and its process has not ended, as its device does not let it; "
-    "serving goes on without drafts, and none is started before it has",
-    "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
-    "on without drafts: see above what it dies of, and start the engine anew to have drafts",
-}
+_GIVEN_UP = (
+    "SSD: the draft is lost (%s) and is not started again (max_restarts is %d); serving goes on "
+    "without drafts: see above what it dies of, and start the engine anew to have drafts"
+)
 # Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
@@ -206,21 +202,21 @@ class DraftLauncher:
                 if kind == "awaited":
                     self._awaited = text
                     logger.debug("SSD: waiting for %s", text)
-                elif kind == "ready" and not self._ready:
-                    self._ready = True
-                    logger.info("SSD: draft ready (%s)", text)
-                elif kind in ("ready", "back"):
-                    if not self._stopping:
+                elif kind == "ready":
+                    if not self._ready:
+                        logger.info("SSD: draft ready (%s)", text)
+                    elif not self._stopping:
                         logger.warning("SSD: the draft is back: %s", text)
-                    self.given_up = False
+                    self._ready = True
                     self._keepers.served()
-                elif kind in _LOSSES:
-                    what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
-                    if not self._stopping:
-                        logger.error("SSD: the draft %s", what)
-                    self.given_up |= kind == "given_up"
-                else:
-                    self.failure, self.given_up = text, True
+                elif kind == "lost" and not self._stopping:
+                    logger.error("SSD: the draft %s", text)
+                elif kind == "failed":
+                    self.given_up = True
+                    if not self._ready:
+                        self.failure = text
+                    elif not self._stopping:
+                        logger.error(_GIVEN_UP, text, self._config.max_restarts)
 
 
 def wait_for(done: Callable[[], bool], timeout_s: float, begun: float, what: str) -> bool:

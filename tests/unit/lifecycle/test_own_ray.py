@@ -2,17 +2,15 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.unit.lifecycle.test_joined_draft import until
-from vllm_ssd.lifecycle.own_ray import OwnRay, token_path
+from vllm_ssd.lifecycle.own_ray import OwnRay
 
 # Beside its first Ray a port is open; in the second one a worker opens one. Ends with its input.
 # Ray kills workers where the host's memory is used to the threshold, which is reached at once here.
@@ -23,7 +21,7 @@ from vllm_ssd.lifecycle import own_ray
 
 run_dir = Path(sys.argv[1])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-own_ray.set_environment(run_dir)
+own_ray.set_environment()
 own = own_ray.OwnRay(run_dir)
 with socket.create_server(("0.0.0.0", 0)) as opened:
     try:
@@ -31,7 +29,6 @@ with socket.create_server(("0.0.0.0", 0)) as opened:
     except own_ray.DraftLost as error:
         port = opened.getsockname()[1]
         said = {"open": str(error), "port": port, "stopped": not own.lives()}
-own_ray.token_path(run_dir).unlink()
 own.start()
 signal.raise_signal(signal.SIGTERM)
 import ray
@@ -50,11 +47,11 @@ class Worker:
 worker = Worker.remote()
 said |= {"niceness": ray.get(worker.work.remote()) - os.nice(0), "lives": own.lives()}
 own.check_listeners()
-said |= {"unseen": own.unseen, "address": ray.get_runtime_context().gcs_address}
+said |= {"token": os.environ["RAY_AUTH_TOKEN"], "unseen": own.unseen}
+said["address"] = ray.get_runtime_context().gcs_address
 print(json.dumps(said), flush=True)
 sys.stdin.readline()
 port = ray.get(worker.listen.remote())
-own_ray.token_path(run_dir).unlink()
 try:
     own.check_listeners()
 except own_ray.DraftLost as error:
@@ -90,7 +87,7 @@ def ray(tmp_path_factory):
         with process:
             assert process.stdin is not None and process.stdout is not None
             said = json.loads(process.stdout.readline())
-            yield {"folder": Path(folder), "process": process, "log": log, **said}
+            yield {"process": process, "log": log, **said}
             process.stdin.close()
         assert process.returncode == 0
 
@@ -110,9 +107,7 @@ def test_its_work_is_as_urgent_as_that_of_others(ray):
 
 @pytest.mark.parametrize("by_owner", [True, False])
 def test_only_its_owner_can_talk_to_it(ray, by_owner):
-    path = token_path(ray["folder"])
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray["token"]}
     done = subprocess.run(
         [sys.executable, "-c", ASK, ray["address"]],
         env=os.environ | (known if by_owner else {"RAY_AUTH_MODE": "disabled"}),
@@ -132,7 +127,7 @@ def test_where_all_of_it_listens_can_be_seen(ray):
 
 
 def test_what_opens_a_port_later_is_found(ray):
-    """The last test: that Ray is stopped, with its token removed."""
+    """The last test: that Ray is stopped."""
     ray["process"].stdin.write("open\n")
     ray["process"].stdin.flush()
     said = json.loads(ray["process"].stdout.readline())
