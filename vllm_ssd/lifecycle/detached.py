@@ -14,7 +14,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +65,24 @@ def say(channel: socket.socket, kind: str, text: str) -> None:
     """Send a line to the process that started this one, unless that has gone."""
     with contextlib.suppress(BrokenPipeError):
         channel.sendall(json.dumps({kind: text}).encode() + b"\n")
+
+
+def words(channel: socket.socket) -> Iterator[tuple[str, str]]:
+    """Kind and text of each line of a detached process, until it ends."""
+    with channel.makefile("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):  # else the process was killed in the middle of it
+                yield next(iter(json.loads(line).items()))
+
+
+def is_closed(channel: socket.socket) -> bool:
+    """Whether the other side, which sends nothing more, has closed the channel."""
+    try:
+        return not channel.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
