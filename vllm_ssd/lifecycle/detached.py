@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -75,14 +76,13 @@ def words(channel: socket.socket) -> Iterator[tuple[str, str]]:
                 yield next(iter(json.loads(line).items()))
 
 
-def is_closed(channel: socket.socket) -> bool:
-    """Whether the other side, which sends nothing more, has closed the channel."""
-    try:
-        return not channel.recv(1, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
+def is_closed(channel: socket.socket, seconds: float | None = 0) -> bool:
+    """Wait for ``seconds``, None = for ever, and return whether the other side, which sends nothing
+    more, has closed the channel. If it has, return at once."""
+    # ``select`` would refuse a channel with a number above 1023, as processes with many files have.
+    closed = select.poll()
+    closed.register(channel, select.POLLIN)
+    return bool(closed.poll(None if seconds is None else seconds * 1000))
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import signal
 import socket
 import sys
@@ -32,7 +31,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from vllm_ssd.lifecycle.detached import detach, say
+from vllm_ssd.lifecycle.detached import detach, is_closed, say
 from vllm_ssd.lifecycle.own_ray import (
     DraftLost,
     OwnRay,
@@ -95,7 +94,7 @@ class Keeper:
         finally:
             self._kill()
             self._own_ray.stop()
-            if not (sys.exc_info()[0] is SystemExit and self._has_owner()):
+            if sys.exc_info()[0] is not SystemExit or is_closed(self._channel):
                 rundir.remove(Path(self._spec.run_dir))
                 # vLLM may have killed the engines, and the keeper outlives them to remove their
                 # files.
@@ -223,7 +222,7 @@ class Keeper:
     def _rest(self, seconds: float | None) -> None:
         """Sleep for ``seconds``, None = for ever; ``OwnerGone`` once no process needs the draft."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
-        while not self._has_owner(seconds):
+        while is_closed(self._channel, seconds):
             if not (self._name and engines_of(self._name)):
                 raise OwnerGone
             # The engine that started the draft is gone, but other engines still share the draft.
@@ -231,15 +230,6 @@ class Keeper:
             if pause <= 0:
                 return
             time.sleep(pause)
-
-    def _has_owner(self, seconds: float | None = 0) -> bool:
-        """Wait for ``seconds``, None = for ever, and return whether the engine core still has the
-        channel. If not, return at once."""
-        # The engine core writes nothing: a readable channel is closed. ``select`` would refuse a
-        # channel with a number above 1023, which a parent with many open files gives.
-        closed = select.poll()
-        closed.register(self._channel, select.POLLIN)
-        return not closed.poll(None if seconds is None else seconds * 1000)
 
     def _say(self, kind: str, text: str) -> None:
         say(self._channel, kind, text)  # if nobody hears it, the next ``_rest`` finds that out
