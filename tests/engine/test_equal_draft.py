@@ -38,7 +38,7 @@ from tests.support.harness import (
     serves,
     wait_for,
 )
-from vllm_ssd.lifecycle.actor import HANG_S
+from vllm_ssd.lifecycle.keeper import HANG_S
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.protocol import rundir
 

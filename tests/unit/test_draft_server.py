@@ -149,10 +149,18 @@ def test_a_node_that_does_not_take_the_draft(start, monkeypatch, free):
 def test_one_of_several_that_is_lost_for_good(monkeypatch):
     """It stays so, and does not keep the command when the others are lost, too."""
     draft = placed._Draft(Namespace(model="m", name="n", device=None), {"num_gpus": 0}, 0, None)
-    draft._ray = ray
-    while draft._lost(ConnectionError("its node is gone")):
-        assert draft.tend(), "a pause"
-    assert not draft.tend()
+    draft._ray = MagicMock(exceptions=ray.exceptions)
+    tries = []
+
+    def place():
+        tries.append(1)
+        raise ValueError("its node is gone")
+
+    draft._place = place
+    while draft.tend():
+        assert len(tries) <= placed.RESTARTS
+    assert len(tries) == placed.RESTARTS + 1 and not draft.tend()
+    assert len(tries) == placed.RESTARTS + 1
 
 
 def test_labels_of_nodes():

@@ -123,13 +123,13 @@ CEILINGS = {
     "../tests": 22000,
     "protocol": 2130,
     "draft": 5120,
-    "lifecycle": 2640,
-    "bridge": 1270,
+    "lifecycle": 2530,
+    "bridge": 1210,
     "config": 1200,
     "metrics": 500,
     "worker": 1900,
     "hooks": 1190,
-    "tools": 1711,
+    "tools": 1675,
 }
 
 

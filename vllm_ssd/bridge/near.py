@@ -3,8 +3,8 @@ while the draft runs on another node of a Ray cluster.
 
 It has a run directory and a table like a draft on this node. Other processes read the draft's state
 from the table, and the engine joins through it. The engine core starts it and talks to it over one
-socket pair (``child.py``). It gets its ``NearSpec``, answers with the path of its run directory,
-and ends when the socket closes.
+socket pair (``remote_service.py``). It gets its ``NearSpec``, answers with the path of its run
+directory, and ends when the socket closes.
 
 It calls the draft's actor (``site.py``): ``push`` with the engine's changes, and ``pull``, which
 returns with the draft's. If a call fails or takes ``SILENT_S``, it clears the heartbeats, so that
@@ -29,14 +29,13 @@ import msgspec
 import zmq
 
 from vllm_ssd.bridge.changes import Change, Changed, Malformed, Plan, decode, encode
-from vllm_ssd.bridge.child import is_closed
 from vllm_ssd.bridge.cluster import connect, find_sites, statuses
 from vllm_ssd.bridge.mirror import Mirror, show_status
 from vllm_ssd.bridge.records import Side
 from vllm_ssd.bridge.session import ANSWER_S, LOOK_S
 from vllm_ssd.bridge.site import Status
 from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.lifecycle.detached import detach, say
+from vllm_ssd.lifecycle.detached import detach, is_closed, say
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
@@ -294,7 +293,7 @@ def _put_away(engine: Path) -> None:
 
 
 def main() -> None:
-    """Entry point, for a process that ``Child`` has started."""
+    """Entry point, for a process that ``RemoteService`` has started."""
     channel, spec = detach(NearSpec)
     sockets = Sockets()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # reaches ``finally`` below

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +66,23 @@ def say(channel: socket.socket, kind: str, text: str) -> None:
     """Send a line to the process that started this one, unless that has gone."""
     with contextlib.suppress(BrokenPipeError):
         channel.sendall(json.dumps({kind: text}).encode() + b"\n")
+
+
+def words(channel: socket.socket) -> Iterator[tuple[str, str]]:
+    """Kind and text of each line of a detached process, until it ends."""
+    with channel.makefile("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):  # else the process was killed in the middle of it
+                yield next(iter(json.loads(line).items()))
+
+
+def is_closed(channel: socket.socket, seconds: float | None = 0) -> bool:
+    """Wait for ``seconds``, None = for ever, and return whether the other side, which sends nothing
+    more, has closed the channel. If it has, return at once."""
+    # ``select`` would refuse a channel with a number above 1023, as processes with many files have.
+    closed = select.poll()
+    closed.register(channel, select.POLLIN)
+    return bool(closed.poll(None if seconds is None else seconds * 1000))
 
 
 def absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.lifecycle.detached import start_detached
+from vllm_ssd.lifecycle.detached import start_detached, words
 from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.restarts import Restarts
@@ -27,14 +26,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_LOSSES = {
-    "lost": "is lost ({why}); serving goes on without drafts while it is started again",
-    "not_back": "could not be started again ({why}); it is tried once more",
-    "stays": "was killed {why} ago and its process has not ended, as its device does not let it; "
-    "serving goes on without drafts, and none is started before it has",
-    "given_up": "is lost ({why}) and is not started again (max_restarts is {most}); serving goes "
-    "on without drafts: see above what it dies of, and start the engine anew to have drafts",
-}
+_GIVEN_UP = (
+    "SSD: the draft is lost (%s) and is not started again (max_restarts is %d); serving goes on "
+    "without drafts: see above what it dies of, and start the engine anew to have drafts"
+)
 # Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
@@ -113,10 +108,11 @@ class DraftLauncher:
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
 
-    def _start_keeper(self) -> None:
+    def _start_keeper(self) -> socket.socket:
         assert self._files is not None
         # The listener reports a keeper that fails.
         self._channel = self._keep(self.run_dir, self._spec, self._files.locks)
+        return self._channel
 
     def wait_ready(self) -> None:
         """Wait until the draft is loaded; ``RuntimeError`` with a sentence if that fails. The
@@ -145,19 +141,18 @@ class DraftLauncher:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
                     self._channel.shutdown(socket.SHUT_WR)
 
-    def stop(self, within_s: float | None = None, *, leave: bool = False) -> None:
+    def stop(self, within_s: float = STOP_S, *, leave: bool = False) -> None:
         """Take the draft down. Returns when the keeper has ended, at the latest ``within_s``
-        seconds after ``begin_stop``, by default ``STOP_S``. A keeper that takes longer removes the
-        files when it ends. leave: the draft goes on for the other engines that have its name, and
-        ends with the last of them."""
+        seconds after ``begin_stop``. A keeper that takes longer removes the files when it ends.
+        leave: the draft goes on for the other engines that have its name, and ends with the last
+        of them."""
         self.begin_stop()
         keeper_at_work = leave
         if self._channel is not None and self._listener is not None:
             if leave:
                 with contextlib.suppress(OSError):  # the keeper may have ended before
                     self._channel.shutdown(socket.SHUT_RD)  # ends the listener
-            limit_s = STOP_S if within_s is None else within_s
-            join(self._listener, max(0.0, self._stop_begun + limit_s - time.monotonic()))
+            join(self._listener, max(0.0, self._stop_begun + within_s - time.monotonic()))
             keeper_at_work |= self._listener.is_alive()
         self._channel = self._listener = None
         if self._files is not None and keeper_at_work:
@@ -167,60 +162,53 @@ class DraftLauncher:
 
     def _listen(self) -> None:
         """Handle the keeper's messages until it ends; restart a keeper that was killed."""
-        self._pass_on()
-        while self._start_again():
-            self._pass_on()
+        channel = self._channel
+        while channel is not None:
+            for kind, text in words(channel):
+                self._hear(kind, text)
+            channel = None if self._stopping else self._start_again()
         self.given_up = True
         if not self._ready:
             self.failure = self.failure or "its keeper process ended; see the log above"
 
-    def _start_again(self) -> bool:
-        """Start another keeper in place of one that is gone; False if none is to be started."""
-        if self._stopping:
-            return False
-        # A keeper that ended by itself has removed the run directory.
-        killed = self.run_dir.exists() and self._ready and not self.given_up
+    def _start_again(self) -> socket.socket | None:
+        """Start another keeper in place of one that is gone, unless that ended by itself: then it
+        has removed the run directory. Returns the channel to it, None if none is to be started."""
+        killed = self._ready and not self.given_up and self.run_dir.exists()
         pause = self._keepers.pause() if killed else None
         if pause is None:
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
-            return False
+            return None
         what = "serving goes on without drafts while both are started again"
         logger.error("SSD: the draft's keeper is gone, and the draft with it; %s", what)
         time.sleep(pause)
         with self._ending:
-            if not self._stopping:
-                try:
-                    self._start_keeper()
-                except OSError as error:  # too many open files, no memory
-                    logger.error("SSD: the draft's keeper could not be started again: %s", error)
-        return not self._stopping
+            try:
+                return None if self._stopping else self._start_keeper()
+            except OSError as error:  # too many open files, no memory
+                logger.error("SSD: the draft's keeper could not be started again: %s", error)
+                return self._channel  # which is closed: another try follows
 
-    def _pass_on(self) -> None:
-        """Handle one keeper's messages until it ends."""
-        assert self._channel is not None
-        with self._channel.makefile("rb") as words:
-            for line in words:
-                if not line.endswith(b"\n"):
-                    break  # the keeper was killed in the middle of a line
-                (kind, text), *_ = json.loads(line).items()
-                if kind == "awaited":
-                    self._awaited = text
-                    logger.debug("SSD: waiting for %s", text)
-                elif kind == "ready" and not self._ready:
-                    self._ready = True
-                    logger.info("SSD: draft ready (%s)", text)
-                elif kind in ("ready", "back"):
-                    if not self._stopping:
-                        logger.warning("SSD: the draft is back: %s", text)
-                    self.given_up = False
-                    self._keepers.served()
-                elif kind in _LOSSES:
-                    what = _LOSSES[kind].format(why=text, most=self._config.max_restarts)
-                    if not self._stopping:
-                        logger.error("SSD: the draft %s", what)
-                    self.given_up |= kind == "given_up"
-                else:
-                    self.failure, self.given_up = text, True
+    def _hear(self, kind: str, text: str) -> None:
+        """Handle a message of the keeper, which describes its kinds."""
+        if kind == "awaited":
+            self._awaited = text
+            logger.debug("SSD: waiting for %s", text)
+        elif kind == "ready":
+            if not self._ready:
+                logger.info("SSD: draft ready (%s)", text)
+            elif not self._stopping:
+                logger.warning("SSD: the draft is back: %s", text)
+            self._ready = True
+            self._keepers.served()
+        elif kind == "failed":
+            self.given_up = True
+            if not self._ready:
+                self.failure = text
+            elif not self._stopping:
+                logger.error(_GIVEN_UP, text, self._config.max_restarts)
+        elif not self._stopping:
+            logger.error("SSD: the draft %s", text)
 
 
 def wait_for(done: Callable[[], bool], timeout_s: float, begun: float, what: str) -> bool:

@@ -20,6 +20,7 @@ from vllm_ssd.lifecycle.service import FoundDraft, Service
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import DIED, Leave, ask
+from vllm_ssd.protocol.service_state import State
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -74,12 +75,16 @@ class OwnService(Service):
         self._former = {}
 
     def drafts(self, run_dir: Path) -> list[FoundDraft]:
-        if self._launcher is not None and self._launcher.failure:
-            raise ValueError(self._launcher.failure)
+        launcher = self._launcher
+        if launcher is not None and launcher.failure:
+            raise ValueError(launcher.failure)
         try:
-            return super().drafts(run_dir)
+            found = super().drafts(run_dir)
         except ValueError:
             return []  # until the first engine has started the service
+        if launcher is not None and not launcher.given_up:  # it hears next why the draft is gone
+            found = [draft for draft in found if draft.state is not State.GONE]
+        return found
 
     def late(self) -> str:
         return super().late() if self._launcher is None else self._launcher.late()

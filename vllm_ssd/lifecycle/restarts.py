@@ -1,13 +1,11 @@
-"""Decides whether and when a lost draft is restarted."""
+"""Decides whether a lost draft is restarted."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
 
-# Pause before the first consecutive restart in seconds, and how often it doubles at most. A longer
-# pause would gain little: a start itself takes seconds.
-FIRST_PAUSE_S, DOUBLINGS = 0.25, 4
+PAUSE_S = 0.5  # before a restart, which itself takes seconds
 FORGIVEN_S = 60.0
 
 
@@ -15,22 +13,18 @@ class Restarts:
     """Counts restarts. most: consecutive restarts allowed. The count resets after ``FORGIVEN_S``
     seconds of service."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
-        self._most = most
-        self._clock = clock
-        self._in_a_row = 0
-        self._served_from: float | None = None
+    def __init__(self, most: int):
+        self._most = self._left = most
+        self._served_from = math.inf
 
     def served(self) -> None:
         """Record that the draft serves from now on."""
-        self._served_from = self._clock()
+        self._served_from = time.monotonic()
 
     def pause(self) -> float | None:
         """Record a loss and return the seconds to wait before the restart; None = no restart."""
-        if self._served_from is not None and self._clock() - self._served_from >= FORGIVEN_S:
-            self._in_a_row = 0
-        self._served_from = None
-        if self._in_a_row >= self._most:
-            return None
-        self._in_a_row += 1
-        return FIRST_PAUSE_S * 2.0 ** min(self._in_a_row - 1, DOUBLINGS)
+        if time.monotonic() - self._served_from >= FORGIVEN_S:
+            self._left = self._most
+        self._served_from = math.inf
+        self._left -= 1
+        return PAUSE_S if self._left >= 0 else None

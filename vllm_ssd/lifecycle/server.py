@@ -14,7 +14,7 @@ import signal
 import time
 from multiprocessing import current_process
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from vllm_ssd.lifecycle.cores import pin_to, take_niceness_of_others
 from vllm_ssd.lifecycle.quiet import hush_vllm
@@ -27,7 +27,6 @@ from vllm_ssd.protocol.messages import (
     Join,
     Leave,
     Reload,
-    Stop,
     Wake,
 )
 from vllm_ssd.protocol.sockets import Sockets, by_type
@@ -56,8 +55,9 @@ class DraftServer:
         # If the keeper is killed, its Ray ends, and the kernel then kills this process, even if it
         # hangs: another keeper may start another server on the same table.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.environ |= spec.environment  # in the user's Ray, the keeper has other variables
         take_niceness_of_others()  # as the keeper does in its own Ray
-        self._stopped = self._asleep = False
+        self._asleep = False
         self._joined: dict[str, ServedEngine] = {}  # by run directory
         if spec.cores:
             pin_to(spec.cores)  # before torch is imported: torch's threads inherit the cores
@@ -81,8 +81,8 @@ class DraftServer:
         self._status = self._draft.table.draft[0]
         return line
 
-    def serve(self) -> str:
-        """Draft until stopped."""
+    def serve(self) -> NoReturn:
+        """Draft until the process is killed."""
         import torch
 
         self._status["pid"] = os.getpid()
@@ -90,7 +90,6 @@ class DraftServer:
         self._draft.served.beat()
         handle = by_type(
             {
-                Stop: self._stop,
                 Wake: self._wake,
                 Reload: self._reload,
                 Join: self._join,
@@ -100,12 +99,12 @@ class DraftServer:
         self._control = Sockets()
         self._control.serve(self._run_dir, handle)
         with torch.inference_mode():
-            return self._loop()
+            self._loop()
 
-    def _loop(self) -> str:
+    def _loop(self) -> NoReturn:
         next_owner_check = 0.0
         last_work = time.monotonic()
-        while not self._stopped:
+        while True:
             now = time.monotonic()
             if now >= next_owner_check:
                 next_owner_check = now + OWNER_CHECK_S
@@ -130,9 +129,6 @@ class DraftServer:
                 idle_s = now - last_work
                 longest_s = 0.0 if self._draft.on_gpu and idle_s < 1 else LONG_PAUSE_S
                 time.sleep(min(max(PAUSE_S, idle_s * PAUSE_SHARE), longest_s))
-        self._part_with_all()
-        self._control.close()
-        return "stopped"
 
     def _tend(self, engine: DraftEngine) -> None:
         """Once a second, ask for requests that the draft does not know. Part with engines that are
@@ -154,9 +150,6 @@ class DraftServer:
         line = self._draft.load()
         self._draft.served.beat()
         logger.info("SSD: draft ready (%s)", line)
-
-    def _stop(self, message: Stop) -> None:
-        self._stopped = True
 
     def _wake(self, message: Wake) -> str:
         self._asleep = False

@@ -41,10 +41,6 @@ class Remove(msgspec.Struct, tag=True, frozen=True):
     generation: Generation
 
 
-class Stop(msgspec.Struct, tag=True, frozen=True):
-    """End the server's loop."""
-
-
 class Wake(msgspec.Struct, tag=True, frozen=True):
     """Load the draft again, if ``Leave`` has put it to sleep. Answered at once."""
 
@@ -87,7 +83,7 @@ DIED = "the draft has died meanwhile, and the log says when it is back"
 NOT_NOW = frozenset({OTHERS_CAME, NOT_LOADED, NO_ANSWER, LINK_LOST, DIED})
 _POLL_S = 0.2  # seconds between two calls of ``given_up``
 
-Request = Union[Add, Remove, Stop, Wake, Reload, Join, Leave]
+Request = Union[Add, Remove, Wake, Reload, Join, Leave]
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from vllm_ssd.bridge.child import Child
+from tests.support.gpu_hosts import engine, parallel
+from vllm_ssd.bridge import remote_service
+from vllm_ssd.bridge.remote_service import RemoteService
 from vllm_ssd.lifecycle import detached
-from vllm_ssd.protocol.messages import Reload
 
 
 def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp_path):
@@ -41,6 +42,8 @@ def test_a_bridge_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path)
         "from vllm_ssd.lifecycle.detached import detach\n"
         f"detach(dict)[0].sendall({half.encode()!r})\n"
     )
-    child = Child("bridge", Reload("/model"), tmp_path)
+    monkeypatch.setattr(remote_service, "BRIDGE", "bridge")
+    config = engine(parallel(1), draft_server="drafts")
+    config.speculative_config.ray_address = "auto"
     with pytest.raises(ValueError, match="its bridge ended at its start, and the log above says"):
-        child.start()
+        RemoteService(config).drafts(tmp_path)

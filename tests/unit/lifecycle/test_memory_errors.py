@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vllm_ssd.lifecycle.actor import sentence
 from vllm_ssd.lifecycle.memory_errors import clear_words
+from vllm_ssd.lifecycle.own_ray import sentence
 
 FULL = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 108.00 MiB. GPU 0 has a total"),

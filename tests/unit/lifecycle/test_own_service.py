@@ -47,10 +47,13 @@ class FakeLauncher:
     def start(self):
         self.service = FakeService(loaded=not (self.fails or self.slow), named=self.named)
         if self.fails:
-            self.failure, self.given_up = self.fails, True
             self.service.die(away=FOR_GOOD)
+            threading.Timer(0.3, self._hear).start()  # its thread comes to it later
         if self.slow:
             threading.Timer(0.3, lambda: setattr(self.service, "loaded", True)).start()
+
+    def _hear(self):
+        self.failure, self.given_up = self.fails, True
 
     def late(self):
         return "it is late"

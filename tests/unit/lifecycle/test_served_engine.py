@@ -1,8 +1,10 @@
 """Engines that join a draft server, with a real draft on a CPU, and leave it in every way."""
 
 import os
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,6 @@ from vllm_ssd.protocol.messages import (
     Join,
     Leave,
     Remove,
-    Stop,
     Wake,
     ask,
     endpoint,
@@ -92,17 +93,21 @@ class Running:
         server._draft = self.draft = LoadedDraft(server._spec)
         server._draft.load()
         server._status = self.table.draft[0]
-        self._thread = threading.Thread(target=server.serve)
+        self._server = server
+        self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def _serve(self):
+        with suppress(SystemExit):
+            self._server.serve()
 
     def joined(self) -> int:
         return int(self.table.draft["joined"][0])
 
     def stop(self):
-        control = ControlClient(endpoint(self.run_dir))
-        control.send(Stop())
+        self.draft.engine.step = sys.exit
         self._thread.join(SERVED_S)
-        control.close()
+        self._server._control.close()
         self.draft.put_away()
         self.files.remove()
 

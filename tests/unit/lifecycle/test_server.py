@@ -18,9 +18,13 @@ from vllm_ssd.protocol.messages import Reload
 from vllm_ssd.protocol.sockets import Sockets, by_type
 
 
+class Enough(Exception):
+    """Ends a server's loop."""
+
+
 @pytest.fixture
 def make():
-    """A server of this run directory whose loop ends after a step."""
+    """A server of this run directory whose loop ends with its first step."""
     made: list[DraftServer] = []
 
     def make(run_dir: Path) -> DraftServer:
@@ -28,8 +32,7 @@ def make():
         made.append(one)
 
         def step() -> bool:
-            one._stopped = True
-            return True
+            raise Enough
 
         served = SimpleNamespace(ask_for_unknown=lambda: None, beat=lambda: None)
         engine = SimpleNamespace(step=step, tables=[served], requests=[])
@@ -49,7 +52,8 @@ def test_its_files_do_not_look_old(make):
     run_dir, locks = rundir.create()
     (run_dir / "lock").unlink()
     os.utime(run_dir, (0, 0))
-    make(run_dir)._loop()
+    with pytest.raises(Enough):
+        make(run_dir)._loop()
     assert run_dir.stat().st_mtime > 0
     for lock in locks:
         os.close(lock)
@@ -61,7 +65,7 @@ import os, signal, types
 from vllm_ssd.lifecycle.server import DraftServer
 if os.fork():
     os.wait()
-DraftServer(types.SimpleNamespace(run_dir="", cores=[]))
+DraftServer(types.SimpleNamespace(run_dir="", cores=[], environment={}))
 print(os.getpid(), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """

@@ -14,7 +14,6 @@ from vllm_ssd.protocol.messages import (
     ControlClient,
     Reload,
     Remove,
-    Stop,
     Wake,
     ask,
     endpoint,
@@ -35,7 +34,7 @@ def drain(server, wait_s=5.0):
 
 def collecting(seen):
     """Handlers that only note what comes."""
-    return dict.fromkeys((Add, Remove, Stop, Wake, Reload), seen.append)
+    return dict.fromkeys((Add, Remove, Wake, Reload), seen.append)
 
 
 @pytest.fixture

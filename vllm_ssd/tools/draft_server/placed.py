@@ -86,7 +86,8 @@ class _Draft:
         self._restarts = Restarts(RESTARTS)
         self._actor: Any = None
         self._serving = False
-        self._again_at = self._tended = 0.0
+        self._given_up = False
+        self._tended = 0.0
 
     def start(self, ray: Any) -> None:
         """Place the draft and wait until it is loaded; ``ValueError`` with a sentence if not."""
@@ -101,12 +102,14 @@ class _Draft:
                 now = time.monotonic()
                 self._tended, seconds = now, now - self._tended
                 return bool(self._ray.get(self._actor.tend.remote(min(seconds, 1.0))))
-            if time.monotonic() < self._again_at:
-                return self._again_at < math.inf
-            self._place()
+            if not self._given_up:
+                self._place()
         except (self._ray.exceptions.RayError, ValueError) as error:
-            return self._lost(error)
-        return True
+            what = "the draft's node is lost" if self._serving else "the draft was not placed again"
+            logger.error("SSD: %s (%s)", what, sentence(error))
+            self._drop()
+            self._given_up = self._restarts.pause() is None
+        return not self._given_up
 
     def stop(self) -> None:
         """End the draft and remove its files on its node."""
@@ -116,15 +119,6 @@ class _Draft:
             except self._ray.exceptions.RayError as error:
                 logger.error("SSD: the draft's node did not answer (%s)", sentence(error))
         self._drop()
-
-    def _lost(self, error: Exception) -> bool:
-        """Log a loss and return whether the draft will be placed again after a pause."""
-        what = "the draft's node is lost" if self._serving else "the draft was not placed again"
-        logger.error("SSD: %s (%s)", what, sentence(error))
-        self._drop()
-        pause = self._restarts.pause()
-        self._again_at = math.inf if pause is None else time.monotonic() + pause
-        return pause is not None
 
     def _place(self, limit_s: float = math.inf) -> None:
         """Place the draft within ``limit_s`` seconds and load it; ``ValueError`` if that fails."""

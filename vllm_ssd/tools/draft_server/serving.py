@@ -56,8 +56,6 @@ class LocalDrafts:
     def stop(self) -> None:
         """End all drafts at the same time and remove their files."""
         for launcher in self._launchers:
-            launcher.expect_end()
-        for launcher in self._launchers:
             launcher.begin_stop()
         for launcher in self._launchers:
             launcher.stop(END_S)

@@ -58,21 +58,21 @@ module("vllm_ssd.lifecycle.quiet", hush_vllm=lambda: None)
 module("vllm_ssd.lifecycle.loaded_draft", LoadedDraft=LoadedDraft)
 
 if "vllm_ssd.lifecycle.keeper" in sys.orig_argv:
-    from vllm_ssd.lifecycle import actor, keeper
+    from vllm_ssd.lifecycle import keeper
     from vllm_ssd.lifecycle.own_ray import OwnRay
 
-    actor.HANG_S = 10.0
-    start, gone = OwnRay.start, actor.DraftActor.gone
+    keeper.HANG_S = 10.0
+    start, has_ended = OwnRay.start, keeper.has_ended
 
     def start_or_fail(self):
         if happens("no-ray"):
             raise OSError("no port")
         start(self)
 
-    def gone_or_stay(self):
+    def ended_or_stays(process):
         stays = happens("stay")
         keeper.SAY_AGAIN_S = 0.0 if stays else 60.0
-        return not stays and gone(self)
+        return not stays and has_ended(process)
 
     OwnRay.start = start_or_fail
-    actor.DraftActor.gone = gone_or_stay
+    keeper.has_ended = ended_or_stays
