@@ -124,7 +124,7 @@ CEILINGS = {
     "protocol": 2130,
     "draft": 5120,
     "lifecycle": 2530,
-    "bridge": 1210,
+    "bridge": 1220,
     "config": 1200,
     "metrics": 500,
     "worker": 1900,

@@ -8,15 +8,11 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_ssd.bridge.near import NearSpec
 from vllm_ssd.lifecycle.detached import is_closed, start_detached, words
 from vllm_ssd.lifecycle.own_table import table_shape
 from vllm_ssd.lifecycle.service import FoundDraft, Service
-
-if TYPE_CHECKING:
-    pass
 
 BRIDGE = "vllm_ssd.bridge.near"
 START_S, STOP_S = 60.0, 3.0  # timeouts for its start, in which it connects to Ray, and for its end
