@@ -15,9 +15,8 @@ if GPUS == 0:
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])
 def test_a_pair_that_fits(models, capsys, backend):
-    target, draft = models
     options = f'{{"method": "ssd", "draft_device": {GPUS - 1}, "tree_backend": "{backend}"}}'
-    words = ["check", target, "--draft", draft, "--speculative-config", options]
+    words = ["check", models[0], "--draft", models[1], "--speculative-config", options]
     status = cli.main(words)
     said = capsys.readouterr().out
     assert status == 0, said

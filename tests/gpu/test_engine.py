@@ -3,18 +3,22 @@ Runner V2."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.running import counters
+from benchmarks.standin.checkpoint import WEIGHTS
 from tests.gpu.settings import GPUS, OPTIONS, SSD
 from tests.support.harness import (
     damage,
@@ -39,9 +43,8 @@ def test_same_tokens_under_tensor_parallelism(models, tmp_path):
 
     write_standin(Path(models[0]), SHAPES["even"], tmp_path)
     results = []
-    speculation = {"method": "ssd", "k": 4, "f": 2, "model": models[1]}
-    if GPUS == 2:
-        speculation["draft_device"] = 1
+    shared = {"draft_device": 1} if GPUS == 2 else {}
+    speculation = {"method": "ssd", "k": 4, "f": 2, "model": models[1], **shared}
     for extra in ({}, {"speculative_config": speculation}):
         options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2, **extra}
         with engine(str(tmp_path), **options) as llm:
@@ -71,11 +74,10 @@ def test_one_request_at_a_time(models, plain):
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 def test_same_tokens_with_and_without(models, plain, method):
     """Also when all that the draft says is damaged, when it dies, and when another one has come."""
-    target, draft = models
-    speculation = {**SSD, "k": 4, "f": 2, "model": draft, "draft_sample_method": method}
+    speculation = {**SSD, "k": 4, "f": 2, "model": models[1], "draft_sample_method": method}
     # What it reads of its own words is damaged, too, and it may be started anew again and again.
     speculation["max_restarts"] = 1000
-    with engine(target, dtype="float32", speculative_config=speculation, **OPTIONS) as llm:
+    with engine(models[0], dtype="float32", speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         found = texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False))
         counted = counters(run_dir)
@@ -95,6 +97,25 @@ def test_same_tokens_with_and_without(models, plain, method):
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain, "with another"
         assert sum(counters(run_dir)["accepted"][1:]) > sum(before[1:])
     wait_gone(run_dir)
+
+
+def test_a_draft_with_another_vocabulary(models, plain, tmp_path):
+    """In which token t of SmolLM2 has the number 7t + 11."""
+    copytree(models[1], tmp_path, dirs_exist_ok=True)
+    words, weights = tmp_path / "tokenizer.json", load_file(tmp_path / WEIGHTS)
+    table = weights["model.embed_tokens.weight"]
+    numbers = (7 * torch.arange(len(table)) + 11) % len(table)
+    weights["model.embed_tokens.weight"] = table[numbers.argsort()]
+    save_file(weights, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    said = json.loads(words.read_text())
+    said["model"]["vocab"] = {w: int(numbers[t]) for w, t in said["model"]["vocab"].items()}
+    said["added_tokens"] = [{**a, "id": int(numbers[a["id"]])} for a in said["added_tokens"]]
+    words.write_text(json.dumps(said))
+    speculation = {**SSD, "k": 4, "f": 2, "model": str(tmp_path), "vocabulary": "intersection"}
+    with engine(models[0], dtype="float32", speculative_config=speculation, **OPTIONS) as llm:
+        assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain
+        accepted = counters(own_run_dir())["accepted"]
+    assert sum(accepted[1:]) > sum(accepted) // 3
 
 
 def beside_sampled(llm: Any) -> list[Any]:
@@ -118,10 +139,9 @@ def beside_sampled(llm: Any) -> list[Any]:
 def test_flashinfer_drafts_for_itself(models):
     """In bf16 a draft that equals its target is right but for tokens that are nearly alike, 2 or 3
     in a hundred, so that all k drafts are accepted in about 0.9 of the rounds."""
-    target, _ = models
-    speculation = {**SSD, "k": 4, "f": 2, "model": target, "tree_backend": "flashinfer"}
+    speculation = {**SSD, "k": 4, "f": 2, "model": models[0], "tree_backend": "flashinfer"}
     speculation["max_wait_ms"] = 2000  # what it accepts is the question here, not how fast
-    with engine(target, dtype="bfloat16", speculative_config=speculation, **OPTIONS) as llm:
+    with engine(models[0], dtype="bfloat16", speculative_config=speculation, **OPTIONS) as llm:
         run_dir = own_run_dir()
         llm.generate(PROMPTS, greedy(128), use_tqdm=False)
         counted = counters(run_dir)

@@ -18,12 +18,11 @@ if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.running import counters
-from tests.gpu.settings import OPTIONS
+from tests.gpu.settings import GPUS, OPTIONS
 from tests.support.harness import engine, greedy, own_run_dir
 from tests.support.starts import make_start
 from vllm_ssd.lifecycle.placement import gpu_environment
 
-GPUS = torch.cuda.device_count()
 EAGER = {**OPTIONS, "enforce_eager": True}
 TARGETS, DRAFTS = 0, min(GPUS, 2) - 1  # with one GPU it is the target's too
 HOLD = """
@@ -120,9 +119,8 @@ def test_the_targets_gpu_where_the_target_wants_all_memory(start):
 
 def test_a_gpu_with_another_engines_draft(start, models):
     """Allowed: each takes the memory that it needs, and both draft."""
-    target, draft = models
-    speculation = {"method": "ssd", "k": 3, "f": 1, "model": draft, "draft_device": DRAFTS}
-    with engine(target, speculative_config=speculation, **EAGER) as llm:
+    speculation = {"method": "ssd", "k": 3, "f": 1, "model": models[1], "draft_device": DRAFTS}
+    with engine(models[0], speculative_config=speculation, **EAGER) as llm:
         said, status = start(DRAFTS)
         assert status == 0 and "served:" in said, said
         assert "could not be started" not in said, said
