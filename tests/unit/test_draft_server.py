@@ -140,7 +140,7 @@ def test_a_node_that_does_not_take_the_draft(start, monkeypatch, free):
         monkeypatch.setattr(ray, name, MagicMock())
     monkeypatch.setattr(ray, "wait", lambda tasks, **_: (tasks, []) if free else ([], tasks))
     monkeypatch.setattr(ray, "get", get)
-    flags = ("--ray-address", "auto", "--ray-labels", "a=b", "--start-timeout-s", "1e-9")
+    flags = ("--ray-address", "h:1", "--ray-labels", "a=b", "--start-timeout-s", "1e-9")
     _, said = start(*flags)
     answer = "ActorDiedError: " if free else "there was not within 1e-09 s (--start-timeout-s) a"
     assert said.startswith(f"vllm-ssd draft: {answer}") and said.count("\n") == 1
