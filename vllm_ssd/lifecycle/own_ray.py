@@ -125,7 +125,7 @@ class OwnRay(UsersRay):
             logging_level=logging.WARNING,
         )
         signal.signal(signal.SIGTERM, ending)  # Ray's own handler would abort this process
-        self._vital = psutil.Process().children()
+        self._vital = list(filter(_is_vital, psutil.Process().children()))
         self.check_listeners()
 
     def check_listeners(self) -> None:
@@ -171,6 +171,14 @@ class OwnRay(UsersRay):
     def stop(self) -> None:
         """End Ray and everything that it runs."""
         self._ray.shutdown()
+
+
+def _is_vital(process: psutil.Process) -> bool:
+    """Whether Ray needs this process. It does without its monitors and agents."""
+    try:
+        return process.name() in ("gcs_server", "raylet")
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_loopback(address: str) -> bool:
