@@ -1,6 +1,6 @@
 # make setup | bench-client | demo | unit | test | upstream | lint | wheel | clean.
 # Everything happens in .venv, .venv-bench, .models and .upstream of this folder. unit: the tests that
-# start no engine, in two minutes. test: lint and all tests, with the most telling of vLLM's own.
+# start no engine, in four minutes. test: lint and all tests, with the most telling of vLLM's own.
 # upstream: all of vLLM's own tests that run with ssd. wheel: the package, into dist.
 PYTHON ?= python3.11
 VENV := .venv

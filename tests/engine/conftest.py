@@ -16,8 +16,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Servers fork their engine cores, as offline engines do by themselves: an import of vLLM takes 8 s.
-os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "fork")
 # Of two files at a time, one has its drafts on the second of two cores, and one on the first; the
 # others are for targets that have processes of their own.
 if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and os.cpu_count() == 2:

@@ -54,8 +54,6 @@ def cache(tmp_path_factory) -> Iterator[Path]:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # for sleep and new weights over HTTP
         # Each rank gets its cores from ssd.
         patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-        # Engine core and ranks are started as users' are.
-        patch.delenv("VLLM_WORKER_MULTIPROCESSING_METHOD", raising=False)
         yield home
 
 
