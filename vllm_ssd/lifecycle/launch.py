@@ -78,7 +78,8 @@ class DraftLauncher:
         self._ready = False
         self._begun = 0.0
         self.failure = ""  # why the draft could not be started, as a sentence
-        self.given_up = False  # there is no draft and none will be started
+        # There is no draft and none will be started. Set last: readers then know why.
+        self.given_up = False
 
     def start(self) -> None:
         """Make the table and start the draft server; returns before the draft is loaded. Raises
@@ -167,9 +168,9 @@ class DraftLauncher:
             for kind, text in words(channel):
                 self._hear(kind, text)
             channel = None if self._stopping else self._start_again()
-        self.given_up = True
         if not self._ready:
             self.failure = self.failure or "its keeper process ended; see the log above"
+        self.given_up = True
 
     def _start_again(self) -> socket.socket | None:
         """Start another keeper in place of one that is gone, unless that ended by itself: then it
@@ -202,11 +203,11 @@ class DraftLauncher:
             self._ready = True
             self._keepers.served()
         elif kind == "failed":
-            self.given_up = True
             if not self._ready:
                 self.failure = text
             elif not self._stopping:
                 logger.error(_GIVEN_UP, text, self._config.max_restarts)
+            self.given_up = True
         elif not self._stopping:
             logger.error("SSD: the draft %s", text)
 

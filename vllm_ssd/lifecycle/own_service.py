@@ -76,13 +76,15 @@ class OwnService(Service):
 
     def drafts(self, run_dir: Path) -> list[FoundDraft]:
         launcher = self._launcher
+        # Read before the failure, which is set before it.
+        hears_why = launcher is not None and not launcher.given_up
         if launcher is not None and launcher.failure:
             raise ValueError(launcher.failure)
         try:
             found = super().drafts(run_dir)
         except ValueError:
             return []  # until the first engine has started the service
-        if launcher is not None and not launcher.given_up:  # it hears next why the draft is gone
+        if hears_why:  # next time, why the draft is gone
             found = [draft for draft in found if draft.state is not State.GONE]
         return found
 

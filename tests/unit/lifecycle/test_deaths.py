@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import signal
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -215,10 +216,12 @@ def test_the_last_of_its_engines_ends_it(start, caplog):
 
 
 @pytest.mark.parametrize("die, told", [(server, LOST), (keeper, NO_KEEPER)])
-def test_a_draft_that_is_lost_for_good(start, caplog, die, told):
-    """No engine keeps a service without a draft."""
+def test_a_draft_that_is_lost_for_good(start, caplog, monkeypatch, die, told):
+    """No engine keeps a service without a draft. The log says why before it counts as lost."""
     service = start(max_restarts=0)
     service.launcher.wait_ready()
+    say = launch.logger.error
+    monkeypatch.setattr(launch.logger, "error", lambda *words: (time.sleep(0.3), say(*words)))
     other = OwnFiles(TableShape(1, 2, 3), TableOwner("another", draft_server=NAME))
     die(service)
     until(lambda: service.launcher.given_up)

@@ -18,6 +18,7 @@ from vllm_ssd.lifecycle import draft_device, joined_draft, own_service
 from vllm_ssd.lifecycle.joined_draft import JoinedDraft
 from vllm_ssd.lifecycle.own_service import OwnService
 from vllm_ssd.lifecycle.own_table import engines_of
+from vllm_ssd.lifecycle.service import Service
 from vllm_ssd.protocol import FOR_GOOD
 from vllm_ssd.protocol.draft_names import DraftName, find_all
 from vllm_ssd.protocol.messages import Leave
@@ -48,12 +49,12 @@ class FakeLauncher:
         self.service = FakeService(loaded=not (self.fails or self.slow), named=self.named)
         if self.fails:
             self.service.die(away=FOR_GOOD)
-            threading.Timer(0.3, self._hear).start()  # its thread comes to it later
         if self.slow:
             threading.Timer(0.3, lambda: setattr(self.service, "loaded", True)).start()
 
-    def _hear(self):
-        self.failure, self.given_up = self.fails, True
+    def hear(self):
+        if self.fails:
+            self.failure, self.given_up = self.fails, True
 
     def late(self):
         return "it is late"
@@ -76,9 +77,18 @@ class FakeLauncher:
 
 @pytest.fixture
 def launchers(monkeypatch):
-    """Those that were made."""
+    """Those that were made. They hear why their draft is not there while it is looked for."""
     from vllm import platforms
 
+    look = Service.drafts
+
+    def hear(service, run_dir):
+        found = look(service, run_dir)
+        for launcher in FakeLauncher.made:
+            launcher.hear()
+        return found
+
+    monkeypatch.setattr(Service, "drafts", hear)
     monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
     monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
     monkeypatch.setattr(own_service, "LOOK_S", 0.02)
