@@ -12,11 +12,12 @@ import psutil
 
 from vllm_ssd.lifecycle.own_ray import sentence
 from vllm_ssd.log import get_logger
+from vllm_ssd.protocol import rundir
 
 logger = get_logger(__name__)
 
 NAMESPACE = "vllm-ssd"  # of the actors' names
-_OWN_RAY = re.compile(r"socket_name=\S*/vllm-ssd-\d+-\w+/ray/")  # in a raylet's command
+_OWN_RAY = re.compile(rf"socket_name=\S*/{rundir.NAMES}/ray/")  # in a raylet's command
 REACH_S = 40.0  # timeout of the connection, which takes seconds
 
 

@@ -38,11 +38,12 @@ from vllm_ssd.lifecycle.own_ray import (
     RayLost,
     UsersRay,
     has_ended,
+    place,
     sentence,
     set_environment,
 )
 from vllm_ssd.lifecycle.own_table import engines_of
-from vllm_ssd.lifecycle.restarts import Restarts
+from vllm_ssd.lifecycle.restarts import PAUSE_S, Restarts
 from vllm_ssd.lifecycle.server import DraftServer
 from vllm_ssd.lifecycle.server_spec import ServerSpec
 from vllm_ssd.protocol import ASLEEP, FOR_GOOD, SpeculationTable, rundir
@@ -124,18 +125,18 @@ class Keeper:
                 raise DraftLost(self._result(task, self._spec.start_timeout_s))
             except DraftLost as error:
                 final = first and not isinstance(error, RayLost)  # it would fail again
-                pause = None if final else restarts.pause()
-                if pause is None:
+                again = not final and restarts.again()
+                if not again:
                     self._say("failed", str(error))
                 elif first:
                     self._say("awaited", f"the draft's Ray, which is started again ({error})")
                 else:
                     self._say("lost", (_LOST if served else _NOT_BACK).format(error))
             self._bury()
-            if pause is None:
+            if not again:
                 self._status["away"] = FOR_GOOD
                 self._name = ""  # no draft is left for the other engines
-            self._rest(pause)
+            self._rest(PAUSE_S if again else None)
 
     def _load(self, first: bool) -> str:
         """Start a server and return its line when it has loaded the draft. Raises ``DraftLost``."""
@@ -148,7 +149,7 @@ class Keeper:
         except Exception as error:  # Ray raises errors of many kinds
             raise RayLost(f"Ray could not be started: {sentence(error)}") from error
         self._say("awaited", "the draft model")
-        self._actor = self._own_ray.place(DraftServer).remote(self._spec)
+        self._actor = place(DraftServer).remote(self._spec)
         # The engine core applies its own timeout to the first start.
         limit_s = math.inf if first else self._spec.start_timeout_s
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_ssd.lifecycle.detached import start_detached, words
 from vllm_ssd.lifecycle.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.lifecycle.restarts import Restarts
+from vllm_ssd.lifecycle.restarts import PAUSE_S, Restarts
 from vllm_ssd.lifecycle.server_spec import ServerSpec, make_server_spec
 from vllm_ssd.log import get_logger
 from vllm_ssd.protocol import TableOwner, is_own_draft
@@ -176,13 +176,12 @@ class DraftLauncher:
         """Start another keeper in place of one that is gone, unless that ended by itself: then it
         has removed the run directory. Returns the channel to it, None if none is to be started."""
         killed = self._ready and not self.given_up and self.run_dir.exists()
-        pause = self._keepers.pause() if killed else None
-        if pause is None:
+        if not (killed and self._keepers.again()):
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
             return None
         what = "serving goes on without drafts while both are started again"
         logger.error("SSD: the draft's keeper is gone, and the draft with it; %s", what)
-        time.sleep(pause)
+        time.sleep(PAUSE_S)
         with self._ending:
             try:
                 return None if self._stopping else self._start_keeper()

@@ -73,6 +73,16 @@ def sentence(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
 
+def place(server: type) -> Any:
+    """The class of an actor on this process's node. It asks for no GPU: its device is chosen."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = ray.get_runtime_context().get_node_id()
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(server).options(num_cpus=0, num_gpus=0, scheduling_strategy=here)
+
+
 class UsersRay:
     """The user's Ray cluster, in one of whose actors the keeper runs: nothing to start or stop."""
 
@@ -85,17 +95,8 @@ class UsersRay:
         """This process ends with its node."""
         return True
 
-    def place(self, server: type) -> Any:
-        """The class of an actor on this node, where the keeper's actor has the GPU."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        node = ray.get_runtime_context().get_node_id()
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
-        return ray.remote(server).options(num_cpus=0, num_gpus=0, scheduling_strategy=here)
-
-
-class OwnRay(UsersRay):
+class OwnRay:
     """Starts, checks and stops the draft's Ray. The constructor imports Ray, which takes about a
     second."""
 

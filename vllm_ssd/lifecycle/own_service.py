@@ -76,8 +76,7 @@ class OwnService(Service):
 
     def drafts(self, run_dir: Path) -> list[FoundDraft]:
         launcher = self._launcher
-        # Read before the failure, which is set before it.
-        hears_why = launcher is not None and not launcher.given_up
+        hears_why = launcher is not None and not launcher.given_up  # is set after the failure
         if launcher is not None and launcher.failure:
             raise ValueError(launcher.failure)
         try:

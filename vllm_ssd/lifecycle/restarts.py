@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-PAUSE_S = 0.5  # before a restart, which itself takes seconds
+PAUSE_S = 0.5  # to wait before a restart, which itself takes seconds
 FORGIVEN_S = 60.0
 
 
@@ -21,10 +21,10 @@ class Restarts:
         """Record that the draft serves from now on."""
         self._served_from = time.monotonic()
 
-    def pause(self) -> float | None:
-        """Record a loss and return the seconds to wait before the restart; None = no restart."""
+    def again(self) -> bool:
+        """Record a loss and return whether a restart follows."""
         if time.monotonic() - self._served_from >= FORGIVEN_S:
             self._left = self._most
         self._served_from = math.inf
         self._left -= 1
-        return PAUSE_S if self._left >= 0 else None
+        return self._left >= 0

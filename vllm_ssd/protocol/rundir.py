@@ -28,6 +28,7 @@ from vllm_ssd.protocol.own_file import open_own
 
 logger = get_logger(__name__)
 
+NAMES = r"vllm-ssd-\d+-\w+"  # of any user's run directories, as a regular expression
 _SHARED_MEMORY = Path("/dev/shm")
 # Characters: the path of a unix socket has at most 107. Ray's longest path takes 68 of them below
 # the run directory. The name of the run directory ends with 8 that mkdtemp chooses.

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from vllm_ssd.lifecycle import restarts
-from vllm_ssd.lifecycle.restarts import FORGIVEN_S, PAUSE_S, Restarts
+from vllm_ssd.lifecycle.restarts import FORGIVEN_S, Restarts
 
 
 def test_starts_in_a_row_are_limited(monkeypatch):
@@ -13,10 +13,10 @@ def test_starts_in_a_row_are_limited(monkeypatch):
     one = Restarts(2)
     one.served()
     now += FORGIVEN_S - 1
-    assert one.pause() == PAUSE_S
+    assert one.again()
     now += FORGIVEN_S
-    assert one.pause() == PAUSE_S
-    assert one.pause() is one.pause() is None
+    assert one.again()
+    assert not one.again() and not one.again()
     one.served()
     now += FORGIVEN_S
-    assert [one.pause() for _ in range(3)] == [PAUSE_S, PAUSE_S, None]
+    assert [one.again() for _ in range(3)] == [True, True, False]

@@ -108,7 +108,7 @@ class _Draft:
             what = "the draft's node is lost" if self._serving else "the draft was not placed again"
             logger.error("SSD: %s (%s)", what, sentence(error))
             self._drop()
-            self._given_up = self._restarts.pause() is None
+            self._given_up = not self._restarts.again()
         return not self._given_up
 
     def stop(self) -> None:
