@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 DOCS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))
@@ -17,6 +20,26 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS, *EXAMPLES)
 @cache
 def text_of(page: str) -> str:
     return (ROOT / page).read_text()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Commands of a page (a fence of "text" is what they print)."""
+
+    page: str
+    line: int
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+BLOCKS = [
+    Block(page, token.map[0] + 1, token.content)
+    for page in PAGES
+    for token in MarkdownIt().parse(text_of(page))
+    if token.type in ("code_block", "fence") and token.info != "text"
+]
 
 
 def paragraphs(page: str) -> Iterator[str]:
@@ -36,14 +59,3 @@ def said_in_the_code() -> list[str]:
         for node in ast.walk(ast.parse(path.read_text()))
     )
     return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-
-
-def check_test_exists(test: str) -> None:
-    """test: as in "tests/unit/test_docs.py::test_links"."""
-    path, name = test.split("::")
-    functions = {
-        node.name
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert name in functions, f"{test} does not exist"

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 import pytest
 from vllm.entrypoints.cli.main import main as vllm
 
-from tests.support.pages import ROOT
-from tests.unit.test_docs import BLOCKS, Block
+from tests.support.pages import BLOCKS, PAGES, ROOT, Block, text_of
 from vllm_ssd.cli import main as vllm_ssd
 
 # Programs of others, and of the shell.
-OTHERS = set("cd docker export git hf kubectl make pip scp source".split())
+OTHERS = set("cd docker export git hf kubectl pip scp source".split())
 FILES = r"(?:-f|\s)\s*((?:docker|tests|examples|docs)/[\w./-]+)"  # in this repository
 
 
@@ -38,6 +37,7 @@ FOUND = [
     if "import" not in block.code
     for words in commands(block)
 ]
+FOUND += [["make", rule] for page in PAGES for rule in re.findall("`make ([\\w-]+)", text_of(page))]
 
 
 class Parsed(Exception):
@@ -71,5 +71,7 @@ def test_it_is_understood(words, monkeypatch):
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(Parsed):
             vllm() if program == "vllm" else vllm_ssd()
+    elif program == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.M)
     else:
         assert program in OTHERS or (ROOT / program).exists() or rest[1] == "pytest", program

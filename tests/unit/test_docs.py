@@ -1,158 +1,76 @@
-"""What README and docs tell to type: every command is run by a test, or needs more than a test has;
-options and flags exist, with the defaults that are told."""
+"""README and docs agree with the code: options, defaults, flags, messages, versions, links; and
+with the results: figures. test_doc_commands.py checks the commands."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 
 import pytest
-from markdown_it import MarkdownIt
+import yaml
+from packaging.specifiers import SpecifierSet
+from vllm.platforms import current_platform
 
-from tests.support.pages import EXAMPLES, PAGES, ROOT, check_test_exists, text_of
+import vllm_ssd
+from tests.support.pages import DOCS, PAGES, ROOT, paragraphs, said_in_the_code, text_of
+from tests.upstream.listed import FILES
 from vllm_ssd.config.default_drafts import FAMILIES
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
+from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
 from vllm_ssd.tools import stats
 from vllm_ssd.tools.check import command as check
 from vllm_ssd.tools.draft_server import command as draft
 from vllm_ssd.tools.tune import command as tune
 
-# Commands of these pages are for machines and models that no test has, or they are diagrams.
-FOR_OTHER_MACHINES = {
-    "docs/dev/architecture.md",
-    "docs/dev/benchmarks.md",
-    "docs/rocm.md",
-    *EXAMPLES,
-}
-COMMANDS = tomllib.loads((ROOT / "tests/support/documented_commands.toml").read_text())["blocks"]
-# Options whose default depends on the machine or the models: how the page begins to say it.
-_BY_MACHINE = {
-    "model": "by family",
-    "k": "15 on GPU, 7 on CPU",
-    "f": "2 on GPU, 3 on CPU",
-    "draft_device": "one the target does not use",
-    "max_wait_ms": "2000 on CPU, 100 on GPU",
-    "draft_dtype": "the target's",
-    "enable_adaptive_verification": "wherever vLLM can",
-    "draft_load_config": "the target's",
-    "max_model_len": "the shorter of both",
-    "draft_kv_cache_gib": "1 on CPU",
-    "draft_max_num_batched_tokens": "64 on CPU, 512 on GPU",
-}
+WORDS = 14000  # of all pages of docs/
+OF_EACH_PAGE = pytest.mark.parametrize("page", PAGES)
+# Quotes others' figures, too, and makes means.
+OF_MANY_SOURCES = {"docs/dev/benchmarks.md"}
+FIGURE = re.compile(r"(?<![\w.`<>=/-])\d*\.\d+(?![\w.-])")
 
 
-@dataclass(frozen=True)
-class Block:
-    """Commands of a page (a fence of "text" is what they print)."""
-
-    page: str
-    line: int
-    code: str
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-BLOCKS = [
-    Block(page, token.map[0] + 1, token.content)
-    for page in PAGES
-    for token in MarkdownIt().parse(text_of(page))
-    if token.type in ("code_block", "fence") and token.info != "text"
-]
-CHECKED_BLOCKS = [block for block in BLOCKS if block.page not in FOR_OTHER_MACHINES]
+def test_versions_are_those_of_the_code():
+    (row,) = re.findall(r"^\| \d.*$", text_of("docs/compatibility.md"), re.M)
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[1:3] == [vllm_ssd.__version__, f"`{SUPPORTED_ON_GPUS}`"]
+    assert cells[3].startswith(f"`{SUPPORTED}`")
+    assert f"## {vllm_ssd.__version__}" in text_of("CHANGELOG.md")
+    assert yaml.safe_load(text_of("CITATION.cff"))["version"] == vllm_ssd.__version__
+    assert f"badge/version-{vllm_ssd.__version__}-" in text_of("README.md")
+    (vllm,) = re.findall(r"badge/vLLM-([\d.]+)-", text_of("README.md"))
+    assert SpecifierSet(SUPPORTED_ON_GPUS).contains(f"{vllm}.0")
 
 
-@pytest.mark.parametrize("block", CHECKED_BLOCKS, ids=str)
-def test_commands_are_run_by_a_test_or_need_more(block):
-    known = [each for each in COMMANDS if block.code.startswith(each["begins"])]
-    assert known, f"{block} is not in documented_commands.toml"
-    for each in known:
-        assert each["tests"] or each["needs"]
-        for test in each["tests"]:
-            check_test_exists(f"tests/{test}")
+def test_pages_are_short():
+    """The README fits a screen or two, and all of docs/ an hour."""
+    assert len(text_of("README.md").split()) <= 700
+    assert sum(len(text_of(page).split()) for page in DOCS) <= WORDS
 
 
-def test_no_commands_are_listed_that_no_page_has():
-    for each in COMMANDS:
-        assert any(block.code.startswith(each["begins"]) for block in CHECKED_BLOCKS), each
-
-
-@cache
-def flags_of(command: str) -> set[str]:
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    for each in (stats, check, tune, draft):
-        each.add_command(commands)
-    return set(commands.choices[command]._option_string_actions)
-
-
-def test_flags_in_the_text_exist():
-    """In the tables of ``vllm-ssd tune``, and beside the name of a command."""
-    table = re.search(r"\n\| option \| default.*?\n\n", text_of("docs/tuning.md"), re.S)
-    flags = {name for row in re.findall(r"^\| (`-.*?) \|", table[0], re.M) for name in named(row)}
-    assert flags and flags <= flags_of("tune")
-    for page in PAGES:
-        for command, flag in re.findall(r"`vllm-ssd (\w+) (--[\w-]+)", text_of(page)):
-            assert flag in flags_of(command), f"{page}: {flag}"
-
-
-def named(cell: str) -> list[str]:
-    return re.findall(r"`(--?[\w-]+)", cell)
-
-
-def test_make_has_the_targets_that_are_named():
-    said = "\n".join(text_of(page) for page in PAGES)
-    targets = set(re.findall(r"^    make ([\w-]+)|`make ([\w-]+)", said, re.M))
-    rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert targets and {one or other for one, other in targets} <= rules
-
-
-def configs() -> Iterator[dict]:
-    for page in PAGES:
-        for config in re.findall(r"--speculative-config '(\{.*?\})'", text_of(page)):
-            yield json.loads(config)
-
-
-def test_every_speculative_config_in_the_docs_is_valid():
-    found = list(configs())
-    assert found
-    for config in found:
-        assert config.pop("method") == "ssd"
-        assert set(config) <= set(OPTIONS)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_options_in_the_text_exist(page):
-    """As in `"on_miss":"wait"`."""
+@OF_EACH_PAGE
+def test_options_exist(page):
+    """Those of engines' commands, and of texts such as `"on_miss":"wait"`."""
+    for config in re.findall(r"--speculative-config '(\{.*?\})'", text_of(page)):
+        assert set(json.loads(config)) <= {"method", *OPTIONS}, config
     for name in re.findall(r'`"(\w+)" ?: ?[^`]+`', text_of(page)):
-        assert name in OPTIONS or name in ("vllm_xargs", "temperature"), f"{page}: {name}"
+        assert name in {*OPTIONS, "vllm_xargs", "temperature"}, name
 
 
-def documented() -> dict[str, str]:
-    """The options of docs/options.md, with what it says of the default."""
+def test_every_option_is_documented_with_its_default():
+    """As the default, or as that of this machine. None: other options or models decide."""
     rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", text_of("docs/options.md"), re.M)
-    return {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
-
-
-def test_all_options_are_documented_and_no_others():
-    assert set(documented()) == set(OPTIONS)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_documented_defaults_are_those_of_the_config(name):
-    said = documented()[name].replace("`", "")
-    if name in _BY_MACHINE:
-        assert said.startswith(_BY_MACHINE[name])
-        return
-    default = DEFAULT_TOP_M if name == "draft_top_m" else getattr(SSDConfig(), name)
-    shown = "none" if default is None else str(default).removesuffix(".0")
-    assert said == shown.lower()
+    said = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(said) == set(OPTIONS)
+    config = SSDConfig(draft_top_m=DEFAULT_TOP_M)
+    defaults = {name: getattr(config, name) for name in OPTIONS} | {"draft_dtype": "the target's"}
+    machine = "CPU" if current_platform.is_cpu() else "GPU"
+    for name, default in defaults.items():
+        shown = str(default).removesuffix(".0").lower()
+        told = re.split(", | and ", said[name].replace("`", ""))
+        assert default is None or shown in told or f"{shown} on {machine}" in told, name
 
 
 def test_default_drafts_are_those_of_the_code():
@@ -160,3 +78,89 @@ def test_default_drafts_are_those_of_the_code():
     assert [(target.removesuffix(".x"), name) for target, name in rows] == [
         (family.name, family.draft) for family in FAMILIES
     ]
+
+
+def test_flags_exist():
+    """In the tables of ``vllm-ssd tune``, and beside the name of a command."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    for each in (stats, check, tune, draft):
+        each.add_command(commands)
+    table = re.search(r"\n\| option \| default.*?\n\n", text_of("docs/tuning.md"), re.S)
+    cells = " ".join(re.findall(r"^\| (`-.*?) \|", table[0], re.M))
+    flags = [("tune", flag) for flag in re.findall(r"`(--?[\w-]+)", cells)]
+    assert flags
+    for page in PAGES:
+        flags += re.findall(r"`vllm-ssd (\w+) (--[\w-]+)", text_of(page))
+    for command, flag in flags:
+        assert flag in commands.choices[command]._option_string_actions, f"{command} {flag}"
+
+
+def quoted() -> Iterator[str]:
+    """Refusals of compatibility.md, and the sentences in the tables of troubleshooting.md."""
+    yield from re.findall(r'\| refused\b[^|]* \| "(.*)" \|', text_of("docs/compatibility.md"))
+    for cell in re.findall(r"^\| (.*?) \|", text_of("docs/troubleshooting.md"), re.M):
+        yield from (code for code in re.findall(r"`([^`]+)`", cell) if " " in code)
+
+
+def test_messages_are_those_of_the_code():
+    """The parts between what depends on the machine."""
+    said = said_in_the_code()
+    parts = [part for text in quoted() for part in re.split(r"\.\.\.|N of N|\b\d+\b|: ", text)]
+    assert len(parts) > 50
+    for part in parts:
+        assert any(part.strip(" :") in text for text in said), part
+
+
+def test_the_tables_of_compatibility_show_why():
+    """What works has a test (its link is checked below), what is refused the sentence."""
+    page = text_of("docs/compatibility.md").partition("\n## Parallelism")[2]
+    rows = re.findall(r"^\| (?!what|-)(.*?) \| (.*?) \| (.*) \|$", page, re.M)
+    assert rows and len(rows) == len({*rows})
+    begins = {"works": ("CPU: [", "GPU: [", "unit: ["), "refused": '"', "untested": ""}
+    begins["refused by vLLM"] = "unit: ["
+    for what, state, why in rows:
+        assert why.startswith(begins[state.partition(";")[0]]), what
+
+
+def test_the_page_of_vllms_tests_has_the_files_of_the_list():
+    rows = re.findall(r"^\| `([\w/]+\.py)` \|", text_of("docs/dev/upstream-tests.md"), re.M)
+    assert rows == list(FILES)
+
+
+@OF_EACH_PAGE
+def test_links_lead_somewhere(page):
+    """To files, to their headings, and to tests by name; files in the text are there, too."""
+    for words, target in re.findall(r"\[([^\]]*)\]\(([^)]+)\)", text_of(page)):
+        path, _, anchor = target.partition("#")
+        if re.match(r"https?:", path):
+            continue
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            assert anchor in {_anchor(heading) for heading in headings}, target
+        for test in re.findall(r"^`(test_\w+)`$", words):
+            assert re.search(rf"^def {test}\(", file.read_text(), re.M), test
+    for path in re.findall(r"`(?:tests/)?((?:engine|gpu|unit|support)/[\w/]+\.py)`", text_of(page)):
+        assert (ROOT / "tests" / path).exists(), path
+    folders = "|".join(each.name for each in (ROOT / "vllm_ssd").iterdir() if each.is_dir())
+    for path in re.findall(rf"(?<![\w/])((?:{folders})/[\w/]+\.py)", text_of(page)):
+        assert (ROOT / "vllm_ssd" / path).exists(), path
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes them."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", *DOCS} - OF_MANY_SOURCES))
+def test_figures_stand_in_the_results_that_are_linked(page):
+    """Every number with a point where results are linked; and no gain is told without a source."""
+    for part in paragraphs(page):
+        linked = re.findall(r"benchmarks/results/([\w-]+\.md)", part)
+        figures = {float(figure) for figure in FIGURE.findall(re.sub(r"\]\([^)]*\)", "", part))}
+        texts = [(ROOT / "benchmarks/results" / name).read_text() for name in linked]
+        known = {float(figure) for text in texts for figure in FIGURE.findall(text)}
+        assert not linked or figures <= known, (part, figures - known)
+        gain = re.search(r"\d\.\d+ (times|x) ", part)
+        assert linked or not gain or "https://" in part, f"no source: {part}"

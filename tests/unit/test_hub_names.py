@@ -24,8 +24,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from examples import offline
 from tests.support.hub_cache import CONFIGS, commit_of
-from tests.support.pages import text_of
-from tests.unit.test_docs import CHECKED_BLOCKS, Block
+from tests.support.pages import BLOCKS, Block, text_of
 from vllm_ssd import cli
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.default_drafts import FAMILIES
@@ -43,6 +42,7 @@ MEANT = {
     "TARGET": LLAMAS[0],
     "DRAFT": LLAMAS[1],
     "ANOTHER": LLAMAS[1],
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMAS[0],
     ".models/smollm2": SMOLLM2S[0],
     ".models/draft-without-14": SMOLLM2S[1],
     "N": "2",
@@ -63,7 +63,7 @@ def commands(block: Block) -> list[list[str]]:
     return found
 
 
-BLOCKS = [block for block in CHECKED_BLOCKS if commands(block)]
+STARTING = [block for block in BLOCKS if commands(block)]
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def run(words: Sequence[str], stack: ExitStack, monkeypatch, capsys) -> None:
                 offline.main()
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("block", STARTING, ids=str)
 def test_a_documented_command_reaches_its_processes(block, monkeypatch, capsys):
     with ExitStack() as stack:
         for words in commands(block):
@@ -161,7 +161,7 @@ def test_a_documented_command_reaches_its_processes(block, monkeypatch, capsys):
 
 
 def test_the_offline_engine_of_the_readme(monkeypatch):
-    (block,) = (block for block in CHECKED_BLOCKS if "import LLM" in block.code)
+    (block,) = (block for block in BLOCKS if "import LLM" in block.code)
     monkeypatch.setattr("vllm.LLM", start_offline)
     with pytest.raises(Started):
         exec(block.code, {})
