@@ -42,13 +42,6 @@ def test_the_best_of_two_drafts_is_found(k, f):
     assert len(set(asked)) == 2 + len(KS) - 1 + len(FS) - 1
 
 
-def test_the_search_begins_near_the_defaults():
-    asked = []
-    search(["a"], [2, 10, 5], [0, 6, 1], lambda candidate: asked.append(candidate) or 1.0)
-    found = [(each.k, each.f) for each in dict.fromkeys(asked)]
-    assert found == [(5, 1), (10, 1), (2, 1), (5, 0), (5, 6)]
-
-
 def test_the_best_is_first_and_its_options_are_last():
     said = report({**MEASURED, FAILED: {}}, {"on_miss": "wait"})
     head, *rows, _, answer = said.splitlines()
