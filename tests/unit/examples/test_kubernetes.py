@@ -39,6 +39,13 @@ def pods(found: Any) -> Iterator[dict[str, Any]]:
         yield from pods(part)
 
 
+def target_of(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of the target, and its container."""
+    found = [(pod, each) for pod in pods(objects) for each in pod["spec"]["containers"]]
+    (target,) = (pair for pair in found if "args" in pair[1])
+    return target
+
+
 def commands(container: dict[str, Any]) -> list[list[str]]:
     """The words of each command: that of the image with its arguments, or those of a script. The
     target's is the last one."""
@@ -78,8 +85,7 @@ def test_kubernetes_takes_it(objects):
 def test_what_a_target_needs(objects):
     """Options that vLLM and ssd take, shared memory, pages that may be locked, models that stay,
     its GPUs, and no variables of services."""
-    (pod,) = (pod for pod in pods(objects) if "args" in pod["spec"]["containers"][0])
-    (container,) = pod["spec"]["containers"]
+    pod, container = target_of(objects)
     parser = make_arg_parser(FlexibleArgumentParser())
     args = parser.parse_args(commands(container)[-1][2:])
     config = dict(args.speculative_config)
@@ -95,20 +101,12 @@ def test_what_a_target_needs(objects):
     assert pod["spec"]["enableServiceLinks"] is False, "VLLM_SSD_PORT"
 
 
-@pytest.fixture
-def with_ray() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The cluster of KubeRay, and the target's container."""
-    found = {each["kind"]: each for each in OBJECTS["ray.yaml"]}
-    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
-    return found["RayCluster"], container
-
-
-def test_a_draft_that_ray_places(with_ray):
+def test_a_draft_that_ray_places():
     """Ray and `vllm-ssd draft` take the commands; the draft's labels are those of a group."""
     from ray.scripts.scripts import start  # it imports much
 
-    cluster, container = with_ray
-    join, drafts, *_, serve = commands(container)
+    (cluster,) = (each for each in OBJECTS["ray.yaml"] if each["kind"] == "RayCluster")
+    join, drafts, *_, serve = commands(target_of(OBJECTS["ray.yaml"])[1])
     parser = argparse.ArgumentParser()
     command.add_command(parser.add_subparsers())
     args = parser.parse_args(drafts[1:])
@@ -130,9 +128,9 @@ def test_a_draft_that_ray_places(with_ray):
         ("sleep 1.5; echo engines join it; touch $KEY; sleep 1", 0, b"engines join it\nserves\n"),
     ],
 )
-def test_a_draft_that_fails_ends_the_container(with_ray, tmp_path, draft, status, said):
+def test_a_draft_that_fails_ends_the_container(tmp_path, draft, status, said):
     """And one that loads is waited for, before the target starts."""
-    (script,) = with_ray[1]["args"]
+    (script,) = target_of(OBJECTS["ray.yaml"])[1]["args"]
     script = script.replace("/run/draft.log", str(tmp_path / "log"))
     stubs = {"ray": "exit 0", "vllm": "[ -e $KEY ] && echo serves", "vllm-ssd": draft}
     for name, body in stubs.items():
