@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from benchmarks.common.running import counters
 from tests.support.features import FEATURES, OPTIONS, run_all
 from tests.support.features.prompts import LONG, PEOPLE, QUESTION, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
+from tests.support.greedy_texts import text_answers
 from tests.support.harness import LIGHT, SSD, engine, greedy, own_run_dir, serves, wait_for
 from vllm_ssd.metrics import subtract
 
@@ -57,6 +59,17 @@ def runs(target, draft, plain) -> Iterator[Runs]:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))
         yield Runs(plain, ssd, accepted, llm)
+
+
+def test_the_target_knows_its_words(target):
+    """It is made from a file of llama.cpp's: weights, tokens, and digits that stand alone."""
+    prompt = "The capital of France is Paris. The capital of Italy is"
+    [(found, _)] = text_answers(target, [prompt], 1)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.decode(found) == " Rome"
+    tokens = "<|im_start|> hello , Ġ 2 0 2 4 Ċ <|im_end|>".split()
+    ids = tokenizer.encode("<|im_start|>hello, 2024\n<|im_end|>")
+    assert tokenizer.convert_ids_to_tokens(ids) == tokens
 
 
 @pytest.mark.parametrize("name", [*NAMES, *FEATURES])

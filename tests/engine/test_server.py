@@ -22,7 +22,11 @@ from openai import OpenAI
 from openai.types import Completion
 
 from benchmarks.common import server as serve
+from benchmarks.common.prompts import ANSWER
 from benchmarks.common.running import counters, leftovers, processes_of
+from benchmarks.serving.clients import CLIENTS
+from benchmarks.serving.clients.task import Task
+from benchmarks.serving.records import Load, Seen
 from tests.engine.conftest import ROOT
 from tests.support.chi_square import chance_of
 from tests.support.harness import (
@@ -198,25 +202,22 @@ def test_responses_say_how_requests_were_served(servers):
     assert sum(m["num_accepted_draft_tokens"] for m in said) == counted("accepted_tokens")
 
 
-def test_vllm_bench_serve_completes(servers, spoken_pair, tmp_path):
-    server = servers[0]
-    command = [
-        *serve.VLLM,
-        "bench",
-        "serve",
-        "--model",
-        spoken_pair[0],
-        "--served-model-name",
-        serve.NAME,
-    ]
-    command += ["--port", str(server.served.port), "--dataset-name", "random", "--num-prompts", "8"]
-    command += ["--random-input-len", "30", "--random-output-len", "12", "--max-concurrency", "4"]
-    command += ["--save-result", "--result-dir", str(tmp_path), "--temperature", "0"]
-    subprocess.run(command, check=True, capture_output=True, timeout=200)
-    (result,) = tmp_path.glob("*.json")
-    figures = json.loads(result.read_text())
-    assert figures["completed"] == 8
-    assert figures["total_output_tokens"] == 8 * 12
+def test_clients_of_the_benchmarks_see_the_same(servers, spoken_pair, tmp_path):
+    """`vllm bench serve`, and the benchmarks' own, whose chats go on from the server's answers."""
+
+    def measured(client: str, load: Load, prompts: list[str]) -> Seen:
+        task = Task(servers[0].served.url, spoken_pair[0], load, prompts, tmp_path)
+        return CLIENTS[client].measure(task)
+
+    seen = [measured(client, Load("d", 5, 12, 4), QUESTIONS) for client in ("vllm", "own")]
+    assert all((one.completed, one.tokens) == (5, 5 * 12) for one in seen)
+    assert seen[0].texts == seen[1].texts
+    first = QUESTIONS[0] + seen[1].texts[0] + QUESTIONS[1]
+    chat = measured("own", Load("d", 1, 12, turns=2), [ANSWER.join(QUESTIONS[:2])])
+    assert (chat.completed, chat.tokens) == (2, 2 * 12)
+    second = measured("own", Load("d", 1, 12), [first])
+    assert chat.texts == [ANSWER.join([seen[1].texts[0], second.texts[0]])]
+    assert 0 < chat.ttft.p50 <= chat.e2e.p99 < 1000 * chat.seconds
 
 
 @pytest.mark.skipif(not SGLANG.exists(), reason="no .venv-bench: run `make bench-client`")
