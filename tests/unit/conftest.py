@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -36,9 +37,12 @@ def _hub_home(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def hub(_hub_home, monkeypatch) -> None:
-    """The models of ``tests/support/hub_cache.py`` are found by their names, offline."""
+    """The models of ``tests/support/hub_cache.py`` are found by their names, offline. vLLM looks
+    twice for what is not there, and does not wait in between."""
     from huggingface_hub import constants
+    from vllm.transformers_utils import repo_utils
 
+    monkeypatch.setattr(repo_utils, "time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(_hub_home / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 

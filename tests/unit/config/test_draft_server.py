@@ -129,7 +129,7 @@ def with_code(tmp_path):
     return model, written
 
 
-def test_a_draft_server_chooses_no_code(target, serve, with_code):
+def test_a_draft_server_chooses_no_code(hub, target, serve, with_code):
     """Of a target whose own code the user trusts."""
     model, written = with_code
     trusting = copy(target)
