@@ -41,7 +41,6 @@ LONGEST = [
         "tune",
         "sampling",
         "upstream",
-        "soak",
         "hub_names",
     )
 ]

@@ -1,8 +1,9 @@
-"""Clients of one server that ask again and again, and compare what they are told."""
+"""Clients that ask again and again, and compare what they are told."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,8 +11,18 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
-from benchmarks.soak.load import Clients
-from benchmarks.soak.requests import Choice, Question, Request, difference, greedy_request
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.soak.load import Clients, Outcome
+from benchmarks.soak.requests import (
+    Choice,
+    Question,
+    Request,
+    difference,
+    greedy_request,
+    make_questions,
+)
+from tests.support.greedy_texts import greedy_texts
 from tests.support.harness import START_S, wait_for
 
 STALL_S = 60.0  # without a token, after which a request has failed; a hang lasts longer
@@ -76,3 +87,25 @@ class Load:
     async def _stream(self, request: Request, plain: Choice) -> None:
         while not (self._ended.is_set() or self.outcome.failures):
             await self._clients.follow(request, plain)
+
+
+async def soak(url: str, another: str, target: str) -> Outcome:
+    """Ask the server at `url` at random, as a soak does, until it has ended, aborted and compared
+    some. The plain texts come from `another` server; their tokens are the target's own."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    questions = make_questions(tokenizer, 0, count=8, prompt_tokens=128, tokens=32, longest=256)
+    model = AutoModelForCausalLM.from_pretrained(target).float().eval()
+    own = greedy_texts(model, [question.prompt for question in questions], 32)
+    whole = [greedy_request(*numbered) for numbered in enumerate(questions)]
+    async with Clients(another, STALL_S) as others:
+        plain = await others.ask_all(whole, 4)
+    assert [choice.tokens for choice in plain] == own
+
+    async with Clients(url, STALL_S) as clients:
+        seen = clients.outcome
+
+        def going() -> bool:
+            return seen.compared < 6 or not (seen.finished and seen.aborted)
+
+        await clients.soak(random.Random(0), questions, plain, 4, going)
+    return seen

@@ -3,6 +3,7 @@ of every kind that leave nothing behind."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.clients.task import Task
 from benchmarks.serving.records import Load, Seen
 from tests.engine.conftest import ROOT
+from tests.engine.load import soak
 from tests.support.chi_square import chance_of
 from tests.support.harness import (
     ENGINE,
@@ -218,6 +220,13 @@ def test_clients_of_the_benchmarks_see_the_same(servers, spoken_pair, tmp_path):
     second = measured("own", Load("d", 1, 12), [first])
     assert chat.texts == [ANSWER.join([seen[1].texts[0], second.texts[0]])]
     assert 0 < chat.ttft.p50 <= chat.e2e.p99 < 1000 * chat.seconds
+
+
+def test_requests_of_every_kind_at_once(servers, spoken_pair):
+    """None fails or stalls, each ends as asked, and greedy texts are the model's own."""
+    one, two = (server.served.url for server in servers)
+    outcome = asyncio.run(soak(one, two, spoken_pair[0]))
+    assert outcome.failures == outcome.differences == []
 
 
 @pytest.mark.skipif(not SGLANG.exists(), reason="no .venv-bench: run `make bench-client`")
