@@ -1,16 +1,12 @@
 """The part of vLLM's rejection sampler that is ours on CPUs."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.v1.sample import rejection_sampler
 
-from vllm_ssd.hooks.cpu_sampling import with_every_request_expanded
 from vllm_ssd.hooks.patches import Where, apply
-
-expand_batch_to_tokens = partial(with_every_request_expanded, None)
 
 
 @pytest.fixture(autouse=True)
@@ -22,22 +18,14 @@ def patched_for_a_test(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
 def test_each_request_has_its_own_value(dtype):
+    apply(Where.WORKER_ON_CPU)
+    expand_batch_to_tokens = rejection_sampler.expand_batch_to_tokens
     values = torch.tensor([0, 3, 5, 7], dtype=dtype)
     drafts = torch.tensor([2, 2, 3, 6], dtype=torch.int32)  # 2, none, 1, 3
     found = expand_batch_to_tokens(values, drafts, 6)
     assert found.dtype == dtype and found.tolist() == [0, 0, 5, 7, 7, 7]
     found = expand_batch_to_tokens(values, drafts, 6, replace_from=0, replace_to=1)
     assert found.dtype == dtype and found.tolist() == [1, 1, 5, 7, 7, 7]
-
-
-def test_the_sampler_uses_it(monkeypatch):
-    def forgetful(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
-        return None
-
-    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", forgetful)
-    apply(Where.WORKER_ON_CPU)
-    found = rejection_sampler.expand_batch_to_tokens(torch.tensor([4, 5]), torch.tensor([1, 3]), 3)
-    assert found.tolist() == [4, 5, 5]
 
 
 def test_a_step_without_drafts_has_nothing_to_constrain():
@@ -53,9 +41,3 @@ def test_a_step_without_drafts_has_nothing_to_constrain():
     logits = torch.tensor([[1.0, 2.0, 3.0]] * 2)
     found = rejection_sampler.apply_sampling_constraints(logits, torch.tensor([1, 2]), settings)
     assert found.isfinite().tolist() == [[False, False, True], [False, True, True]]
-
-
-def test_a_sampler_without_it_is_not_one_that_we_know(monkeypatch):
-    monkeypatch.delattr(rejection_sampler, "expand_batch_to_tokens")
-    with pytest.raises(RuntimeError, match="expand_batch_to_tokens is missing"):
-        apply(Where.WORKER_ON_CPU)

@@ -22,7 +22,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from tests.unit.test_structure import MODULES
-from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch, wrapper_of
+from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch, patches_of
 from vllm_ssd.hooks.runner_v2 import with_speculator
 from vllm_ssd.plugin import register
 
@@ -58,29 +58,9 @@ def function_of(patch: Patch) -> Callable[..., Any]:
     return found
 
 
-def test_every_kind_of_process_has_patches():
-    assert {patch.where for patch in PATCHES} == set(Where)
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.function)
-def test_vllm_has_the_function(patch):
-    original = inspect.unwrap(function_of(patch))
-    assert original.__name__ == patch.name.split(".")[-1]
-
-
 @pytest.mark.parametrize("where", Where)
-def test_the_functions_take_what_their_wrappers_name(where):
-    assert find_mismatch(where) is None
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.function)
-def test_the_wrapper_is_there(patch):
-    module, *_, name = patch.wrapper.split(".")
-    wrapper = wrapper_of(patch)
-    assert wrapper.__module__ == f"vllm_ssd.hooks.{module}"
-    first = next(iter(inspect.signature(wrapper).parameters))
-    assert first in (("self",) if patch.overrides else ("original", "_"))
-    assert patch.function.endswith(f".{name}") or not patch.overrides
+def test_vllms_functions_take_what_their_wrappers_name(where):
+    assert any(patches_of(where)) and find_mismatch(where) is None
 
 
 def test_every_method_that_is_overridden_is_listed():

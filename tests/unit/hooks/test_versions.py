@@ -63,23 +63,16 @@ def unpatched(monkeypatch):
 
 
 def test_an_unsupported_vllm_is_left_alone(unpatched, monkeypatch, engine_args):
-    originals = EngineArgs.create_engine_config, Executor.__init__
-    monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    register()
-    assert originals == (EngineArgs.create_engine_config, Executor.__init__)
-    with pytest.raises(RuntimeError, match="supports vLLM"):
-        engine_args({"method": "ssd"}).create_engine_config()
-
-
-def test_an_unsupported_vllm_may_pass_other_arguments(unpatched, monkeypatch, engine_args):
-    """Its engines without ssd get the config that it makes of them."""
+    """It may pass other arguments, and its engines without ssd get the config that it makes."""
 
     def later(self, target, *, parallel):
         return target, parallel
 
+    originals = EngineArgs.create_engine_config, Executor.__init__
     monkeypatch.setattr(EngineArgs, "create_speculative_config", later)
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
     register()
+    assert originals == (EngineArgs.create_engine_config, Executor.__init__)
     assert engine_args(None).create_speculative_config("a", parallel="b") == ("a", "b")
     with pytest.raises(RuntimeError, match="supports vLLM"):
         engine_args({"method": "ssd"}).create_speculative_config("a", parallel="b")
