@@ -1,11 +1,12 @@
-"""Who of a draft service dies, and when; and what must hold. With a real keeper and a real Ray; the
-draft only says that it lives."""
+"""Who of a draft service dies, and when; and what must hold for its engines, which are in this
+process. With a real keeper and a real Ray; the draft only says that it lives."""
 
 import logging
 import os
 import resource
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +17,17 @@ import pytest
 from benchmarks.common.running import leftovers, processes_of
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.loaded_draft import tiny_spec
-from tests.unit.lifecycle.test_joined_draft import said, until
+from tests.unit.lifecycle.test_joined_draft import begin, lives, said, until
 from vllm_ssd.lifecycle import launch
-from vllm_ssd.lifecycle.launch import DraftLauncher
-from vllm_ssd.lifecycle.own_ray import has_ended
+from vllm_ssd.lifecycle.joined_draft import JoinedDraft
+from vllm_ssd.lifecycle.own_ray import OTHER_RAY, has_ended
+from vllm_ssd.lifecycle.own_service import OwnService
 from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.protocol import FOR_GOOD, SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.draft_names import DraftName
+from vllm_ssd.protocol import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner, TableShape, rundir
 
 STUB = Path(__file__).with_name("without_torch")
 NAME = f"own:{os.getpid()}-deaths"
+OTHERS = [*OTHER_RAY, "VLLM_DP_MASTER_IP", "VLLM_BATCH_INVARIANT"]  # for the target only
 LOST, BACK = "SSD: the draft is lost", "SSD: the draft is back: loaded in no time"
 NOT_BACK = "SSD: the draft could not be started again"
 STAYS = "SSD: the draft was killed"
@@ -34,8 +35,9 @@ KEEPER_GONE = "SSD: the draft's keeper is gone, and the draft with it"
 NO_KEEPER = "SSD: the draft's keeper is gone; serving goes on without drafts"
 
 
-class Service:
-    """A launcher and what it has started. happens: to the first start."""
+class Group:
+    """Engines of a group, of which the first has started with the draft, and waits for nothing yet.
+    happens: to the draft's first start."""
 
     def __init__(self, folder, monkeypatch, happens="", **options):
         self._happens = folder / "happens"
@@ -43,12 +45,23 @@ class Service:
         monkeypatch.setenv("SSD_HAPPENS", str(self._happens))
         paths = [str(STUB), *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        config = engine(parallel(1), **options)
-        self.launcher = DraftLauncher(config, DraftName(NAME, None), DraftDevice([], 1, {}))
-        self.launcher.start()
+        self.engines, self.seen = [], []
+        first, *_ = self.add(**options)
+        self.engines[0].start()
+        self.launcher = first._launcher
         self.run_dir = self.launcher.run_dir
         self.draft = SpeculationTable.open(rundir.table_path(self.run_dir)).draft[0]
-        self.seen = []
+
+    def add(self, number: int = 1, **options) -> list[OwnService]:
+        """Engines that have not started yet."""
+        services = []
+        for place in range(number):
+            config = engine(parallel(1, engine=place), engines=number, **options)
+            config.speculative_config.own_draft = NAME
+            config.speculative_config.share_draft = number > 1
+            services.append(OwnService(config))
+            self.engines.append(JoinedDraft(config, services[-1]))
+        return services
 
     def happens(self, words: str):
         self._happens.write_text(words)
@@ -72,8 +85,23 @@ class Service:
     def serves(self) -> bool:
         return bool(self.draft["heartbeat"])
 
+    def begin(self):
+        """What is left of the start of all of them."""
+        first, *others = self.engines
+        with ThreadPoolExecutor() as pool:
+            begun = [pool.submit(begin, each) for each in others]
+            first.workers_started()
+            first.wait_ready()
+        for each in begun:
+            each.result()
+
     def leaves_nothing(self):
         until(lambda: not leftovers(self.run_dir, self.seen))
+
+    def end(self):
+        for each in self.engines:
+            each.begin_stop()
+        self.launcher.stop(30.0)
 
 
 @pytest.fixture
@@ -86,16 +114,18 @@ def start(tmp_path, monkeypatch):
         return replace(made, start_timeout_s=limits[0], max_restarts=limits[1], name=name)
 
     monkeypatch.setattr(launch, "make_server_spec", spec)
-    monkeypatch.setattr(platforms, "current_platform", gpus(2))
+    monkeypatch.setattr(platforms, "current_platform", gpus(3))
+    for name in OTHERS:  # as in a job of a Ray cluster, and in an engine of a group
+        monkeypatch.setenv(name, "10.1.2.3:6379")
     made = []
 
-    def start(**options) -> Service:
-        made.append(Service(tmp_path, monkeypatch, **options))
+    def start(**options) -> Group:
+        made.append(Group(tmp_path, monkeypatch, **options))
         return made[-1]
 
     yield start
     for one in made:
-        one.launcher.stop(30.0)
+        one.end()
 
 
 @pytest.fixture
@@ -111,39 +141,38 @@ def many_files():
     resource.setrlimit(files, former)
 
 
-def server(service):
-    service.server().kill()
+def server(group):
+    group.server().kill()
 
 
-def hung_server(service):
-    service.server().suspend()
+def hung_server(group):
+    group.server().suspend()
 
 
-def raylet(service):
-    service.named("raylet/raylet").kill()
+def raylet(group):
+    group.named("raylet/raylet").kill()
 
 
-def gcs(service):
-    service.named("gcs_server").kill()
+def gcs(group):
+    group.named("gcs_server").kill()
 
 
-def keeper(service):
-    service.named("vllm_ssd.lifecycle.keeper").kill()
+def keeper(group):
+    group.named("vllm_ssd.lifecycle.keeper").kill()
 
 
-def keeper_that_is_told_to_end(service):
-    service.named("vllm_ssd.lifecycle.keeper").send_signal(signal.SIGTERM)
+def keeper_that_is_told_to_end(group):
+    group.named("vllm_ssd.lifecycle.keeper").send_signal(signal.SIGTERM)
 
 
-def keeper_of_a_hung_server(service):
-    service.server().suspend()
-    keeper(service)
+def keeper_of_a_hung_server(group):
+    group.server().suspend()
+    keeper(group)
 
 
 # Who dies; what then happens; what the log says.
 DEATHS = [
     (server, "stay stay fail", [LOST, STAYS, STAYS, NOT_BACK, BACK]),
-    (hung_server, "", [LOST, BACK]),
     (raylet, "no-ray", [LOST, NOT_BACK, BACK]),
     (gcs, "", [LOST, BACK]),
     (keeper_that_is_told_to_end, "", [KEEPER_GONE, BACK]),
@@ -154,26 +183,36 @@ DEATHS = [
 def test_one_death_after_the_other(start, caplog, many_files):
     """Each time the old server has ended before another one serves, and all is as before. Nothing
     is missed once the end is expected, and a keeper that is slow to end removes the files."""
-    service = start(max_restarts=100, happens="no-ray")
-    service.launcher.wait_ready()
-    for die, happens, told in DEATHS:
-        old, before = service.server(), int(service.draft["restarts"])
-        service.happens(happens)
+    group = start(max_restarts=100, happens="no-ray", draft_device=0)
+    (one,) = group.engines
+    assert lives(one), "it comes before its target, with which it shares a GPU"
+    group.begin()
+    for number, (die, happens, told) in enumerate(DEATHS, 1):
+        old, before = group.server(), int(group.draft["restarts"])
+        group.happens(happens)
         caplog.clear()
-        die(service)
-        until(lambda: not service.serves())
+        die(group)
+        until(lambda: not group.serves())
         assert has_ended(old), die.__name__
-        until(lambda told=told: len(said(caplog)) >= len(told))
-        assert [line[: len(what)] for line, what in zip(said(caplog), told)] == told
-        until(service.serves)
-        assert service.server() != old
-        assert int(service.draft["restarts"]) > before, die.__name__
+        until(lambda number=number: one._table.draft["restarts"][0] == number and lives(one))
+        assert [line[: len(what)] for line, what in zip(said(caplog), told, strict=True)] == told
+        assert group.server() != old
+        assert int(group.draft["restarts"]) > before, die.__name__
+    assert not set(OTHERS) & set(group.server().environ())
+    # The one that follows has the memory that a sleeping engine gives back, unless it sleeps, too.
+    old = group.server()
+    hung_server(group)
+    one.sleep()
+    assert has_ended(old) and group.draft["away"] == ASLEEP and not group.serves()
+    one.wake()
+    until(lambda: lives(one))
     caplog.clear()
-    service.launcher.expect_end()
-    server(service)
-    until(lambda: not service.serves())
-    service.launcher.stop(0.0)
-    until(lambda: not service.run_dir.exists())
+    one.expect_end()
+    server(group)
+    until(lambda: not group.serves())
+    one.begin_stop()
+    group.launcher.stop(0.0)
+    until(lambda: not group.run_dir.exists())
     assert not said(caplog)
 
 
@@ -181,52 +220,77 @@ def test_one_death_after_the_other(start, caplog, many_files):
     "happens, limit_s, why",
     [
         ("fail", 600.0, "OSError: no such weights"),
-        ("no-ray no-ray", 600.0, "Ray could not be started: OSError: no port"),
         ("hang", 3.0, "was not ready within 3 s (start_timeout_s)"),
     ],
 )
 def test_a_draft_that_does_not_start(start, caplog, monkeypatch, happens, limit_s, why):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(launch, "SAY_S", 1.0)
-    service = start(happens=happens, max_restarts=1, start_timeout_s=limit_s)
+    group = start(happens=happens, max_restarts=1, start_timeout_s=limit_s)
+    (one,), seen = group.engines, []
+    stop = one.stop
+    monkeypatch.setattr(one, "stop", lambda: (seen.extend(group.processes()), stop()))
     with pytest.raises(RuntimeError) as error:
-        service.launcher.wait_ready()
+        group.begin()
     assert str(error.value).startswith("SSD: the draft could not be started: ")
     assert str(error.value).endswith(why)
     starting, *loading = [record.getMessage() for record in caplog.records]
     assert starting.startswith("SSD: starting draft ") and starting.endswith(" on GPU 1 (k=2, f=1)")
     assert all(line.startswith("SSD: still loading the draft (") for line in loading)
-    service.processes()
-    service.launcher.stop(30.0)
-    service.leaves_nothing()
+    group.leaves_nothing()
+    assert seen
+
+
+def test_a_draft_that_is_not_required_and_does_not_start(start, caplog):
+    """All engines hear of it at once, whoever starts it, and go to sleep without it."""
+    group = start(number=2, happens="no-ray no-ray", max_restarts=1, required=False)
+    group.begin()
+    joined, started = sorted(said(caplog))
+    assert "could not be joined: its draft is lost for good, and its log" in joined
+    why = "Ray could not be started: OSError: no port"
+    assert f"could not be started: {why}; serving begins without drafts" in started
+    for each in group.engines:
+        each.sleep()
+        assert not lives(each)
 
 
 def test_the_last_of_its_engines_ends_it(start, caplog):
-    """The one that started it has left before. And nothing is missed once the end is expected."""
-    service = start()
-    service.launcher.wait_ready()
-    other = OwnFiles(TableShape(1, 2, 3), TableOwner("another", draft_server=NAME))
-    service.launcher.stop(leave=True)
-    service.launcher.stop()
-    assert service.serves() and rundir.is_alive(service.run_dir)
-    service.processes()
-    other.remove()
-    service.leaves_nothing()
+    """Whoever that is. Offline, a group starts in the same processes and under the same name while
+    one of the former group has not ended, and shares its draft."""
+    group = start(number=2)
+    first, second = group.engines
+    group.begin()
+    first.stop()
+    group.add(2)
+    third, fourth = group.engines[2:]
+    begin(third)
+    second.stop()
+    begin(fourth)
+    assert lives(third) and lives(fourth) and group.draft["joined"] == 2
+    group.processes()
+    fourth.stop()
+    third.stop()
+    group.leaves_nothing()
     assert not said(caplog)
 
 
 @pytest.mark.parametrize("die, told", [(server, LOST), (keeper, NO_KEEPER)])
 def test_a_draft_that_is_lost_for_good(start, caplog, monkeypatch, die, told):
     """No engine keeps a service without a draft. The log says why before it counts as lost."""
-    service = start(max_restarts=0)
-    service.launcher.wait_ready()
+    group = start(max_restarts=0)
+    (one,) = group.engines
+    group.begin()
     say = launch.logger.error
     monkeypatch.setattr(launch.logger, "error", lambda *words: (time.sleep(0.3), say(*words)))
-    other = OwnFiles(TableShape(1, 2, 3), TableOwner("another", draft_server=NAME))
-    die(service)
-    until(lambda: service.launcher.given_up)
+    name = one._table.owner.draft_server
+    other = OwnFiles(TableShape(1, 2, 3), TableOwner("another", draft_server=name))
+    die(group)
+    until(lambda: group.launcher.given_up)
     assert [line[: len(told)] for line in said(caplog)] == [told]
-    until(lambda: die is keeper or service.draft["away"] == FOR_GOOD)
-    service.launcher.stop(leave=die is server)
-    until(lambda: not service.run_dir.exists())
+    until(lambda: die is keeper or group.draft["away"] == FOR_GOOD)
+    until(lambda: not lives(one))
+    one.sleep()
+    one.begin_stop()
+    group.launcher.stop(leave=die is server)
+    until(lambda: not group.run_dir.exists())
     other.remove()

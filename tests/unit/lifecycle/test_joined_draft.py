@@ -19,7 +19,6 @@ from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.lifecycle.service import Service
 from vllm_ssd.protocol import (
     ASLEEP,
-    FOR_GOOD,
     RELOADING,
     SpeculationTable,
     TableOwner,
@@ -51,35 +50,23 @@ NAMED = DraftName("drafts", None)
 
 class FakeService:
     """``loaded``: its draft lives. refusal: what it answers to engines that want to join. asked:
-    what it was asked, by the types of messages; slept: whether to sleep, each time it was left;
-    deaf: it takes in no messages for now."""
+    what it was asked, by the types of messages."""
 
-    def __init__(self, loaded: bool = True, refusal: str = "", pid: int = 7, named=NAMED):
-        self.files = OwnFiles(SHAPE, TableOwner(draft_server=named.name))
+    def __init__(self, loaded: bool = True, refusal: str = "", pid: int = 7):
+        self.files = OwnFiles(SHAPE, TableOwner(draft_server="drafts"))
         self._draft = SpeculationTable.open(rundir.table_path(self.files.run_dir)).draft[0]
         self._draft["pid"], self._draft["heartbeat"] = pid, loaded and time.monotonic_ns()
-        self.loaded, self.refusal, self.deaf = loaded, refusal, False
+        self.loaded, self.refusal = loaded, refusal
         self.asked: list[type] = []
-        self.slept: list[bool] = []
         self._joined: dict[str, SpeculationTable] = {}
-        self._listen()
-        publish(self.files.run_dir, named)
+        self._control = Sockets()
+        handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
+        self._control.serve(self.files.run_dir, by_type(handlers))
+        publish(self.files.run_dir, NAMED)
         self._ended = threading.Event()
         self._turn = threading.Lock()  # held during a round of its work
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
-
-    def _listen(self):
-        self._control = Sockets()
-        handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
-        self._control.serve(self.files.run_dir, by_type(handlers))
-
-    def start_another(self):
-        """In place of one that is deaf, of whose end those hear that had asked it."""
-        with self._turn:
-            self._control.close()
-            self._listen()
-            self.deaf = False
 
     def start_again(self):
         """As its keeper does it."""
@@ -108,8 +95,7 @@ class FakeService:
     def _serve(self):
         while not self._ended.wait(0.01):
             with self._turn:
-                if not self.deaf:
-                    self._control.drain()
+                self._control.drain()
                 if self.loaded:
                     joined = [table.draft[0] for table in self._joined.values()]
                     self._draft["joined"] = len(joined)
@@ -133,7 +119,6 @@ class FakeService:
 
     def _leave(self, message):
         self.asked.append(Leave)
-        self.slept.append(message.asleep)
         self._joined.pop(message.run_dir, None)
         self._draft["joined"] = len(self._joined)
         return ""
@@ -158,8 +143,7 @@ def service(monkeypatch):
 
     yield make
     for one in made:
-        if not one._ended.is_set():
-            one.end()
+        one.end()
 
 
 @pytest.fixture
@@ -226,29 +210,30 @@ def test_a_service_that_loads_is_waited_for(service, join, state, asked):
     assert lives(draft)
 
 
-@pytest.mark.parametrize("name", [True, False], ids=["refused", "not there"])
-def test_a_refusal_comes_before_the_target_is_loaded(service, join, name, caplog):
-    if name:
-        service(refusal="the table is too wide: make it narrow")
-    text = "the table is too wide: make it narrow" if name else "has no draft server 'drafts'"
-    draft = join()
+@pytest.mark.parametrize(
+    "state, why",
+    [
+        ({"refusal": "the table is too wide: make it narrow"}, "too wide: make it narrow"),
+        (None, "has no draft server 'drafts'"),
+        ({"loaded": False}, "it was not ready within 0.2 s (start_timeout_s)"),
+    ],
+    ids=["refused", "not there", "never ready"],
+)
+def test_a_refusal_is_a_sentence(service, join, state, why, caplog):
+    """It comes before the target is loaded, unless the draft may load meanwhile."""
+    if state is not None:
+        service(**state)
+    draft, optional = (join(start_timeout_s=0.2, required=required) for required in (True, False))
     with pytest.raises(RuntimeError) as error:
         draft.start()
+        assert why.startswith("it was not ready")
+        draft.wait_ready()
     assert "the draft server 'drafts' could not be joined" in one_sentence(error)
-    assert text in str(error.value) and not draft._run_dir.exists()
-    optional = join(required=False)
+    assert why in str(error.value) and not draft._run_dir.exists()
     begin(optional)
     (line,) = said(caplog)
-    assert text in line and "serving begins without drafts, as required is false" in line
+    assert why in line and "serving begins without drafts, as required is false" in line
     assert not lives(optional)
-
-
-def test_one_that_is_never_ready(service, join):
-    service(loaded=False)
-    draft = join(start_timeout_s=0.2)
-    with pytest.raises(RuntimeError, match=r"it was not ready within 0.2 s \(start_timeout_s\)"):
-        begin(draft)
-    assert not draft._run_dir.exists()
 
 
 def test_a_draft_that_is_lost_comes_back(service, join, caplog):
@@ -264,19 +249,6 @@ def test_a_draft_that_is_lost_comes_back(service, join, caplog):
     assert [lost in line for line in said(caplog)] == [True, False] * 2
     assert [back in line for line in said(caplog)] == [False, True] * 2
     assert one.asked == [Join, *[Leave, Join] * 2]
-
-
-def test_a_draft_that_ends_with_its_engine_is_not_missed(service, join, caplog):
-    one = service()
-    draft = join()
-    begin(draft)
-    draft.expect_end()
-    one.start_again()
-    until(lambda: draft._next_try == 0.0 and not lives(draft))
-    for _ in range(20):
-        assert draft._next_try == 0.0, "it tries to join"
-        time.sleep(0.02)
-    assert said(caplog) == [] and one.asked == [Join, Leave]
 
 
 def test_one_that_sleeps_is_woken_up(service, join, caplog):
@@ -339,12 +311,6 @@ def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch
     until(lambda: "is back" in said(caplog)[-1])
     (line,) = [line for line in said(caplog) if "cannot be looked after" in line]
     assert f"({type(error).__name__}: {error})" in line
-
-
-def test_one_that_is_lost_for_good_is_not_waited_for(service, join):
-    service(loaded=False).die(away=FOR_GOOD)
-    with pytest.raises(RuntimeError, match="its draft is lost for good"):
-        begin(join())
 
 
 def test_engines_are_spread_over_several_drafts(service, join, caplog):

@@ -1,16 +1,13 @@
 """How a keeper is started, and its environment."""
 
-import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.loaded_draft import tiny_spec
-from vllm_ssd.lifecycle import detached, keeper, launch
+from vllm_ssd.lifecycle import detached, launch
 from vllm_ssd.lifecycle.launch import DraftLauncher
-from vllm_ssd.lifecycle.own_ray import OTHER_RAY
 from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.lifecycle.placement import DraftDevice
 from vllm_ssd.lifecycle.server_spec import ServerSpec
@@ -59,32 +56,3 @@ def test_a_service_that_has_this_name_already(launcher):
     launcher.stop()
     assert rundir.living() == [other.run_dir]
     other.remove()
-
-
-def test_the_draft_is_of_nobodys_group(monkeypatch, tmp_path):
-    """Whatever cluster and whatever data parallelism the environment names."""
-    from vllm.config import ParallelConfig
-
-    for name in OTHER_RAY:
-        monkeypatch.setenv(name, "10.1.2.3:6379")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_RAYLET_PID", "1")
-    monkeypatch.setenv("VLLM_DP_SIZE", "2")
-    monkeypatch.setenv("VLLM_DP_RANK", "1")
-    monkeypatch.setenv("VLLM_DP_MASTER_PORT", "29500")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert ParallelConfig().data_parallel_size == 2
-    seen = {}
-
-    def run(self) -> None:
-        seen.update(os.environ, size=ParallelConfig().data_parallel_size)
-
-    spec = SimpleNamespace(run_dir=str(tmp_path), name="")
-    monkeypatch.setattr(keeper, "detach", lambda _: (None, spec))
-    monkeypatch.setattr(keeper.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(keeper.Keeper, "run", run)
-    keeper.main()
-    assert seen and not set(OTHER_RAY) & set(seen)
-    assert "VLLM_BATCH_INVARIANT" not in seen
-    assert seen["RAY_RAYLET_PID"] == str(os.getpid())
-    assert seen["size"] == 1

@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 
 def happens(*words):
@@ -20,19 +20,31 @@ def happens(*words):
     return first
 
 
+class DraftEngine:
+    requests = ()
+
+    def join(self, table):
+        from vllm_ssd.draft.served_table import ServedTable
+
+        self.tables.append(ServedTable(table))
+        return self.tables[-1]
+
+    def leave(self, served):
+        self.tables.remove(served)
+
+    def step(self):
+        return False
+
+
 class LoadedDraft:
     on_gpu = False
 
     def __init__(self, spec):
+        from vllm_ssd.draft.served_table import ServedTable
         from vllm_ssd.protocol import SpeculationTable, rundir
 
         self.table = SpeculationTable.open(rundir.table_path(Path(spec.run_dir)))
-        tell = self.table.draft[0].__setitem__
-        self.served = SimpleNamespace(
-            tell=tell,
-            ask_for_unknown=lambda: None,
-            beat=lambda: tell("heartbeat", time.monotonic_ns()),
-        )
+        self.served = ServedTable(self.table)
         self.engine = None
 
     def load(self):
@@ -41,7 +53,8 @@ class LoadedDraft:
             raise OSError("no such weights")
         while how == "hang":
             time.sleep(1)
-        self.engine = SimpleNamespace(step=lambda: False, tables=[self.served], requests=[])
+        self.engine = DraftEngine()
+        self.engine.tables = [self.served]
         return "loaded in no time"
 
     def put_away(self):
@@ -55,6 +68,7 @@ def module(name, **content):
 
 module("torch", inference_mode=nullcontext)
 module("vllm_ssd.lifecycle.quiet", hush_vllm=lambda: None)
+module("vllm_ssd.draft.engine", DraftEngine=DraftEngine)
 module("vllm_ssd.lifecycle.loaded_draft", LoadedDraft=LoadedDraft)
 
 if "vllm_ssd.lifecycle.keeper" in sys.orig_argv:
