@@ -51,6 +51,7 @@ def config(tmp_path, monkeypatch):
         use_v2_model_runner=True,
         model_config=SimpleNamespace(seed=0),
         parallel_config=SimpleNamespace(data_parallel_index=0),
+        scheduler_config=SimpleNamespace(max_num_seqs=2),
     )
 
 
@@ -73,35 +74,25 @@ def test_what_was_verified_is_counted_once(counters, config):
     assert scheduler.make_stats("k tokens of each row") is None
 
 
-def test_an_engine_without_a_table_goes_on(config):
+@pytest.mark.parametrize(
+    "changes, stats, drafts",
+    [
+        ({"table": None}, "its own", K),
+        ({"use_v2_model_runner": False}, "its own", K),  # it counts by itself
+        ({"speculative_config": None}, "its own", K),
+        ({"speculative_config": SSDConfig(k=K, draft_sample_method="greedy")}, None, 0),
+    ],
+    ids=["no table", "V1", "another method", "no files"],
+)
+def test_engines_without_draft_tokens_to_count(config, tmp_path, changes, stats, drafts):
+    """No files: there was no room for them, and drafts are not required."""
+    vars(config).update(changes)
+    if "table" not in changes:
+        SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
     scheduler = Bare(config)
-    assert scheduler.make_stats("its own") == "its own"
+    assert scheduler.make_stats("its own") == stats
     scheduler._update_after_schedule(SimpleNamespace(num_spec_tokens_to_schedule=K))
-    assert scheduler.scheduled == K
-
-
-def test_an_engine_without_files_schedules_no_drafts(config):
-    """There was no room for them, and drafts are not required."""
-    config.speculative_config.run_dir = ""
-    config.scheduler_config = SimpleNamespace(max_num_seqs=2)
-    config.model_config.get_vocab_size = lambda: 64
-    config.speculative_config.target_model_config = config.model_config
-    scheduler = Bare(config)
-    assert scheduler.make_stats("k tokens of each row") is None
-    scheduler._update_after_schedule(SimpleNamespace(num_spec_tokens_to_schedule=K))
-    assert scheduler.scheduled == 0
-
-
-def test_model_runner_v1_counts_by_itself(counters, config):
-    config.use_v2_model_runner = False
-    scheduler = Bare(config)
-    counters.verified(accepted=1, drafts=3)
-    assert scheduler.make_stats("its own") == "its own"
-
-
-def test_other_methods_are_left_alone(counters, config):
-    config.speculative_config = None
-    assert Bare(config).make_stats("its own") == "its own"
+    assert scheduler.scheduled == drafts
 
 
 ALIKE = {"on_miss": "wait", "max_wait_ms": 5000}  # all rounds are, on V1

@@ -42,7 +42,7 @@ def gpu(drafted, **changes):
     return Target("vLLM", {MOST_DRAFTS: drafted, 0: 1.0}, **changes)
 
 
-@pytest.mark.parametrize("drafted", [0.5, 0.74, 0.93, 0.99, 1.3, 3.0])
+@pytest.mark.parametrize("drafted", [0.5, 0.93, 1.3, 3.0])
 def test_hardly_slower_than_the_better_way(drafted):
     target = gpu(drafted)
     assert target.run(800)[1] > 0.9 * max(drafted, 1.0)
@@ -113,27 +113,17 @@ def said(monkeypatch):
     return lines
 
 
-def test_each_switch_is_said_with_both_speeds(said, monkeypatch):
-    target = gpu(0.5, noise=0.0)
-    monkeypatch.setattr(draft_limit.time, "monotonic", lambda: target.now)
-    target.run(2000)
-    target.rates[MOST_DRAFTS] = 2.0
-    target.run(20_000)
-    off, on = said
-    assert off == (
-        "SSD: off at about 64 requests: 64.0 tokens/s without draft tokens, 32.0 with them"
-    )
-    assert on.startswith("SSD: on at about 64 requests: ") and on.endswith(" without")
-
-
-def test_many_switches_have_few_lines_and_the_last_one_is_right(said, monkeypatch):
+def test_switches_are_said_with_both_speeds_in_few_lines(said, monkeypatch):
     target = gpu(0.5, noise=0.0)
     now = 0.0
     monkeypatch.setattr(draft_limit.time, "monotonic", lambda: now)
+    target.run(2000)
+    speeds = "64.0 tokens/s without draft tokens, 32.0 with them"
+    assert said == [f"SSD: off at about 64 requests: {speeds}"]
     for turn in range(10):
         target.rates[MOST_DRAFTS] = 0.5 if turn % 2 else 3.0
         target.run(5000)
-    assert len(said) <= 1, "no time has passed"
+    assert len(said) == 1, "no time has passed"
     now = 60.0
     target.run(1000)
     assert target.run(1000)[0][0] > 900 and said[-1].startswith("SSD: off")

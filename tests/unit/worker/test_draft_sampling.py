@@ -45,17 +45,15 @@ def engine(seed=0, index=0, draft_server=None, run_dir="/tmp/vllm-ssd-1-a"):
 
 def test_without_a_seed_no_two_requests_of_a_draft_have_the_same():
     """Engines of a group differ by their index; those of a draft server may have all options alike,
-    and generations of every engine begin with 1."""
+    and generations of every engine begin with 1. An engine with a draft of its own draws the same
+    after a restart."""
+    assert engine() == engine(run_dir="/tmp/vllm-ssd-1-b")
     engines = [engine(), engine(seed=1), engine(index=1), engine(draft_server="d")]
     engines += [engine(draft_server="d", run_dir="/tmp/vllm-ssd-1-b")]
     seeds = {
         seed_of(DraftSampling(1.0), each, generation) for each in engines for generation in (1, 2)
     }
     assert len(seeds) == 2 * len(engines)
-
-
-def test_an_engine_with_a_draft_of_its_own_draws_the_same_after_a_restart():
-    assert engine() == engine(run_dir="/tmp/vllm-ssd-1-b")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Model Runner V2's speculator over a real table, in Triton's interpreter: what the runner gets."""
 
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
 from vllm_ssd.protocol.draft_probs import pack
 from vllm_ssd.protocol.messages import Add
 from vllm_ssd.protocol.predictions import PredictionWriter
-from vllm_ssd.worker import device_client, speculator
+from vllm_ssd.worker import speculator
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.waiting import WaitPolicy
@@ -212,31 +211,3 @@ def test_a_step_before_one_without_drafts_looks_nothing_up(ranks):
     for rank in both:
         assert propose(rank, temperatures, a=3).tolist() == [[6] * K] and rank.has_proposed
     assert table.target[0]["rounds"] == 1
-
-
-class Launches:
-    """In place of a kernel: the types of what it is compiled for and launched with."""
-
-    def __init__(self):
-        self.types = []
-
-    def warmup(self, *arguments, **_):
-        self.types.append([getattr(each, "dtype", type(each)) for each in arguments])
-
-    def __getitem__(self, grid):
-        return self.warmup
-
-
-@interpreted
-def test_a_step_launches_what_was_compiled_at_the_start(ranks, monkeypatch):
-    """vLLM's ids of slots are 64 bits wide."""
-    (first, _), states, *_ = ranks
-    kernel = Launches()
-    monkeypatch.setattr(device_client, "look_up_kernel", kernel)
-    monkeypatch.setattr(device_client, "Thread", lambda target, **_: SimpleNamespace(start=target))
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    first._client.compile_kernel()
-    states[0].add(a=([1, 2], None))
-    propose(first, torch.zeros(SLOTS), a=3)
-    compiled, launched = kernel.types
-    assert compiled == launched
