@@ -56,7 +56,7 @@ def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
         assert twin.speculative_config.model == PROPOSER
 
 
-def test_other_methods_are_vllms_own(engine_args):
+def test_other_methods_are_vllms_own(engine_args, models):
     options = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     config = engine_args(dict(options)).create_engine_config().speculative_config
     assert type(config) is SpeculativeConfig
@@ -66,6 +66,12 @@ def test_other_methods_are_vllms_own(engine_args):
         engine_args(dict(options), spec_method="ssd").create_engine_config()
     with pytest.raises(ValueError, match="Unexpected keyword argument"):
         engine_args(options | {"f": 3}).create_engine_config()
+    options = {"model": models.draft, "num_speculative_tokens": 3}
+    config = engine_args(dict(options)).create_engine_config().speculative_config
+    assert type(config) is SpeculativeConfig and config.method == "draft_model"
+    for bad in ({"num_speculative_tokens": 3}, options | {"xyzzy": 1}, {"method": "ngrams"}):
+        with pytest.raises(ValidationError):
+            engine_args(bad).create_engine_config()
 
 
 @pytest.mark.parametrize(
@@ -88,15 +94,6 @@ def test_how_to_ask_for_ssd(engine_args, options, wrong):
     said = one_sentence(error)
     assert wrong in said and '"method":"ssd"' in said
     assert error.value.__suppress_context__ or error.value.__context__ is None
-
-
-def test_what_vllm_takes_or_refuses_without_a_method_is_its_own(engine_args, models):
-    options = {"model": models.draft, "num_speculative_tokens": 3}
-    config = engine_args(dict(options)).create_engine_config().speculative_config
-    assert type(config) is SpeculativeConfig and config.method == "draft_model"
-    for bad in ({"num_speculative_tokens": 3}, options | {"xyzzy": 1}, {"method": "ngrams"}):
-        with pytest.raises(ValidationError):
-            engine_args(bad).create_engine_config()
 
 
 def test_flags_are_merged(engine_args, models):

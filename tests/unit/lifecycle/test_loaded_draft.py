@@ -23,49 +23,31 @@ def write(tmp_path):
     return write
 
 
-@pytest.fixture
-def draft(tmp_path):
-    """Of the checkpoint "first"."""
-    with tiny_draft(tmp_path / "first", "sdpa") as draft:
-        yield draft
-
-
-def test_its_memory_is_given_back(write, draft):
-    first = write("first", seed=1)
-    assert draft.load().startswith("loaded in ")
-    assert predicted(draft) == first
-    model = draft.engine.model
-    held = [weakref.ref(memory) for memory in (model, *model.attention.keys)]
-    held += [weakref.ref(weights) for weights in model._model.parameters()]
-    del model
-    draft.put_away()
-    assert draft.engine is None and not any(ref() is not None for ref in held)
-    draft.load()
-    assert predicted(draft) == first
-
-
-def test_other_weights(write, draft, tmp_path):
+def test_its_memory_is_given_back_and_its_weights_may_be_others(write, tmp_path):
+    """After weights that are not its own it has those that it had."""
     first, second = write("first", seed=1), write("second", seed=2)
-    assert first != second
-    draft.load()
-    for name, said in (("second", second), ("first", first)):
-        draft.take_weights(str(tmp_path / name))
-        draft.load()
-        assert predicted(draft) == said
-
-
-@pytest.mark.parametrize(
-    "name, said",
-    [("wider", "is of another model than the draft"), ("none", "cannot be loaded from")],
-)
-def test_weights_that_are_not_the_drafts(write, draft, tmp_path, name, said):
-    """It then has its own again."""
-    first = write("first", seed=1)
     write("wider", seed=2, hidden_size=128)
-    draft.load()
-    with pytest.raises(ValueError) as error:
-        draft.take_weights(str(tmp_path / name))
-    assert said in one_sentence(error)
-    assert draft.engine is None
-    draft.load()
-    assert predicted(draft) == first
+    assert first != second
+    with tiny_draft(tmp_path / "first", "sdpa") as draft:
+        assert draft.load().startswith("loaded in ")
+        assert predicted(draft) == first
+        model = draft.engine.model
+        held = [weakref.ref(memory) for memory in (model, *model.attention.keys)]
+        held += [weakref.ref(weights) for weights in model._model.parameters()]
+        del model
+        draft.put_away()
+        assert draft.engine is None and not any(ref() is not None for ref in held)
+        for name, said in (("second", second), ("first", first)):
+            draft.take_weights(str(tmp_path / name))
+            draft.load()
+            assert predicted(draft) == said
+        for name, problem in (
+            ("wider", "is of another model than the draft"),
+            ("none", "cannot be loaded from"),
+        ):
+            with pytest.raises(ValueError) as error:
+                draft.take_weights(str(tmp_path / name))
+            assert problem in one_sentence(error)
+            assert draft.engine is None
+        draft.load()
+        assert predicted(draft) == first
