@@ -89,11 +89,10 @@ class Group:
         """What is left of the start of all of them."""
         first, *others = self.engines
         with ThreadPoolExecutor() as pool:
-            begun = [pool.submit(begin, each) for each in others]
+            begun = pool.map(begin, others)
             first.workers_started()
             first.wait_ready()
-        for each in begun:
-            each.result()
+            list(begun)
 
     def leaves_nothing(self):
         until(lambda: not leftovers(self.run_dir, self.seen))
@@ -115,6 +114,9 @@ def start(tmp_path, monkeypatch):
 
     monkeypatch.setattr(launch, "make_server_spec", spec)
     monkeypatch.setattr(platforms, "current_platform", gpus(3))
+    # Python would import from the working directory first.
+    (tmp_path / "ray.py").write_text("raise SystemExit('this is no Ray')")
+    monkeypatch.chdir(tmp_path)
     for name in OTHERS:  # as in a job of a Ray cluster, and in an engine of a group
         monkeypatch.setenv(name, "10.1.2.3:6379")
     made = []
@@ -243,7 +245,8 @@ def test_a_draft_that_does_not_start(start, caplog, monkeypatch, happens, limit_
 
 def test_a_draft_that_is_not_required_and_does_not_start(start, caplog):
     """All engines hear of it at once, whoever starts it, and go to sleep without it."""
-    group = start(number=2, happens="no-ray no-ray", max_restarts=1, required=False)
+    options = {"max_restarts": 1, "required": False, "start_timeout_s": 120.0}
+    group = start(number=2, happens="no-ray no-ray", **options)
     group.begin()
     joined, started = sorted(said(caplog))
     assert "could not be joined: its draft is lost for good, and its log" in joined

@@ -18,6 +18,12 @@ def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp
         detached.start_detached("no.module", tmp_path, {"model": object()})
 
 
+def test_paths_for_another_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = detached.absolute_paths({"PYTHONPATH": ":lib:/opt", "HF_HOME": "hf", "OTHER": "a"})
+    assert found == {"PYTHONPATH": f"{tmp_path}/lib:/opt", "HF_HOME": f"{tmp_path}/hf"}
+
+
 @pytest.mark.parametrize("half", [b"", b'{"path": "/mo'])
 def test_a_process_whose_parent_ends_before_it_has_sent_all(half):
     ours, theirs = socket.socketpair()
