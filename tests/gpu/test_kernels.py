@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 from tests.support.control_socket import Sent
 from tests.support.lookup_agreement import host_and_device_agree
-from tests.support.lookup_cases import CASES, SHAPE
+from tests.support.lookup_cases import CASES, GPU_CASES, SHAPE
 from tests.support.publishing_cases import SIZES, publishing_leaves_the_same_bytes
 from tests.support.trimmed_cases import TRIMMED_CASES
 from vllm_ssd.protocol import SpeculationTable
@@ -35,7 +35,7 @@ def shared_memory():
         yield Path(folder)
 
 
-@pytest.mark.parametrize("case", CASES + TRIMMED_CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES + GPU_CASES + TRIMMED_CASES, ids=lambda case: case.__name__)
 def test_case(case, shared_memory):
     case(shared_memory, GPU)
 

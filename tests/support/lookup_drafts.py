@@ -28,10 +28,9 @@ def publish_fallbacks_slowly(path, rounds):
             time.sleep(1e-4)
 
 
-def publish_at_random(path, rounds, bonus, hurry):
+def publish_at_random(path, rounds, bonus):
     """Replace the records by those of rounds around the target's, until the target is through.
-    Tokens are the round's number, or 100 more in a fallback. hurry: how likely the next is not for
-    the target's own round."""
+    Tokens are the round's number, or 100 more in a fallback."""
     table = SpeculationTable.open(path)
     outcomes, predictions = OutcomeReader(table), PredictionWriter(table)
     rng = random.Random(0)
@@ -39,7 +38,7 @@ def publish_at_random(path, rounds, bonus, hurry):
     newest = 0
     while newest < rounds - 1:
         _, newest = split_stamp(outcomes.newest_stamps()[0])
-        round_ = newest + (rng.randint(1, 2) if rng.random() < hurry else 0)
+        round_ = newest + (rng.randint(1, 2) if rng.random() < 0.3 else 0)
         stamp = make_stamp(1, round_)
         predictions.publish(0, stamp, [0] * branches, [bonus] * branches)
         for _ in range(table.shape.k):
