@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4265,
-    "../tests": 21540,
+    "../tests": 21100,
     "protocol": 2130,
     "draft": 5120,
     "lifecycle": 2530,

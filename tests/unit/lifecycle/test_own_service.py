@@ -14,9 +14,11 @@ from tests.support.gpu_hosts import engine, gpus, parallel
 from vllm_ssd.lifecycle import draft_device, own_service
 from vllm_ssd.lifecycle.own_service import OwnService
 from vllm_ssd.lifecycle.own_table import OwnFiles
+from vllm_ssd.lifecycle.service import Service
 from vllm_ssd.protocol import TableOwner, TableShape
 from vllm_ssd.protocol.draft_names import DraftName, publish
 from vllm_ssd.protocol.messages import DIED
+from vllm_ssd.protocol.service_state import State
 
 NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, too
 
@@ -24,7 +26,7 @@ NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, to
 class Launcher(SimpleNamespace):
     """Launches nothing."""
 
-    given_up = False
+    given_up, failure = False, ""
 
     def start(self):
         self.run_dir = Path("of the draft")
@@ -129,3 +131,19 @@ def test_the_successor_of_a_draft_that_dies_is_told_to_sleep(launchers, monkeypa
     monkeypatch.setattr(own_service, "ask", lambda *_: answers.pop(0))
     own.sleep(Path("of the engine"))
     assert not answers
+
+
+def test_why_a_draft_is_gone_may_be_heard_while_it_is_looked_for(launchers, monkeypatch):
+    """Then the next look says it, and this one says nothing."""
+    own = service()
+    own.start()
+    (launcher,) = launchers
+
+    def look(*_):
+        launcher.failure, launcher.given_up = "no luck", True
+        return [SimpleNamespace(state=State.GONE)]
+
+    monkeypatch.setattr(Service, "drafts", look)
+    assert own.drafts(Path()) == []
+    with pytest.raises(ValueError, match="no luck"):
+        own.drafts(Path())
