@@ -37,11 +37,11 @@ from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
 from vllm_ssd.metrics import TargetCounters, snapshot, subtract
-from vllm_ssd.protocol import SpeculationTable, make_stamp
-from vllm_ssd.protocol.device_publisher import DevicePublisher
-from vllm_ssd.protocol.outcomes import OutcomeWriter
-from vllm_ssd.protocol.predictions import LookupResult, PredictionReader
-from vllm_ssd.protocol.publisher import HostPublisher, Publisher
+from vllm_ssd.table import SpeculationTable, make_stamp
+from vllm_ssd.table.device_publisher import DevicePublisher
+from vllm_ssd.table.outcomes import OutcomeWriter
+from vllm_ssd.table.predictions import LookupResult, PredictionReader
+from vllm_ssd.table.publisher import HostPublisher, Publisher
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 
 COLUMNS = (

@@ -76,7 +76,7 @@ from importlib.util import find_spec
 for name in (
     "ray",
     "vllm",
-    "vllm_ssd.lifecycle.keeper",
+    "vllm_ssd.service.keeper",
     "vllm_ssd.draft.attention.triton",
     "vllm_ssd.worker.device_client",
     "benchmarks.serving.__main__",

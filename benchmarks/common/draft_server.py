@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.common.models import Model
 from vllm_ssd.config.draft_server import FLAGS
-from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.table.draft_names import find_all
 
 _LAST_WORDS = 3000
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import psutil
 
-from vllm_ssd.lifecycle.own_ray import has_ended
 from vllm_ssd.metrics import snapshot
-from vllm_ssd.protocol import SpeculationTable, is_own_draft, rundir
-from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.service.own_ray import has_ended
+from vllm_ssd.table import SpeculationTable, is_own_draft, rundir
+from vllm_ssd.table.draft_names import find_all
 
 
 def counters(run_dir: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 
 from benchmarks.standin import environment
-from vllm_ssd.lifecycle.cores import available_cores
+from vllm_ssd.service.cores import available_cores
 
 # Both would compile kernels for minutes and change nothing measurable.
 GPU_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}

@@ -39,7 +39,7 @@ from benchmarks.soak.watch import STOPPED_S, Killer, Sample, Stopper, Watch
 from benchmarks.standin import environment
 from benchmarks.standin.folders import say
 from vllm_ssd.config.draft_server import FLAGS
-from vllm_ssd.lifecycle.cores import available_cores
+from vllm_ssd.service.cores import available_cores
 
 GONE_S = 20.0  # for what a server leaves to its draft's keeper
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended

@@ -15,7 +15,7 @@ import psutil
 from benchmarks.common.running import processes_of
 from benchmarks.common.server import Server
 from vllm_ssd.metrics import snapshot
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.table import SpeculationTable, rundir
 
 STOPPED_S = 10.0
 
@@ -124,7 +124,7 @@ class Killer:
     def _harm(self, draft: psutil.Process) -> None:
         self._killed.add(draft.pid)
         there = self._watch.helpers()
-        keepers = [p for p in there if "vllm_ssd.lifecycle.keeper" in p.cmdline()]
+        keepers = [p for p in there if "vllm_ssd.service.keeper" in p.cmdline()]
         raylets = [p for p in there if p.name() == "raylet"]
         self._rng.choice([draft, *keepers[:1], *raylets[:1]]).kill()
 

@@ -124,7 +124,7 @@ class Looks:
     """SSD's counters while one request runs: of the whole answer, and of its newest look."""
 
     def __init__(self, run_dir: Path):
-        from vllm_ssd.protocol import SpeculationTable, rundir
+        from vllm_ssd.table import SpeculationTable, rundir
 
         self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
         self.begin()

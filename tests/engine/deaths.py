@@ -11,7 +11,7 @@ import psutil
 from benchmarks.common.running import alive, processes_of
 from tests.engine.load import Load
 from vllm_ssd.metrics import snapshot
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.table import SpeculationTable, rundir
 
 
 class Draft:
@@ -51,7 +51,7 @@ class Draft:
 
 def without_keeper(draft: Draft) -> None:
     """Who starts a draft again is gone."""
-    (keeper,) = draft.named("vllm_ssd.lifecycle.keeper")
+    (keeper,) = draft.named("vllm_ssd.service.keeper")
     keeper.kill()
 
 

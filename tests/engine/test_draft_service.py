@@ -19,7 +19,7 @@ from benchmarks.common.running import alive, counters, leftovers, processes_of
 from tests.engine.joined import SPECULATION, Joined, joined
 from tests.support.draft_command import BACK, LOST, NAME, Service
 from tests.support.harness import END_S, wait_for, wait_gone
-from vllm_ssd.protocol import rundir
+from vllm_ssd.table import rundir
 
 
 @pytest.fixture(scope="module")

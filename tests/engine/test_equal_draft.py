@@ -38,9 +38,9 @@ from tests.support.harness import (
     serves,
     wait_for,
 )
-from vllm_ssd.lifecycle.keeper import HANG_S
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.protocol import rundir
+from vllm_ssd.service.keeper import HANG_S
+from vllm_ssd.table import rundir
 
 PROMPTS = [[(7 * n + m**2) % 400 for m in range(5 + 9 * n)] for n in range(4)]
 K, TOKENS = 3, 48
@@ -279,7 +279,7 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(watched)
     children = psutil.Process().children(recursive=True)
     living = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     core = next(c for c in living if "EngineCore" in " ".join(c.cmdline()))
-    keeper = next(p for p in own if "vllm_ssd.lifecycle.keeper" in " ".join(p.cmdline()))
+    keeper = next(p for p in own if "vllm_ssd.service.keeper" in " ".join(p.cmdline()))
     assert len(own) > 2, "Ray and the draft server should be among them"
     files = {str(run_dir), str(rundir.table_path(run_dir))}
     for process in (core, keeper):

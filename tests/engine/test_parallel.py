@@ -16,7 +16,7 @@ from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.greedy_texts import text_answers
 from tests.support.harness import ENGINE, OWN_PROCESS, SSD, START_S, wait_for, wait_gone
 from tests.support.scraping import scrape
-from vllm_ssd.protocol import SpeculationTable, TableOwner, rundir
+from vllm_ssd.table import SpeculationTable, TableOwner, rundir
 
 
 def test_two_engines_of_one_server(spoken_pair, tmp_path, monkeypatch):

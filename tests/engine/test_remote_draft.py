@@ -18,7 +18,7 @@ from tests.support.draft_command import BACK, LOST, Service
 from tests.support.harness import END_S, wait_for, wait_gone
 from tests.support.ray_cluster import ray_cluster
 from vllm_ssd.metrics import rates
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.table import SpeculationTable, rundir
 
 CUT_S = 10.0
 

@@ -1,7 +1,7 @@
 """The draft of a server dies twice, under 16 streamed requests at all times: none fails or stalls,
 every text is the target's own, the drafts come back and hit as before, the log has one line of each
 loss and of each return, and nothing is used up. All ways to die are in
-tests/unit/lifecycle/test_deaths.py."""
+tests/unit/service/test_deaths.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.greedy_texts import tiny_answers
 from tests.support.harness import ENGINE, OWN_PROCESS, PATIENT, SSD, START_S, wait_gone
 from tests.support.scraping import scrape
 from vllm_ssd.metrics import rates, subtract
-from vllm_ssd.protocol import rundir
+from vllm_ssd.table import rundir
 
 AT_ONCE, OTHERS, TOKENS = 16, 12, 64
 ROUNDS = 100  # in which hits are counted
@@ -147,7 +147,7 @@ class Usage:
 
 def usage(server: serve.Server, draft: Draft) -> Usage:
     """What a server and its draft have in use now."""
-    lasting = [*server.processes(), *draft.named("vllm_ssd.lifecycle.keeper")]
+    lasting = [*server.processes(), *draft.named("vllm_ssd.service.keeper")]
     table = rundir.table_path(draft.run_dir)
     return Usage(
         kinds=kinds(server, draft),

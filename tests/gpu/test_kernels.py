@@ -18,8 +18,8 @@ from tests.support.lookup_agreement import host_and_device_agree
 from tests.support.lookup_cases import CASES, GPU_CASES, SHAPE
 from tests.support.publishing_cases import SIZES, publishing_leaves_the_same_bytes
 from tests.support.trimmed_cases import TRIMMED_CASES
-from vllm_ssd.protocol import SpeculationTable
-from vllm_ssd.protocol.pages import memory_of, register
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.pages import memory_of, register
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient, measure_look_ns
 from vllm_ssd.worker.lookup_kernel import look_up_kernel

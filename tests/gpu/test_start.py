@@ -21,7 +21,7 @@ from benchmarks.common.running import counters
 from tests.gpu.settings import GPUS, OPTIONS
 from tests.support.harness import engine, greedy, own_run_dir
 from tests.support.starts import make_start
-from vllm_ssd.lifecycle.placement import gpu_environment
+from vllm_ssd.service.placement import gpu_environment
 
 EAGER = {**OPTIONS, "enforce_eager": True}
 TARGETS, DRAFTS = 0, min(GPUS, 2) - 1  # with one GPU it is the target's too

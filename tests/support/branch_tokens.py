@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ssd.protocol.publisher import BranchTokens
+from vllm_ssd.table.publisher import BranchTokens
 
 
 def alike(

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from tests.support.fallbacks import publish_fallback
-from vllm_ssd.protocol import DRAFTING, GIVEN_UP, PREPARING, make_stamp
-from vllm_ssd.protocol.draft_probs import pack
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, make_stamp
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.predictions import PredictionWriter
 
 
 class Chaos:

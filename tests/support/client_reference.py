@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_ssd.protocol import DRAFTING, GIVEN_UP, LOST, make_stamp
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.predictions import PredictionReader
+from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, make_stamp
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.predictions import PredictionReader
 from vllm_ssd.worker.draft_sampling import DraftSampling
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from vllm_ssd.protocol.draft_names import CommonOptions
+from vllm_ssd.table.draft_names import CommonOptions
 
 COMMON_OPTIONS = CommonOptions("draft", None, None, 3, 2, "probabilistic", None, 1.0, None)
 

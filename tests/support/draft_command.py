@@ -16,7 +16,7 @@ from benchmarks.common.running import processes_of
 from tests.engine.deaths import Draft
 from tests.support.another_node import Node
 from tests.support.harness import END_S, START_S, wait_for
-from vllm_ssd.protocol.draft_names import find_all
+from vllm_ssd.table.draft_names import find_all
 
 NAME = f"tests-{os.getpid()}"
 LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' is back"

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vllm_ssd.protocol import FALLBACK
-from vllm_ssd.protocol.draft_probs import pack
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import FALLBACK
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.predictions import PredictionWriter
 
 
 def publish_fallback(

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.common.running import leftovers, run_dir_of
 from benchmarks.common.times import Times
-from vllm_ssd.protocol import SpeculationTable
-from vllm_ssd.protocol.rundir import table_path
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.rundir import table_path
 
 ENGINE: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 # The worker in the engine core's process, as vLLM has it by itself on one GPU. On a CPU it would be

@@ -17,11 +17,11 @@ from vllm_ssd.draft.attention.triton import TritonAttention
 from vllm_ssd.draft.fused.layers import FusedLayers
 from vllm_ssd.draft.fused.weights import LayerWeights, ModelWeights
 from vllm_ssd.draft.likeliest import likeliest_in_one_pass
-from vllm_ssd.protocol import SpeculationTable, TableShape
-from vllm_ssd.protocol.device_publisher import DevicePublisher
-from vllm_ssd.protocol.kernel_layout import KernelLayout
-from vllm_ssd.protocol.pages import device_address, memory_of, swap_kernel
-from vllm_ssd.protocol.publisher import PredictedOutcomes
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table.device_publisher import DevicePublisher
+from vllm_ssd.table.kernel_layout import KernelLayout
+from vllm_ssd.table.pages import device_address, memory_of, swap_kernel
+from vllm_ssd.table.publisher import PredictedOutcomes
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient
 from vllm_ssd.worker.lookup_kernel import look_kernel

@@ -11,9 +11,9 @@ import torch
 
 from vllm_ssd.draft.attention.registry import Backend
 from vllm_ssd.draft.spec import DraftModelSpec, DraftPolicy
-from vllm_ssd.lifecycle.loaded_draft import LoadedDraft
-from vllm_ssd.lifecycle.server_spec import ServerSpec
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.service.loaded_draft import LoadedDraft
+from vllm_ssd.service.server_spec import ServerSpec
+from vllm_ssd.table import SpeculationTable, rundir
 
 VOCAB = 300
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -15,12 +15,12 @@ import triton.language as tl
 from tests.support import interpreter
 from tests.support.control_socket import Sent
 from tests.support.lookup_drafts import publish_at_random, publish_fallbacks_slowly
-from vllm_ssd.protocol import FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.messages import Add, Remove
-from vllm_ssd.protocol.outcomes import OutcomeReader
-from vllm_ssd.protocol.pages import register
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.messages import Add, Remove
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.pages import register
+from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import lookup_kernel
 from vllm_ssd.worker.client import UNSEEN
 from vllm_ssd.worker.connection import Connection

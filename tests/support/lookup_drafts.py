@@ -5,9 +5,9 @@ import random
 import time
 
 from tests.support.fallbacks import publish_fallback
-from vllm_ssd.protocol import FALLBACK, SpeculationTable, make_stamp, split_stamp
-from vllm_ssd.protocol.outcomes import OutcomeReader
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import FALLBACK, SpeculationTable, make_stamp, split_stamp
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
 
 
 def publish_fallbacks_slowly(path, rounds):

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.device_publisher import DevicePublisher
-from vllm_ssd.protocol.pages import memory_of
-from vllm_ssd.protocol.publisher import BranchTokens, HostPublisher, PredictedOutcomes
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.device_publisher import DevicePublisher
+from vllm_ssd.table.pages import memory_of
+from vllm_ssd.table.publisher import BranchTokens, HostPublisher, PredictedOutcomes
 
 SIZES = [(0, 5), (3, 5), (4, 19)]  # top_m and branches
 

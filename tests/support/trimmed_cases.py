@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.support.lookup_cases import SAMPLED, SHAPE, K, Target
-from vllm_ssd.protocol import make_stamp
-from vllm_ssd.protocol.draft_probs import pack
-from vllm_ssd.protocol.outcomes import OutcomeReader
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import make_stamp
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker.confidence import MANY_ROWS
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner
 

@@ -11,8 +11,8 @@ from tests.support.pages import text_of
 from vllm_ssd import cli
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.metrics.report import EngineReport
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.predictions import LookupResult
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.table.predictions import LookupResult
 from vllm_ssd.tools import stats
 
 OWNER = TableOwner("the model", engine=1, pid=4321)

@@ -12,8 +12,8 @@ from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd import cli
 from vllm_ssd.config import draft_checks, target_checks
-from vllm_ssd.lifecycle.cores import available_cores
-from vllm_ssd.lifecycle.draft_device import choose_lone_device
+from vllm_ssd.service.cores import available_cores
+from vllm_ssd.service.draft_device import choose_lone_device
 from vllm_ssd.tools.draft_server import command, placed, serving
 
 LOST = "vllm-ssd draft: the draft is lost for good, see above"

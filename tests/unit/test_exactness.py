@@ -18,10 +18,10 @@ from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.vocabulary import SharedVocabulary
-from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.draft_probs import certain
-from vllm_ssd.protocol.predictions import PredictionReader
-from vllm_ssd.protocol.publisher import HostPublisher, PredictedOutcomes
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_probs import certain
+from vllm_ssd.table.predictions import PredictionReader
+from vllm_ssd.table.publisher import HostPublisher, PredictedOutcomes
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 VOCAB, K, F, SLOTS, TOKENS = 6, 3, 2, 256, 3

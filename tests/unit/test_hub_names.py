@@ -28,9 +28,9 @@ from tests.support.pages import BLOCKS, Block, text_of
 from vllm_ssd import cli
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.default_drafts import FAMILIES
-from vllm_ssd.lifecycle import launch
-from vllm_ssd.lifecycle.draft_device import choose_device
-from vllm_ssd.lifecycle.server_spec import ServerSpec, make_server_spec
+from vllm_ssd.service import launch
+from vllm_ssd.service.draft_device import choose_device
+from vllm_ssd.service.server_spec import ServerSpec, make_server_spec
 from vllm_ssd.tools.check import machine
 from vllm_ssd.tools.draft_server import command as draft
 from vllm_ssd.tools.tune import command as tune

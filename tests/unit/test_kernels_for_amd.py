@@ -37,7 +37,7 @@ else:
         trips,
     )
     from tests.support.kernel_launches import launches
-    from vllm_ssd.protocol.kernel_access import read
+    from vllm_ssd.table.kernel_access import read
 
     _MOST_SPILLS = 32  # vector registers; a few cost nothing
     # `look_up_kernel` finds twice, in four trips: stamp, numbers and outcomes, drafts, stamp again.

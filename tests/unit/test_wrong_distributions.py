@@ -9,9 +9,9 @@ from vllm.platforms import current_platform
 from vllm.v1.sample.rejection_sampler import rejection_sample
 
 from tests.support.chi_square import chance_of
-from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.draft_probs import pack
-from vllm_ssd.protocol.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
 from vllm_ssd.worker.dense_probs import dense
 
 SLOTS, VOCAB, LISTED = 4096, 6, 4

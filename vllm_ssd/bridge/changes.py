@@ -11,8 +11,8 @@ from typing import Annotated, Union
 
 import msgspec
 
-from vllm_ssd.protocol.messages import UNREADABLE, Add, Remove, Slot
-from vllm_ssd.protocol.schema import VERSION as TABLE_VERSION
+from vllm_ssd.table.messages import UNREADABLE, Add, Remove, Slot
+from vllm_ssd.table.schema import VERSION as TABLE_VERSION
 
 # Of these structs and of the speculation table. Both ends must have the same.
 VERSIONS = [8, TABLE_VERSION]

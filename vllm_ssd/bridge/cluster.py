@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 
-from vllm_ssd.lifecycle.own_ray import sentence
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import rundir
+from vllm_ssd.service.own_ray import sentence
+from vllm_ssd.table import rundir
 
 logger = get_logger(__name__)
 

@@ -13,8 +13,8 @@ import msgspec
 
 from vllm_ssd.bridge.changes import VERSIONS
 from vllm_ssd.bridge.cluster import connect, find_sites
-from vllm_ssd.lifecycle.own_ray import sentence
-from vllm_ssd.protocol.draft_names import CommonOptions
+from vllm_ssd.service.own_ray import sentence
+from vllm_ssd.table.draft_names import CommonOptions
 
 REACH_S = 80.0  # timeout of the whole
 ANSWER_S = 20.0  # timeout of the service's answer

@@ -12,8 +12,8 @@ import numpy as np
 
 from vllm_ssd.bridge.changes import Changed, Malformed, Plan
 from vllm_ssd.bridge.records import Outcome, Prediction, Record, Side, State
-from vllm_ssd.protocol import SpeculationTable
-from vllm_ssd.protocol.messages import Add, Remove
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.messages import Add, Remove
 
 # A change names a kind by its index here. Changes are sent in this order.
 KINDS: tuple[type[Record], ...] = (Outcome, State, Prediction)

@@ -35,11 +35,11 @@ from vllm_ssd.bridge.records import Side
 from vllm_ssd.bridge.session import ANSWER_S, LOOK_S
 from vllm_ssd.bridge.site import Status
 from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.lifecycle.detached import detach, is_closed, say
-from vllm_ssd.lifecycle.own_table import OwnFiles
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.messages import (
+from vllm_ssd.service.detached import detach, is_closed, say
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.table.messages import (
     LINK_LOST,
     NOT_ITS_OWN,
     Add,
@@ -49,7 +49,7 @@ from vllm_ssd.protocol.messages import (
     Request,
     Wake,
 )
-from vllm_ssd.protocol.sockets import Answer, Sockets, by_type
+from vllm_ssd.table.sockets import Answer, Sockets, by_type
 
 logger = get_logger(__name__)
 

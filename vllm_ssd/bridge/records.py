@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_ssd.bridge.changes import Changed, Malformed
-from vllm_ssd.protocol import LOST, SpeculationTable
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
-from vllm_ssd.protocol.schema import parity
+from vllm_ssd.table import LOST, SpeculationTable
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
+from vllm_ssd.table.schema import parity
 
 _32 = np.uint64(32)  # bits of a stamp's round; its generation is above them
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_ssd.bridge.near import NearSpec
-from vllm_ssd.lifecycle.detached import is_closed, start_detached, words
-from vllm_ssd.lifecycle.own_table import table_shape
-from vllm_ssd.lifecycle.service import FoundDraft, Service
+from vllm_ssd.service.detached import is_closed, start_detached, words
+from vllm_ssd.service.own_table import table_shape
+from vllm_ssd.service.service import FoundDraft, Service
 
 BRIDGE = "vllm_ssd.bridge.near"
 START_S, STOP_S = 60.0, 3.0  # timeouts for its start, in which it connects to Ray, and for its end

@@ -11,10 +11,10 @@ from pathlib import Path
 from vllm_ssd.bridge.changes import Change, Changed, Plan
 from vllm_ssd.bridge.mirror import Mirror, read_status
 from vllm_ssd.bridge.records import Side
-from vllm_ssd.lifecycle.joined_draft import PUT_AWAY_S
-from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.protocol import TableOwner, TableShape
-from vllm_ssd.protocol.messages import NO_ANSWER, ControlClient, Join, Leave, ask, endpoint
+from vllm_ssd.service.joined_draft import PUT_AWAY_S
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.table import TableOwner, TableShape
+from vllm_ssd.table.messages import NO_ANSWER, ControlClient, Join, Leave, ask, endpoint
 
 ANSWER_S = 2.5  # timeout for the draft server to join or leave an engine
 HOLD_S = 0.1  # for which ``pull`` waits for changes, and between two reports of the state

@@ -13,10 +13,10 @@ from vllm_ssd.bridge.changes import VERSIONS, decode, encode
 from vllm_ssd.bridge.mirror import read_status
 from vllm_ssd.bridge.session import ANSWER_S, Session
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.protocol.draft_names import CommonOptions
-from vllm_ssd.protocol.heartbeat import draft_lives
-from vllm_ssd.protocol.messages import NOT_LOADED, Wake, ask
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.table.draft_names import CommonOptions
+from vllm_ssd.table.heartbeat import draft_lives
+from vllm_ssd.table.messages import NOT_LOADED, Wake, ask
 
 logger = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from vllm.transformers_utils.repo_utils import resolve_revision
 
 from vllm_ssd.bridge.finding import described
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.lifecycle.server_spec import absolute, plain
-from vllm_ssd.protocol.draft_names import NAME, CommonOptions, DraftName, find
+from vllm_ssd.service.server_spec import absolute, plain
+from vllm_ssd.table.draft_names import NAME, CommonOptions, DraftName, find
 
 # Options that a draft server fixes for all its engines. Engines may leave them out.
 COMMON = CommonOptions.__struct_fields__

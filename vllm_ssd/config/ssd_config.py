@@ -145,7 +145,7 @@ class SSDConfig(SpeculativeConfig):
     """Whether the user named the model to this engine, with its revisions, or a draft server did.
     Set with the config."""
     run_dir: str = ""
-    """The engine's private directory (``protocol/rundir.py``); set when the draft is launched."""
+    """The engine's private directory (``table/rundir.py``); set when the draft is launched."""
     run_dirs: dict[int, str] = Field(default_factory=dict)
     """In a frontend: run directories of its engines, by their index in the data parallel group."""
     engines: int = 1

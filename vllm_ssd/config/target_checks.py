@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from vllm_ssd.lifecycle.cores import available_cores, parse_cores
-from vllm_ssd.lifecycle.placement import device_names, named_gpus, place_draft
+from vllm_ssd.service.cores import available_cores, parse_cores
+from vllm_ssd.service.placement import device_names, named_gpus, place_draft
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig, VllmConfig

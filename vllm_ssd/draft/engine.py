@@ -35,8 +35,8 @@ from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import SpeculationTable, TableShape
-from vllm_ssd.protocol.publisher import Publisher
+from vllm_ssd.table import SpeculationTable, TableShape
+from vllm_ssd.table.publisher import Publisher
 
 # Seconds. For so long after a piece of work, the target may still decide on the tokens that the
 # piece published.

@@ -19,7 +19,7 @@ from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.running_batch import RunningBatch
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import FALLBACK
+from vllm_ssd.table import FALLBACK
 
 
 class Executor:

@@ -12,7 +12,7 @@ from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import LOST, split_stamp
+from vllm_ssd.table import LOST, split_stamp
 
 
 class Intake:

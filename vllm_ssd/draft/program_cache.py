@@ -14,7 +14,7 @@ from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
 from vllm_ssd.draft.programs import Fallbacks, Feed, Grow, Predict
 from vllm_ssd.draft.spec import TOKENS_IN_A_READ, DraftPolicy
-from vllm_ssd.protocol.publisher import Publisher
+from vllm_ssd.table.publisher import Publisher
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together

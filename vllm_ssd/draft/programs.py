@@ -24,7 +24,7 @@ from vllm_ssd.draft.inputs import Inputs, fill_rows
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol.publisher import BranchTokens, PredictedOutcomes, Publisher
+from vllm_ssd.table.publisher import BranchTokens, PredictedOutcomes, Publisher
 
 
 class Prediction(NamedTuple):

@@ -15,7 +15,7 @@ from vllm_ssd.draft.kv_blocks import BlockTable
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.programs import Prediction
 from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.protocol import make_stamp
+from vllm_ssd.table import make_stamp
 
 
 class Seen(NamedTuple):

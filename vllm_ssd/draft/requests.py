@@ -11,7 +11,7 @@ from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import DRAFTING, GIVEN_UP, PREPARING
+from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING
 
 
 class DraftRequests:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol.draft_probs import pack
+from vllm_ssd.table.draft_probs import pack
 
 
 class Sampler:

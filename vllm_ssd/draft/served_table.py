@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.protocol import LOST, SpeculationTable
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.outcomes import OutcomeReader
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import LOST, SpeculationTable
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.outcomes import OutcomeReader
+from vllm_ssd.table.predictions import PredictionWriter
 
 
 class ServedTable:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_ssd.draft.attention.registry import Backend
-from vllm_ssd.protocol import TableShape
+from vllm_ssd.table import TableShape
 
 # A step of a GPU that computes fewer tokens takes as long as reading the weights.
 TOKENS_IN_A_READ = 256

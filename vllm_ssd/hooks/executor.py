@@ -17,8 +17,8 @@ from vllm_ssd.log import get_logger
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from vllm_ssd.lifecycle.joined_draft import JoinedDraft
-    from vllm_ssd.lifecycle.service import Service
+    from vllm_ssd.service.joined_draft import JoinedDraft
+    from vllm_ssd.service.service import Service
 
 logger = get_logger(__name__)
 
@@ -30,8 +30,8 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     if not uses_ssd(vllm_config):
         original(self, vllm_config)
         return
-    from vllm_ssd.lifecycle.joined_draft import JoinedDraft
-    from vllm_ssd.lifecycle.own_table import NoRoom
+    from vllm_ssd.service.joined_draft import JoinedDraft
+    from vllm_ssd.service.own_table import NoRoom
 
     apply(Where.WITH_SSD)
     executor: Any = self
@@ -78,14 +78,14 @@ def _service(vllm_config: VllmConfig) -> Service:
     """The draft service that an engine with this config uses."""
     config: Any = vllm_config.speculative_config
     if config.draft_server is None:
-        from vllm_ssd.lifecycle.own_service import OwnService
+        from vllm_ssd.service.own_service import OwnService
 
         return OwnService(vllm_config)
     if config.ray_address is not None:  # it is on another node
         from vllm_ssd.bridge.remote_service import RemoteService
 
         return RemoteService(vllm_config)
-    from vllm_ssd.lifecycle.service import Service
+    from vllm_ssd.service.service import Service
 
     return Service(vllm_config)
 

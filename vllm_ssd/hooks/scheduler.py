@@ -28,7 +28,7 @@ from vllm_ssd.worker.draft_limit import most_that_fit
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
-    from vllm_ssd.protocol import SpeculationTable
+    from vllm_ssd.table import SpeculationTable
 
 logger = get_logger(__name__)
 
@@ -43,7 +43,7 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
     give_own_seeds(self)
     if not config.use_v2_model_runner:
         return
-    from vllm_ssd.lifecycle.own_table import open_table
+    from vllm_ssd.service.own_table import open_table
 
     scheduler: Any = self
     try:

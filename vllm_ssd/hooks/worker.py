@@ -56,7 +56,7 @@ class OwnWorker(WorkerBase):
         """Make the draft use the weights of a checkpoint of its own model; return when it has read
         them. ``ValueError`` with a sentence if that fails. After a later sleep, the draft reads
         them again."""
-        from vllm_ssd.protocol.messages import Reload, ask
+        from vllm_ssd.table.messages import Reload, ask
 
         checkpoint = Path(path).absolute()
         if not (checkpoint / "config.json").is_file():
@@ -87,10 +87,10 @@ def _run_dir_of_draft(vllm_config: VllmConfig) -> Path:
     """Return the draft's run directory; ``ValueError`` with a sentence if it takes no weights."""
     import psutil
 
-    from vllm_ssd.lifecycle.own_table import draft_name
-    from vllm_ssd.protocol import SpeculationTable, rundir
-    from vllm_ssd.protocol.draft_names import find
-    from vllm_ssd.protocol.messages import NOT_ITS_OWN
+    from vllm_ssd.service.own_table import draft_name
+    from vllm_ssd.table import SpeculationTable, rundir
+    from vllm_ssd.table.draft_names import find
+    from vllm_ssd.table.messages import NOT_ITS_OWN
 
     config: Any = vllm_config.speculative_config
     if config.draft_server is not None:
@@ -107,7 +107,7 @@ def _speaks_for_all(vllm_config: VllmConfig) -> bool:
     of a group together, and the draft needs one message."""
     from vllm.distributed.parallel_state import get_tp_group
 
-    from vllm_ssd.lifecycle.placement import engine_index
+    from vllm_ssd.service.placement import engine_index
 
     config: Any = vllm_config.speculative_config
     shared = config.share_draft and engine_index(vllm_config.parallel_config) > 0

@@ -6,9 +6,9 @@ import time
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.figures import describe, snapshot, subtract
-from vllm_ssd.protocol import SpeculationTable
-from vllm_ssd.protocol.predictions import LookupResult
-from vllm_ssd.protocol.schema import SHORTEST_WAIT_US, WAIT_COUNTERS
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.predictions import LookupResult
+from vllm_ssd.table.schema import SHORTEST_WAIT_US, WAIT_COUNTERS
 
 logger = get_logger(__name__)
 

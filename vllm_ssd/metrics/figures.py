@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_ssd.metrics.catalog import WORK
-from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.table import SpeculationTable
 
 _GAUGES = (
     *("started_s", "heartbeat", "pid", "live", "blocks", "free_blocks", "joined", "away"),

@@ -18,8 +18,8 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.metrics.catalog import METRICS, Metric
 from vllm_ssd.metrics.figures import total
 from vllm_ssd.metrics.report import EngineReport
-from vllm_ssd.protocol import SpeculationTable, rundir
-from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
+from vllm_ssd.table import SpeculationTable, rundir
+from vllm_ssd.table.schema import SHORTEST_WAIT_US
 
 logger = get_logger(__name__)
 

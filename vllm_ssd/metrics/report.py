@@ -10,9 +10,9 @@ from typing import Any
 
 from vllm_ssd.metrics.catalog import ROWS, WORK
 from vllm_ssd.metrics.figures import rates, snapshot, subtract
-from vllm_ssd.protocol import SpeculationTable, TableOwner
-from vllm_ssd.protocol.heartbeat import heartbeat_age_s
-from vllm_ssd.protocol.service_state import State, state_of
+from vllm_ssd.table import SpeculationTable, TableOwner
+from vllm_ssd.table.heartbeat import heartbeat_age_s
+from vllm_ssd.table.service_state import State, state_of
 
 _STATES = {
     State.LOADING: "loading",

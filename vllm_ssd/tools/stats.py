@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from vllm_ssd.metrics.report import EngineReport
-from vllm_ssd.protocol import SpeculationTable, rundir
+from vllm_ssd.table import SpeculationTable, rundir
 
 NOBODY = "no engine with method ssd is running under this user"
 

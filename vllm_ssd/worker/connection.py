@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.lifecycle.own_table import open_table
-from vllm_ssd.protocol import SpeculationTable
-from vllm_ssd.protocol.messages import ControlClient, endpoint
+from vllm_ssd.service.own_table import open_table
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.messages import ControlClient, endpoint
 from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.waiting import WaitPolicy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ssd.protocol.schema import SHORTEST_WAIT_US
+from vllm_ssd.table.schema import SHORTEST_WAIT_US
 
 _SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ssd.protocol.draft_probs import unpack
+from vllm_ssd.table.draft_probs import unpack
 
 
 def dense(draft_probs: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda, is_hip
 
-from vllm_ssd.protocol.draft_probs_kernels import move_probs, store_certain
-from vllm_ssd.protocol.outcome_kernels import confirm, publish
-from vllm_ssd.protocol.prediction_kernels import find, is_hopeless, read_head, read_newest
+from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
+from vllm_ssd.table.outcome_kernels import confirm, publish
+from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_head, read_newest
 from vllm_ssd.worker.confidence_kernels import DRAFTED, GUESSED, LEFT_OVER, grade, weigh
 from vllm_ssd.worker.counter_kernels import count_wait
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary

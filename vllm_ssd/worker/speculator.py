@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from vllm_ssd.protocol.pages import REMEDY, register
+from vllm_ssd.table.pages import REMEDY, register
 from vllm_ssd.worker.connection import connect
 from vllm_ssd.worker.dense_probs import DraftLogits
 from vllm_ssd.worker.device_client import DeviceClient

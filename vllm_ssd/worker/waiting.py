@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.protocol import SpeculationTable
+from vllm_ssd.table import SpeculationTable
 from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits, Limits
 
 logger = get_logger(__name__)

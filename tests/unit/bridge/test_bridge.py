@@ -18,15 +18,15 @@ from tests.support.common_options import COMMON_OPTIONS
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, Reference, Target
-from tests.unit.lifecycle.test_served_engine import Engine, Running, until
+from tests.unit.service.test_served_engine import Engine, Running, until
 from vllm_ssd.bridge import finding, near, site
 from vllm_ssd.bridge.changes import Plan, encode
 from vllm_ssd.bridge.near import Near, NearSpec
 from vllm_ssd.bridge.site import Site
-from vllm_ssd.protocol import ASLEEP, SpeculationTable, TableShape, rundir
-from vllm_ssd.protocol.heartbeat import draft_lives
-from vllm_ssd.protocol.messages import Join, Leave, Reload, Remove, Wake, ask
-from vllm_ssd.protocol.sockets import Sockets
+from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape, rundir
+from vllm_ssd.table.heartbeat import draft_lives
+from vllm_ssd.table.messages import Join, Leave, Reload, Remove, Wake, ask
+from vllm_ssd.table.sockets import Sockets
 from vllm_ssd.worker.client import SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.waiting import WaitPolicy

@@ -8,11 +8,11 @@ from vllm_ssd.bridge import records
 from vllm_ssd.bridge.changes import Changed, Malformed, Plan
 from vllm_ssd.bridge.mirror import KINDS, LONGEST_TEXT, Mirror, read_status, show_status
 from vllm_ssd.bridge.records import Outcome, Prediction, Side, State, pack
-from vllm_ssd.protocol import DRAFTING, FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.messages import Add, Remove
-from vllm_ssd.protocol.outcomes import OutcomeReader, OutcomeWriter
-from vllm_ssd.protocol.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table import DRAFTING, FALLBACK, LOST, SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.messages import Add, Remove
+from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
+from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
 
 VOCAB = 400
 GENERATION = 5

@@ -13,9 +13,9 @@ from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from vllm_ssd.config import draft_server
 from vllm_ssd.config.options import OPTIONS, make_ssd_config
-from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.protocol import TableOwner, TableShape
-from vllm_ssd.protocol.draft_names import publish
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.table import TableOwner, TableShape
+from vllm_ssd.table.draft_names import publish
 
 
 @pytest.fixture

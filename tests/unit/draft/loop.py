@@ -11,12 +11,12 @@ from functools import partial
 import torch
 
 from vllm_ssd.draft.engine import DraftEngine
-from vllm_ssd.protocol import SpeculationTable
-from vllm_ssd.protocol.draft_states import DraftStates
-from vllm_ssd.protocol.messages import Add, Remove
-from vllm_ssd.protocol.outcomes import OutcomeWriter
-from vllm_ssd.protocol.predictions import PredictionReader
-from vllm_ssd.protocol.publisher import HostPublisher
+from vllm_ssd.table import SpeculationTable
+from vllm_ssd.table.draft_states import DraftStates
+from vllm_ssd.table.messages import Add, Remove
+from vllm_ssd.table.outcomes import OutcomeWriter
+from vllm_ssd.table.predictions import PredictionReader
+from vllm_ssd.table.publisher import HostPublisher
 from vllm_ssd.worker.client import Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.waiting import WaitPolicy

@@ -18,7 +18,7 @@ from tests.unit.draft.test_several_tables import predictions as written
 from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import make_stamp
+from vllm_ssd.table import make_stamp
 from vllm_ssd.worker import client
 from vllm_ssd.worker.client import Row
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling

@@ -2,7 +2,7 @@
 
 from tests.unit.draft.loop import PROMPT, Loop
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import DRAFTING, LOST, PREPARING
+from vllm_ssd.table import DRAFTING, LOST, PREPARING
 
 
 def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference):

@@ -6,7 +6,7 @@ import torch
 from tests.unit.draft.loop import MAX_LEN, PROMPT, Loop, Target
 from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import DRAFTING, GIVEN_UP, PREPARING, make_stamp
+from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, make_stamp
 from vllm_ssd.worker import client
 from vllm_ssd.worker.client import Row
 

@@ -5,8 +5,8 @@ import torch
 
 from tests.unit.draft.loop import PROMPT, Loop
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import make_stamp
-from vllm_ssd.protocol.draft_probs import unpack
+from vllm_ssd.table import make_stamp
+from vllm_ssd.table.draft_probs import unpack
 from vllm_ssd.worker.draft_sampling import DraftSampling
 
 

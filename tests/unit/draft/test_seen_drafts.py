@@ -8,8 +8,8 @@ import pytest
 from tests.unit.draft.loop import PROMPT, Loop
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import make_stamp
-from vllm_ssd.protocol.schema import parity
+from vllm_ssd.table import make_stamp
+from vllm_ssd.table.schema import parity
 
 K = 4
 POLICY = DraftPolicy(K, 2, True, chunk=16)

@@ -11,7 +11,7 @@ from tests.support.sentences import one_sentence
 from tests.unit.draft.loop import PROMPT, SLOTS, Loop, make_engine
 from vllm_ssd.draft import engine as draft_engine
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.protocol import DRAFTING, PREPARING, SpeculationTable, make_stamp
+from vllm_ssd.table import DRAFTING, PREPARING, SpeculationTable, make_stamp
 
 K = 3
 POLICY = DraftPolicy(K, 2, True, chunk=16)

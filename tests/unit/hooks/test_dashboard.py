@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
-from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
+from vllm_ssd.table import SpeculationTable, TableShape, rundir
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"

@@ -50,7 +50,7 @@ def make(engine_args, models, monkeypatch):
         events = []
         monkeypatch.setattr(Target, "events", events, raising=False)
         module = SimpleNamespace(JoinedDraft=lambda *_: Draft(events, fails_in))
-        monkeypatch.setitem(sys.modules, "vllm_ssd.lifecycle.joined_draft", module)
+        monkeypatch.setitem(sys.modules, "vllm_ssd.service.joined_draft", module)
         config = engine_args({"method": "ssd", "model": models.draft}).create_engine_config()
         return Target(config)
 

@@ -12,7 +12,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.metrics import with_run_dir_heard, with_run_dir_told, with_ssd_metrics
-from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
+from vllm_ssd.table import SpeculationTable, TableShape, rundir
 
 
 @pytest.mark.parametrize("speculation", [None, SSDConfig(k=2, run_dir="/tmp/a")])

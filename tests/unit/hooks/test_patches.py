@@ -172,7 +172,7 @@ def register_with_broken_modules(target: str, draft: str) -> None:
     register()
     needed = {name for name in sys.modules if name.startswith("vllm_ssd.")}
     others = set(MODULES) - needed - {"vllm_ssd"}
-    assert {"vllm_ssd.config.ssd_config", "vllm_ssd.protocol.rundir"} < others
+    assert {"vllm_ssd.config.ssd_config", "vllm_ssd.table.rundir"} < others
     Broken(sorted(others), ImportError("broken"))
     for config in other_methods_work(target):
         Target(config)

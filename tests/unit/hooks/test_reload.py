@@ -10,8 +10,8 @@ from vllm.distributed import parallel_state
 from tests.support.gpu_hosts import parallel
 from tests.support.sentences import one_sentence
 from vllm_ssd.hooks.worker import OwnWorker
-from vllm_ssd.protocol import SpeculationTable, TableShape, draft_names, messages, rundir
-from vllm_ssd.protocol.messages import Reload
+from vllm_ssd.table import SpeculationTable, TableShape, draft_names, messages, rundir
+from vllm_ssd.table.messages import Reload
 
 
 @pytest.fixture

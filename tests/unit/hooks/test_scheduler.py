@@ -18,7 +18,7 @@ from vllm_ssd.hooks.patches import put_before, wrapped
 from vllm_ssd.hooks.scheduler import with_own_class
 from vllm_ssd.hooks.worker import OwnWorker
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
+from vllm_ssd.table import SpeculationTable, TableShape, rundir
 from vllm_ssd.worker.draft_limit import DraftLimits
 
 

@@ -10,8 +10,8 @@ from tests.support.scraping import values
 from vllm_ssd.metrics import TargetCounters, describe, rates, snapshot
 from vllm_ssd.metrics import counters as target_counters
 from vllm_ssd.metrics.prometheus import SpeculationCollector
-from vllm_ssd.protocol import SpeculationTable, TableShape, rundir
-from vllm_ssd.protocol.predictions import LookupResult
+from vllm_ssd.table import SpeculationTable, TableShape, rundir
+from vllm_ssd.table.predictions import LookupResult
 
 
 @pytest.fixture

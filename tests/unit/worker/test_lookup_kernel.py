@@ -17,8 +17,8 @@ if interpreter.HERE:
     from tests.support.lookup_agreement import host_and_device_agree
     from tests.support.lookup_cases import CASES, SAMPLED, TOP_M, Target, beat
     from tests.support.trimmed_cases import TRIMMED_CASES
-    from vllm_ssd.protocol import draft_probs_kernels, make_stamp, prediction_kernels
-    from vllm_ssd.protocol.predictions import PredictionWriter
+    from vllm_ssd.table import draft_probs_kernels, make_stamp, prediction_kernels
+    from vllm_ssd.table.predictions import PredictionWriter
     from vllm_ssd.worker import lookup_kernel
 
     CPU = torch.device("cpu")

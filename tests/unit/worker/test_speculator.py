@@ -13,10 +13,10 @@ from tests.support import interpreter
 from tests.support.fallbacks import publish_fallback
 from vllm_ssd.hooks import runner_v2
 from vllm_ssd.hooks.patches import wrapped
-from vllm_ssd.protocol import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.protocol.draft_probs import pack
-from vllm_ssd.protocol.messages import Add
-from vllm_ssd.protocol.predictions import PredictionWriter
+from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
+from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.messages import Add
+from vllm_ssd.table.predictions import PredictionWriter
 from vllm_ssd.worker import speculator
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.device_client import DeviceClient

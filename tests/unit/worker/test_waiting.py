@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_ssd.protocol import SpeculationTable, TableShape
+from vllm_ssd.table import SpeculationTable, TableShape
 from vllm_ssd.worker.draft_limit import MOST_DRAFTS
 from vllm_ssd.worker.waiting import WaitPlan, WaitPlanner, WaitPolicy
 

@@ -24,11 +24,11 @@ from vllm_ssd.draft.attention.registry import Backend, head_size
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
 from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
-from vllm_ssd.lifecycle.draft_device import choose_device
-from vllm_ssd.lifecycle.own_table import table_shape
-from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.lifecycle.server_spec import make_server_spec
-from vllm_ssd.protocol import TableShape
+from vllm_ssd.service.draft_device import choose_device
+from vllm_ssd.service.own_table import table_shape
+from vllm_ssd.service.placement import DraftDevice
+from vllm_ssd.service.server_spec import make_server_spec
+from vllm_ssd.table import TableShape
 from vllm_ssd.tools.check.findings import GIB, Finding, gib, say_wait
 
 _SMALL = 1 / 4  # of the target's size; larger drafts get a note

@@ -19,10 +19,10 @@ from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
 from vllm_ssd.draft.attention.self_test import find_fault
 from vllm_ssd.draft.model import BLOCK_SIZE
-from vllm_ssd.lifecycle.cores import available_cores, split_cores
-from vllm_ssd.lifecycle.own_table import OwnFiles
-from vllm_ssd.lifecycle.placement import DraftDevice, place_draft, target_gpus
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape
+from vllm_ssd.service.cores import available_cores, split_cores
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.service.placement import DraftDevice, place_draft, target_gpus
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 from vllm_ssd.tools.check.engine import Subject
 from vllm_ssd.tools.check.findings import Finding, gib, refusal, say_wait
 
@@ -127,7 +127,7 @@ def examine_draft(
 
 def examine_table(path: Path, device: torch.device, name: str, user: str) -> Finding:
     """Finding whether the GPU of the draft or the target reaches the table."""
-    from vllm_ssd.protocol.pages import REMEDY, register
+    from vllm_ssd.table.pages import REMEDY, register
     from vllm_ssd.worker.device_client import measure_look_ns
 
     table = SpeculationTable.open(path)

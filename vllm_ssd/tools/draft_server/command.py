@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm_ssd.protocol.draft_names import NAME
+from vllm_ssd.table.draft_names import NAME
 from vllm_ssd.tools.options import add_option
 
 if TYPE_CHECKING:

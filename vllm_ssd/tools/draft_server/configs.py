@@ -12,8 +12,8 @@ from vllm.usage.usage_lib import UsageContext
 
 from vllm_ssd.config.draft_checks import check_source, first_sentence
 from vllm_ssd.config.draft_server import FLAGS
-from vllm_ssd.lifecycle.cores import available_cores, parse_cores
-from vllm_ssd.lifecycle.placement import device_names
+from vllm_ssd.service.cores import available_cores, parse_cores
+from vllm_ssd.service.placement import device_names
 
 
 def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:

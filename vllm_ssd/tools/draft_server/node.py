@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from vllm_ssd.bridge.site import Site
-from vllm_ssd.lifecycle.cores import take_niceness_of_others
-from vllm_ssd.lifecycle.keeper import keep_in_thread
+from vllm_ssd.service.cores import take_niceness_of_others
+from vllm_ssd.service.keeper import keep_in_thread
 from vllm_ssd.tools.draft_server.configs import make_configs
 from vllm_ssd.tools.draft_server.serving import LocalDrafts
 

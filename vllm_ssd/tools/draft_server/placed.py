@@ -16,10 +16,10 @@ from vllm.platforms import current_platform
 from vllm_ssd.bridge.cluster import connect, site_name
 from vllm_ssd.bridge.site import THREADS
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.lifecycle.own_ray import sentence
-from vllm_ssd.lifecycle.restarts import Restarts
-from vllm_ssd.lifecycle.server_spec import absolute
 from vllm_ssd.log import get_logger
+from vllm_ssd.service.own_ray import sentence
+from vllm_ssd.service.restarts import Restarts
+from vllm_ssd.service.server_spec import absolute
 from vllm_ssd.tools.draft_server.configs import devices
 from vllm_ssd.tools.draft_server.node import DraftOnNode
 

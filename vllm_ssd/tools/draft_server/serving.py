@@ -10,9 +10,9 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from vllm_ssd.config.draft_server import name_draft
-from vllm_ssd.lifecycle.draft_device import choose_lone_device
-from vllm_ssd.lifecycle.launch import DraftLauncher, Keep, keep_in_process
-from vllm_ssd.protocol.draft_names import CommonOptions
+from vllm_ssd.service.draft_device import choose_lone_device
+from vllm_ssd.service.launch import DraftLauncher, Keep, keep_in_process
+from vllm_ssd.table.draft_names import CommonOptions
 
 END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take less
 

@@ -9,7 +9,7 @@ import pytest
 import vllm
 
 from vllm_ssd import __version__, cli
-from vllm_ssd.protocol import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.tools.check import command, software
 from vllm_ssd.tools.check.findings import Finding, gib, refusal
 from vllm_ssd.tools.check.report import without_secrets

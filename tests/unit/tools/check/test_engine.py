@@ -15,7 +15,7 @@ from benchmarks.standin.tiny import tiny_llama
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_checks
-from vllm_ssd.lifecycle import server_spec
+from vllm_ssd.service import server_spec
 from vllm_ssd.tools.check import command, engine
 from vllm_ssd.tools.check.engine import (
     examine_engine,

@@ -12,8 +12,8 @@ from tests.support.gpu_hosts import gpus
 from vllm_ssd.draft.attention import self_test
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
-from vllm_ssd.lifecycle.placement import DraftDevice
-from vllm_ssd.protocol import TableShape, pages, rundir
+from vllm_ssd.service.placement import DraftDevice
+from vllm_ssd.table import TableShape, pages, rundir
 from vllm_ssd.tools.check import machine
 from vllm_ssd.tools.check.engine import DraftMemory
 from vllm_ssd.tools.check.findings import GIB

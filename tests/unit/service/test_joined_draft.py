@@ -1,0 +1,355 @@
+"""The engine core's side of a draft service, whose draft does nothing but say that it lives."""
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.running import leftovers
+from tests.support.gpu_hosts import engine, parallel
+from tests.support.sentences import one_sentence
+from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.service import joined_draft
+from vllm_ssd.service.joined_draft import JoinedDraft
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.service.service import Service
+from vllm_ssd.table import (
+    ASLEEP,
+    RELOADING,
+    SpeculationTable,
+    TableOwner,
+    TableShape,
+    rundir,
+)
+from vllm_ssd.table.draft_names import DraftName, publish
+from vllm_ssd.table.messages import (
+    NOT_LOADED,
+    OTHERS_CAME,
+    Join,
+    Leave,
+    Wake,
+)
+from vllm_ssd.table.sockets import Sockets, by_type
+
+SHAPE = TableShape(1, 2, 3)
+
+
+def until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+NAMED = DraftName("drafts", None)
+
+
+class FakeService:
+    """``loaded``: its draft lives. refusal: what it answers to engines that want to join. asked:
+    what it was asked, by the types of messages."""
+
+    def __init__(self, loaded: bool = True, refusal: str = "", pid: int = 7):
+        self.files = OwnFiles(SHAPE, TableOwner(draft_server="drafts"))
+        self._draft = SpeculationTable.open(rundir.table_path(self.files.run_dir)).draft[0]
+        self._draft["pid"], self._draft["heartbeat"] = pid, loaded and time.monotonic_ns()
+        self.loaded, self.refusal = loaded, refusal
+        self.asked: list[type] = []
+        self._joined: dict[str, SpeculationTable] = {}
+        self._control = Sockets()
+        handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
+        self._control.serve(self.files.run_dir, by_type(handlers))
+        publish(self.files.run_dir, NAMED)
+        self._ended = threading.Event()
+        self._turn = threading.Lock()  # held during a round of its work
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def start_again(self):
+        """As its keeper does it."""
+        with self._turn:
+            self._joined.clear()
+            self._draft["heartbeat"], self._draft["pid"] = 0, self._draft["pid"] + 1
+
+    @property
+    def engines(self) -> int:
+        return int(self._draft["joined"])
+
+    def die(self, away: int = 0):
+        """And stay so."""
+        with self._turn:
+            self.loaded = False
+            self._joined.clear()
+            self._draft["joined"], self._draft["away"] = 0, away
+            self._draft["heartbeat"] = 0
+
+    def end(self):
+        self._ended.set()
+        self._thread.join()
+        self._control.close()
+        self.files.remove()
+
+    def _serve(self):
+        while not self._ended.wait(0.01):
+            with self._turn:
+                self._control.drain()
+                if self.loaded:
+                    joined = [table.draft[0] for table in self._joined.values()]
+                    self._draft["joined"] = len(joined)
+                    for draft in (self._draft, *joined):
+                        draft["heartbeat"] = time.monotonic_ns()
+
+    def _join(self, message):
+        self.asked.append(Join)
+        if message.engines not in (None, len(self._joined)):
+            return OTHERS_CAME
+        if not self.refusal:
+            try:
+                table = SpeculationTable.open(rundir.table_path(Path(message.run_dir)))
+            except OSError as error:  # the engine has given up meanwhile
+                return str(error)
+            table.draft["pid"] = self._draft["pid"]
+            table.draft["heartbeat"] = time.monotonic_ns()
+            self._joined[message.run_dir] = table
+            self._draft["joined"] = len(self._joined)
+        return self.refusal
+
+    def _leave(self, message):
+        self.asked.append(Leave)
+        self._joined.pop(message.run_dir, None)
+        self._draft["joined"] = len(self._joined)
+        return ""
+
+    def _wake(self, message):
+        self.asked.append(Wake)
+        self._draft["away"] = 0
+        self.loaded = True
+        return ""
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setattr(joined_draft, "JOIN_S", 0.1)
+    monkeypatch.setattr(joined_draft, "TEND_S", 0.02)
+    monkeypatch.setattr(joined_draft, "LOST_S", 5.0)
+    made = []
+
+    def make(**how) -> FakeService:
+        made.append(FakeService(**how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def join():
+    """Makes an engine's draft, which has not started yet."""
+    made = []
+
+    def join(**options) -> JoinedDraft:
+        config = engine(parallel(1))
+        config.speculative_config = SSDConfig(
+            k=2, f=1, draft_sample_method="greedy", draft_server="drafts", **options
+        )
+        made.append(JoinedDraft(config, Service(config)))
+        return made[-1]
+
+    yield join
+    for one in made:
+        one.stop()
+
+
+def begin(draft):
+    """As an executor does it."""
+    draft.start()
+    draft.workers_started()
+    draft.wait_ready()
+
+
+def lives(draft):
+    return bool(draft._table.draft["heartbeat"][0])
+
+
+def said(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
+
+
+def test_it_joins_and_leaves_nothing_behind(service, join, caplog):
+    caplog.set_level(logging.INFO)
+    one = service()
+    draft = join()
+    begin(draft)
+    assert "SSD: the draft server 'drafts' drafts for this engine (k=2, f=1)" in caplog.messages
+    run_dir = draft._run_dir
+    assert lives(draft) and rundir.is_alive(run_dir) and draft._config.run_dir == str(run_dir)
+    owner = draft._table.owner
+    assert (owner.model, owner.draft_server) == ("target", "drafts")
+    draft.stop()
+    draft.stop()
+    assert one.asked == [Join, Leave]
+    assert not leftovers(run_dir, [])
+
+
+@pytest.mark.parametrize(
+    "state, asked", [({"loaded": False}, 0), ({"refusal": NOT_LOADED}, 2)], ids=["loads", "says so"]
+)
+def test_a_service_that_loads_is_waited_for(service, join, state, asked):
+    one = service(**state)
+    draft = join()
+    draft.start()
+    draft.workers_started()
+    until(lambda: len(one.asked) >= asked)
+    assert bool(one.asked) == bool(asked)
+    one.loaded, one.refusal = True, ""
+    draft.wait_ready()
+    assert lives(draft)
+
+
+@pytest.mark.parametrize(
+    "state, why",
+    [
+        ({"refusal": "the table is too wide: make it narrow"}, "too wide: make it narrow"),
+        (None, "has no draft server 'drafts'"),
+        ({"loaded": False}, "it was not ready within 0.2 s (start_timeout_s)"),
+    ],
+    ids=["refused", "not there", "never ready"],
+)
+def test_a_refusal_is_a_sentence(service, join, state, why, caplog):
+    """It comes before the target is loaded, unless the draft may load meanwhile."""
+    if state is not None:
+        service(**state)
+    draft, optional = (join(start_timeout_s=0.2, required=required) for required in (True, False))
+    with pytest.raises(RuntimeError) as error:
+        draft.start()
+        assert why.startswith("it was not ready")
+        draft.wait_ready()
+    assert "the draft server 'drafts' could not be joined" in one_sentence(error)
+    assert why in str(error.value) and not draft._run_dir.exists()
+    begin(optional)
+    (line,) = said(caplog)
+    assert why in line and "serving begins without drafts, as required is false" in line
+    assert not lives(optional)
+
+
+def test_a_draft_that_is_lost_comes_back(service, join, caplog):
+    """Nobody waits for it meanwhile; a loss and a return are a line each."""
+    one = service()
+    draft = join()
+    begin(draft)
+    for number in (1, 2):
+        one.start_again()
+        until(lambda number=number: draft._table.draft["restarts"][0] == number)
+        assert lives(draft)
+    lost, back = "the draft server 'drafts' is lost", "the draft server 'drafts' is back"
+    assert [lost in line for line in said(caplog)] == [True, False] * 2
+    assert [back in line for line in said(caplog)] == [False, True] * 2
+    assert one.asked == [Join, *[Leave, Join] * 2]
+
+
+def test_one_that_sleeps_is_woken_up(service, join, caplog):
+    """Whoever was the last to leave it; a draft that goes away by itself is not lost."""
+    one = service()
+    draft = join()
+    begin(draft)
+    draft.wake()
+    assert lives(draft), "it is awake"
+    one.die(away=ASLEEP)
+    until(lambda: one.asked == [Join, Leave, Wake, Join])
+    until(lambda: lives(draft))
+    draft.sleep()
+    one.die(away=ASLEEP)
+    time.sleep(0.3)
+    assert not one.loaded, "this engine sleeps, too"
+    draft.wake()
+    until(lambda: lives(draft))
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("by_itself", [False, True], ids=["asleep", "other weights"])
+def test_one_that_does_not_come_back_is_missed(service, join, caplog, by_itself):
+    """It dies or hangs as it loads. Before that it was away, on purpose."""
+    one = service()
+    draft = join(start_timeout_s=1.0)
+    begin(draft)
+    if not by_itself:
+        draft.sleep()
+    one.die(away=RELOADING if by_itself else 0)
+    if not by_itself:
+        time.sleep(1.5)
+        assert said(caplog) == [], "it sleeps"
+        draft.wake()
+    until(lambda: said(caplog))
+    (line,) = said(caplog)
+    assert "the draft server 'drafts' is lost (not back within 1 s)" in line
+    one.loaded = True
+    until(lambda: lives(draft))
+    assert "is back" in said(caplog)[-1]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("odd")])
+def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch, error):
+    one = service()
+    draft = join()
+    begin(draft)
+    looks = []
+
+    def fail(*_):
+        looks.append(1)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(draft._service, "drafts", fail)
+        one.die()
+        until(lambda: len(looks) >= 4)
+    one.loaded = True
+    until(lambda: lives(draft))
+    until(lambda: "is back" in said(caplog)[-1])
+    (line,) = [line for line in said(caplog) if "cannot be looked after" in line]
+    assert f"({type(error).__name__}: {error})" in line
+
+
+def test_engines_are_spread_over_several_drafts(service, join, caplog):
+    """Those that join at once, too; one that is lost loses its engines to the others at once, and
+    they stay there when it is back."""
+    one, two = (service(pid=pid) for pid in (7, 8))
+    drafts = [join() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(begin, drafts))
+    assert (one.engines, two.engines) == (2, 2) and all(map(lives, drafts))
+    one.die()
+    until(lambda: two.engines == 4 and all(map(lives, drafts)))
+    lost, back = "is lost (its draft is gone)", "' is back"
+    until(lambda: [sum(what in line for line in said(caplog)) for what in (lost, back)] == [2, 2])
+    one.loaded = True
+    time.sleep(0.3)
+    assert two.engines == 4, "they stay"
+    two.die()
+    until(lambda: one.engines == 4 and all(map(lives, drafts)))
+
+
+def test_the_end_of_a_forked_child_is_not_the_engines(service, join):
+    service()
+    draft = join()
+    draft.start()  # no thread yet
+    child = os.fork()
+    if not child:
+        draft.begin_stop()
+        draft.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert rundir.is_alive(draft._run_dir) and rundir.table_path(draft._run_dir).exists()
+
+
+def test_an_engine_that_is_forgotten_in_its_own_thread(service, join):
+    """Python collects what is forgotten in whatever thread it is about to make an object."""
+    one = service()
+    draft = join()
+    begin(draft)
+    draft._check = lambda _: draft.stop()
+    until(lambda: not draft._run_dir.exists() and not draft._thread.is_alive())
+    assert one.asked == [Join, Leave]

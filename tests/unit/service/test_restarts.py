@@ -1,0 +1,22 @@
+"""When a draft that was lost is started again."""
+
+from types import SimpleNamespace
+
+from vllm_ssd.service import restarts
+from vllm_ssd.service.restarts import FORGIVEN_S, Restarts
+
+
+def test_starts_in_a_row_are_limited(monkeypatch):
+    """Service makes up for them, and the time that a start takes does not."""
+    now = 1000.0
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: now))
+    one = Restarts(2)
+    one.served()
+    now += FORGIVEN_S - 1
+    assert one.again()
+    now += FORGIVEN_S
+    assert one.again()
+    assert not one.again() and not one.again()
+    one.served()
+    now += FORGIVEN_S
+    assert [one.again() for _ in range(3)] == [True, True, False]

@@ -1,0 +1,93 @@
+"""The draft server's loop, around an engine that does nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from tests.support.loaded_draft import tiny_spec
+from tests.unit.service.test_joined_draft import until
+from vllm_ssd.service.own_ray import has_ended
+from vllm_ssd.service.server import DraftServer
+from vllm_ssd.table import RELOADING, rundir
+from vllm_ssd.table.messages import Reload
+from vllm_ssd.table.sockets import Sockets, by_type
+
+
+class Enough(Exception):
+    """Ends a server's loop."""
+
+
+@pytest.fixture
+def make():
+    """A server of this run directory whose loop ends with its first step."""
+    made: list[DraftServer] = []
+
+    def make(run_dir: Path) -> DraftServer:
+        one = DraftServer(tiny_spec(run_dir, "sdpa", run_dir))
+        made.append(one)
+
+        def step() -> bool:
+            raise Enough
+
+        served = SimpleNamespace(ask_for_unknown=lambda: None, beat=lambda: None)
+        engine = SimpleNamespace(step=step, tables=[served], requests=[])
+        one._draft = SimpleNamespace(engine=engine, served=served)
+        one._status = {}
+        one._control = Sockets()
+        one._control.serve(run_dir, by_type({}))
+        return one
+
+    yield make
+    for one in made:
+        one._control.close()
+
+
+def test_its_files_do_not_look_old(make):
+    """A cleaner may have removed the lock file already."""
+    run_dir, locks = rundir.create()
+    (run_dir / "lock").unlink()
+    os.utime(run_dir, (0, 0))
+    with pytest.raises(Enough):
+        make(run_dir)._loop()
+    assert run_dir.stat().st_mtime > 0
+    for lock in locks:
+        os.close(lock)
+    rundir.remove(run_dir)
+
+
+RAYLET = """
+import os, signal, types
+from vllm_ssd.service.server import DraftServer
+if os.fork():
+    os.wait()
+DraftServer(types.SimpleNamespace(run_dir="", cores=[], environment={}))
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_one_that_hangs_ends_with_its_ray():
+    """However that ends: its keeper may have been killed, and nobody else knows of it."""
+    with subprocess.Popen([sys.executable, "-c", RAYLET], stdout=subprocess.PIPE) as raylet:
+        server = psutil.Process(int(raylet.stdout.readline()))
+        until(lambda: server.status() == psutil.STATUS_STOPPED)
+        raylet.kill()
+    until(lambda: has_ended(server))
+
+
+def test_one_that_takes_other_weights_says_so(make):
+    """It is not asleep: the keeper and its engines miss it if it does not come back."""
+    run_dir, locks = rundir.create()
+    one = make(run_dir)
+    seen = []
+    one._draft.take_weights = lambda path: seen.append((path, dict(one._status)))
+    assert one._reload(Reload("folder")) == ""
+    assert seen == [("folder", {"away": RELOADING, "heartbeat": 0})]
+    for lock in locks:
+        os.close(lock)
+    rundir.remove(run_dir)

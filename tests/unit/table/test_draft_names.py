@@ -1,0 +1,92 @@
+"""Draft services are found by their names as long as they live."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from tests.support.common_options import COMMON_OPTIONS, changed
+from tests.support.sentences import one_sentence
+from vllm_ssd.table import rundir
+from vllm_ssd.table.draft_names import DraftName, find, find_all, publish
+
+
+@pytest.fixture
+def start():
+    """A run directory as a service has it, and what ends it without removing anything."""
+    begun = []
+
+    def start():
+        run_dir, locks = rundir.create()
+        begun.append((run_dir, locks))
+
+        def kill():
+            while locks:
+                os.close(locks.pop())
+
+        return run_dir, kill
+
+    yield start
+    for run_dir, locks in begun:
+        rundir.remove(run_dir)
+        for lock in locks:
+            os.close(lock)
+
+
+def test_a_name_is_found_until_its_service_is_gone(start):
+    run_dir, kill = start()
+    named = DraftName("one", COMMON_OPTIONS)
+    publish(run_dir, named)
+    assert find("one") == (run_dir, named)
+    (file,) = [path for path in run_dir.iterdir() if "server" in path.name]
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700 and file.is_file()
+    kill()
+    with pytest.raises(ValueError) as error:
+        find("one")
+    assert "has no draft server 'one'" in one_sentence(error)
+
+
+def test_a_name_that_is_taken(start):
+    (first, kill), (second, _) = start(), start()
+    publish(first, DraftName("one", None))
+    with pytest.raises(ValueError) as error:
+        publish(second, DraftName("one", None))
+    assert f"there is a draft server 'one' already, in {first}" in one_sentence(error)
+    kill()
+    publish(second, DraftName("one", None))
+    assert find("one")[0] == second
+
+
+@pytest.mark.parametrize(
+    "published, why",
+    [
+        ('{"name": 5}', "Expected `str`, got `int`"),
+        ('{"more": ' + "[" * 100_000, "recursion depth"),
+        (b'{"name": "\xff"}', "can't decode byte"),
+        ({"k": "3"}, "Expected `int`"),
+        ({"saguaro": None}, "missing required field `saguaro`"),
+        ({"rejection_sample_method": "synthetic"}, "unknown field `rejection_sample_method`"),
+    ],
+)
+def test_a_service_of_another_version_is_none(start, published, why):
+    if isinstance(published, dict):
+        named = {"name": "two", "options": changed(**published), "service": "a"}
+        published = json.dumps(named)
+    if isinstance(published, str):
+        published = published.encode()
+    run_dir, _ = start()
+    (run_dir / "draft-server.json").write_bytes(published)
+    publish(start()[0], DraftName("one", None))
+    assert len(find_all("one")) == 1
+    with pytest.raises(ValueError) as error:
+        find("two")
+    said = one_sentence(error)
+    assert f"another version of vllm-ssd runs the one in {run_dir} (" in said and why in said
+
+
+def test_those_that_are_there_are_listed(start):
+    for name in ("two", "dp:1", "one"):
+        publish(start()[0], DraftName(name, None))
+    with pytest.raises(ValueError, match=r"\(running: (?!.*dp).*one, .*two"):
+        find("three")

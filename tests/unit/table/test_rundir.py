@@ -1,0 +1,342 @@
+"""Run directories: private, found while they live, swept once their owners are gone."""
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.sentences import one_sentence
+from vllm_ssd.service.own_table import NoRoom, OwnFiles, engines_of
+from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
+from vllm_ssd.table.own_file import open_own
+from vllm_ssd.tools.stats import Reading
+
+HOLD = """
+import sys, time
+from vllm_ssd.table import rundir
+path, locks = rundir.create()
+rundir.new_table_path(path).write_bytes(b"x")
+(path / "control.sock").touch()
+print(path, flush=True)
+time.sleep(600)
+"""
+
+
+def has_table(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return rundir.table_path(path).exists()
+    return False
+
+
+def close(locks: list[int]) -> None:
+    for lock in locks:
+        os.close(lock)
+
+
+@pytest.fixture
+def owner():
+    process = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    path = Path(process.stdout.readline().strip())
+    yield process, path
+    process.kill()
+    process.wait()
+    rundir.remove(path)
+
+
+def test_a_killed_owners_files_are_swept_and_only_those(owner):
+    process, path = owner
+    mine, locks = rundir.create()
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert rundir.is_alive(path) and path in rundir.living()
+        rundir.sweep()
+        assert path.exists() and mine.exists()
+        process.kill()
+        process.wait()
+        assert not rundir.is_alive(path)
+        rundir.sweep()
+        assert not path.exists() and not has_table(path)
+        assert mine.exists()
+    finally:
+        close(locks)
+        rundir.remove(mine)
+
+
+def test_a_name_that_another_has_is_not_taken(monkeypatch):
+    """Of the table. Others see the directory before, and may have any file by then."""
+    make, theirs = rundir.create, []
+
+    def create():
+        run_dir, locks = make()
+        memory = rundir.new_table_path(run_dir).parent
+        theirs.extend(memory / f"{run_dir.name}{end}.table" for end in ("", "-taken"))
+        for path in theirs:
+            path.symlink_to("elsewhere")
+        return run_dir, locks
+
+    names = iter(["taken", "taken", "free"])
+    monkeypatch.setattr(rundir, "create", create)
+    monkeypatch.setattr(rundir.secrets, "token_hex", lambda _: next(names, "free"))
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    try:
+        assert mine.table.path == rundir.table_path(mine.run_dir) in rundir.tables()
+        assert not set(theirs) & set(rundir.tables())
+        mine.remove()
+        assert not has_table(mine.run_dir) and all(path.is_symlink() for path in theirs)
+    finally:
+        for path in theirs:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    "module, function, said",
+    [
+        (tempfile, "mkdtemp", "set TMPDIR to another one"),
+        (os, "posix_fallocate", "in a container raise --shm-size"),
+    ],
+)
+def test_no_room_for_files(monkeypatch, module, function, said):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = set(rundir.living()), set(rundir.tables())
+    monkeypatch.setattr(module, function, full)
+    with pytest.raises(NoRoom) as error:
+        OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    assert "No space left on device" in one_sentence(error) and said in one_sentence(error)
+    assert before == (set(rundir.living()), set(rundir.tables()))
+
+
+def test_tables_without_a_directory_are_swept():
+    path, locks = rundir.create()
+    table = rundir.new_table_path(path)
+    table.touch()
+    close(locks)
+    (path / "lock").unlink()
+    path.rmdir()
+    rundir.sweep()
+    assert table.exists(), "it may have been made just now"
+    os.utime(table, (0, 0))
+    rundir.sweep()
+    assert not table.exists()
+
+
+def test_a_living_engine_with_another_temporary_folder_keeps_its_table(monkeypatch):
+    path, locks = rundir.create()
+    table = rundir.new_table_path(path)
+    table.touch()
+    os.utime(table, (0, 0))
+    held = rundir.hold_table(path)
+    with tempfile.TemporaryDirectory(dir="/tmp") as other:  # a short path, as sockets need
+        monkeypatch.setattr(tempfile, "tempdir", other)
+        rundir.sweep()
+        assert table.exists() and table in rundir.tables(), "vllm-ssd stats shows it, too"
+        os.close(held)
+        rundir.sweep()
+        assert not table.exists()
+        monkeypatch.undo()
+    assert path.exists()
+    close(locks)
+    rundir.remove(path)
+
+
+def test_foreign_links_are_not_followed(tmp_path):
+    path, locks = rundir.create()
+    close(locks)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "keep").touch()
+    link = path.with_name(path.name[:-1] + ("a" if path.name.endswith("_") else "_"))
+    link.symlink_to(victim)
+    try:
+        rundir.sweep()
+        assert (victim / "keep").exists()
+        assert link not in rundir.living()
+    finally:
+        link.unlink()
+        rundir.remove(path)
+
+
+def test_files_are_touched_while_folders_of_ray_come_and_go(tmp_path, monkeypatch):
+    files = [tmp_path / "lock", tmp_path / "ray" / "log", tmp_path / "link"]
+    going = tmp_path / "ray" / "going"
+    going.mkdir(parents=True)
+    for file in files[:2]:
+        file.touch()
+    files[2].symlink_to("nowhere")
+    for path in files:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    enter = os.scandir
+
+    def scandir(path):
+        if Path(path) == going:
+            going.rmdir()  # after its folder was listed, and before it is entered
+        return enter(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    rundir.touch(tmp_path)
+    assert not going.exists()
+    assert all(path.lstat().st_mtime > 0 for path in files)
+    rundir.touch(tmp_path / "gone")
+
+
+def in_time(function):
+    """What a function returns, which must not wait for anybody."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(function()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert answers, "it waits, or has raised"
+    return answers[0]
+
+
+def test_what_others_put_beside_the_tables_is_left_alone(monkeypatch, tmp_path):
+    """It is not waited for, not followed and not removed."""
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target", draft_server="one"))
+    (table,) = tmp_path.iterdir()
+    fifo, link, bound, folder = (tmp_path / f"{mine.run_dir.name}-{end}.table" for end in "@+=,")
+    os.mkfifo(fifo)
+    link.symlink_to(table)
+    folder.mkdir()
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            monkeypatch.chdir(tmp_path)  # the paths of sockets are short
+            server.bind(bound.name)
+            assert in_time(rundir.tables) == [table]
+            assert [owner.model for owner in in_time(lambda: engines_of("one"))] == ["target"]
+            assert [report.path for report in in_time(Reading.now).reports] == [table]
+            in_time(lambda: rundir.sweep() or True)
+        assert set(tmp_path.iterdir()) == {table, fifo, link, bound, folder}
+        for path in (fifo, link, bound, folder):
+            with pytest.raises(PermissionError, match="not a file of this user's"):
+                open_own(path)
+    finally:
+        mine.remove()
+
+
+def test_files_of_another_user(monkeypatch, tmp_path):
+    """As if all those that are there were one's."""
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    (table,) = tmp_path.iterdir()
+    user = os.getuid()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: user + 1)
+        theirs = table.rename(tmp_path / f"vllm-ssd-{user + 1}-x.table")
+        assert rundir.tables() == []
+        with pytest.raises(PermissionError, match="not a file of this user's"):
+            SpeculationTable.open(theirs)
+        with pytest.raises(PermissionError):
+            rundir.watch(mine.run_dir)
+    theirs.rename(table)
+    assert rundir.tables() == [table]
+    mine.remove()
+
+
+def test_a_table_that_cannot_be_looked_at_is_not_taken_for_abandoned(monkeypatch, tmp_path):
+    """As with too many open files."""
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
+    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
+    (table,) = tmp_path.iterdir()
+    os.utime(table, (0, 0))
+    hidden = mine.run_dir.rename(mine.run_dir.with_name(f"hidden-{mine.run_dir.name}"))
+
+    def too_many(path, *_, **__):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rundir, "open_own", too_many)
+        for look in (rundir.sweep, rundir.tables):
+            with pytest.raises(OSError, match="Too many"):
+                look()
+    assert table.exists()
+    hidden.rename(mine.run_dir)
+    mine.remove()
+
+
+def test_an_engine_outlives_a_cleaner_of_its_files(owner):
+    process, path = owner
+    watched = rundir.watch(path)
+    (path / "lock").unlink()
+    rundir.sweep()
+    assert rundir.is_alive(path) and path in rundir.living() and has_table(path)
+    shutil.rmtree(path)
+    assert rundir.is_held(watched), "it is unknown where the directory is, not whether it is held"
+    process.kill()
+    process.wait()
+    assert not rundir.is_held(watched)
+    os.close(watched)
+
+
+def test_files_look_used_once_touched():
+    path, locks = rundir.create()
+    (path / "ray").mkdir()
+    files = [path, path / "lock", path / "ray", path / "ray" / "socket"]
+    files[-1].touch()
+    (path / "link").symlink_to("nowhere")
+    for file in files:
+        os.utime(file, (0, 0))
+    before = time.time() - 1
+    rundir.touch(path)
+    assert all(min(file.stat().st_atime, file.stat().st_mtime) > before for file in files)
+    os.utime(files[-1], (0, 0))
+    rundir.touch(path)
+    assert files[-1].stat().st_mtime == 0, "it is done for an hour"
+    os.utime(path / "lock", (0, 0))
+    (path / "new").touch()
+    rundir.touch(path)
+    assert files[-1].stat().st_mtime > before, "a new file does not make the others look used"
+    close(locks)
+    rundir.remove(path)
+
+
+def test_files_that_another_sweep_has_just_removed(monkeypatch):
+    path, locks = rundir.create()
+    table = rundir.new_table_path(path)
+    table.touch()
+    close(locks)
+    seen = Path.glob
+
+    def others_are_faster(folder: Path, pattern: str) -> list[Path]:
+        found = list(seen(folder, pattern))
+        table.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "glob", others_are_faster)
+    assert path not in rundir.living()
+    path.mkdir()
+    table.touch()
+    rundir.sweep()
+    assert not path.exists() and not table.exists()
+
+
+@pytest.mark.parametrize("user", [0, 65534, 4294967294])
+@pytest.mark.parametrize(
+    "folder", ["/tmp", "/tmp/" + 11 * "a", "/tmp/" + 16 * "a", "/tmp/" + 99 * "a"]
+)
+def test_rays_sockets_fit_whoever_the_user_is(monkeypatch, user, folder):
+    made = Path(folder)
+    made.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: user)
+        path, locks = rundir.create()
+    close(locks)
+    rundir.remove(path)
+    if folder != "/tmp":
+        made.rmdir()
+    socket = path / "ray/session_2026-11-23_11-49-13_053613_4194303/sockets/plasma_store"
+    assert len(str(socket)) <= 107
