@@ -120,10 +120,10 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4265,
-    "../tests": 21100,
+    "../tests": 21110,
     "table": 2130,
     "draft": 5120,
-    "service": 2530,
+    "service": 2540,
     "bridge": 1220,
     "config": 1200,
     "metrics": 500,

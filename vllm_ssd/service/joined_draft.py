@@ -271,9 +271,10 @@ class JoinedDraft:
             self._next_try = time.monotonic() + JOIN_S
 
     def _leave(self, limit_s: float = ANSWER_S, asleep: bool = False) -> None:
-        if self._draft is not None:
+        draft, self._draft = self._draft, None
+        if draft is not None:
             self._table.draft["heartbeat"] = 0  # a lost draft does not clear it
-            answer = ask(self._draft.run_dir, Leave(str(self._run_dir), asleep), limit_s)
-            if asleep and answer is None:
+            leave = Leave(str(self._run_dir), asleep)
+            answer = ask(draft.run_dir, leave, limit_s, lambda: asleep and draft.is_lost)
+            if asleep and answer is None and not draft.is_lost:
                 logger.error("SSD: the draft did not go to sleep within %g s", limit_s)
-            self._draft = None

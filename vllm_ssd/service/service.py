@@ -37,6 +37,11 @@ class FoundDraft:
         """State of the draft, by its table and its lock."""
         return state_of(self._table, held=rundir.is_held(self._watched))
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the draft answers no more."""
+        return self.state in (State.LOST, State.GONE)
+
 
 class Service:
     """A service that a person has started on this node. Subclasses start one, or reach one on

@@ -270,6 +270,23 @@ def test_one_that_sleeps_is_woken_up(service, join, caplog):
     assert said(caplog) == []
 
 
+def test_an_engine_that_falls_asleep_does_not_wait_for_a_draft_that_dies(
+    service, join, monkeypatch, caplog
+):
+    """It is the first to see that the draft is lost, and asks it before."""
+    one, draft = service(), join()
+    monkeypatch.setattr(joined_draft, "PUT_AWAY_S", 1000.0)
+    monkeypatch.setattr(joined_draft, "TEND_S", 1000.0)
+    begin(draft)
+    with one._turn:  # it answers nobody
+        falls = threading.Thread(target=draft.sleep, daemon=True)
+        falls.start()
+        falls.join(0.3)
+        one._draft["heartbeat"] = 0
+        falls.join(120)
+    assert not falls.is_alive() and said(caplog) == []
+
+
 @pytest.mark.parametrize("by_itself", [False, True], ids=["asleep", "other weights"])
 def test_one_that_does_not_come_back_is_missed(service, join, caplog, by_itself):
     """It dies or hangs as it loads. Before that it was away, on purpose."""
