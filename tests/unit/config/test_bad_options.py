@@ -156,6 +156,7 @@ LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 16, "architectures": ["GlmMoeDsa
     ],
 )
 def test_drafts_from_their_config(refusal, make, tmp_path, monkeypatch, name, config, what):
+    monkeypatch.delenv("VLLM_MLA_DISABLE", raising=False)  # set where a draft was loaded before
     # vLLM looks at each class of models in a process of its own, which takes seconds to start.
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
     said = refusal(model=write_model(tmp_path / name, **config))
