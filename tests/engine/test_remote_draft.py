@@ -65,7 +65,7 @@ def test_drafts_from_another_node(served, service):
         assert rates(counted)["hit"] > 0.2, counted
         assert counted["link_us"] > 0 and counted["pid"] == service.draft.counted()["pid"]
     drafting = psutil.Process(counted["pid"])
-    assert drafting.nice() <= 0, "Ray gives its actors the niceness 15"
+    assert drafting.nice() <= 0, "Ray gives its actors another niceness"
 
 
 def test_a_link_that_is_cut(served, service, node):
