@@ -12,7 +12,6 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
-    LlamaForCausalLM,
 )
 
 from benchmarks.soak.requests import Choice
@@ -34,9 +33,9 @@ def greedy_texts(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> l
     return [row[size : size + tokens].tolist() for row, size in zip(rows, sizes.tolist())]
 
 
-def tiny_answers(folder: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[Choice]:
+def tiny_answers(folder: Path | str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Choice]:
     """As a server whose target has this folder's function gives them, without its text."""
-    model = LlamaForCausalLM.from_pretrained(folder).float().eval()
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     return [Choice("", text, "length") for text in greedy_texts(model, prompts, tokens)]
 
 
