@@ -80,7 +80,6 @@ def _model_spec(
         "seed": draft.seed,
         "enforce_eager": True,
         "language_model_only": True,  # a draft that could read images, too, reads the text
-        "max_num_seqs": max_requests,
     }
     memory_gib = config.draft_kv_cache_gib
     if memory_gib is None and (platform.is_cpu() or device.may_share_gpu):

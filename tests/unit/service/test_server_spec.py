@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.config import LoadConfig, ModelConfig
+from vllm.engine.arg_utils import EngineArgs
 
 from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
@@ -23,11 +24,12 @@ def make(tmp_path):
     draft = write_model(tmp_path / "draft", vocab_size=60)
 
     def make(device: DraftDevice, platform: Any, name: str = draft, **options: Any) -> ServerSpec:
+        requests = options.pop("requests", 5)
         config = SSDConfig(k=2, model=name, target_model_config=target, **options)
         engine: Any = SimpleNamespace(
             speculative_config=config,
             parallel_config=parallel(1),
-            scheduler_config=SimpleNamespace(max_num_seqs=5),
+            scheduler_config=SimpleNamespace(max_num_seqs=requests),
             model_config=target,
             load_config=LoadConfig(load_format="dummy"),
         )
@@ -61,15 +63,16 @@ def test_memory_is_planned_once_for_a_group(make):
     ],
 )
 def test_memory_that_the_draft_may_use(make, device, platform, chosen_gib, expected):
-    spec = make(device, platform, draft_kv_cache_gib=chosen_gib)
-    assert spec.model.kv_cache_bytes == expected
+    assert make(device, platform, draft_kv_cache_gib=chosen_gib).model.kv_cache_bytes == expected
 
 
-def test_a_draft_reads_texts_only(make):
-    assert make(DraftDevice([0]), CPU).model.engine_args["language_model_only"] is True
+def test_vllm_takes_the_draft_of_many_engines(make):
+    """GPUs of 80 GB allow 1024 requests an engine: three have more than a step's 2048 tokens."""
+    arguments = make(DraftDevice([0]), CPU, requests=100_000, engines=3).model.engine_args
+    assert EngineArgs(**arguments).create_engine_config().model_config.multimodal_config is None
+    assert arguments["language_model_only"] is True  # it reads texts only
 
 
 def test_models_are_found_from_another_working_directory(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = make(DraftDevice([0]), CPU, "draft").model.engine_args
-    assert arguments["model"] == str(tmp_path / "draft")
+    assert make(DraftDevice(), CPU, "draft").model.engine_args["model"] == str(tmp_path / "draft")
