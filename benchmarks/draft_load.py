@@ -202,7 +202,6 @@ def make_draft(args: argparse.Namespace, policy: DraftPolicy, scratch: Path) -> 
         "max_model_len": 2048,
         "load_format": model.load_format,
         "enforce_eager": True,
-        "max_num_seqs": seats,
     }
     memory = int(args.kv_cache_gib * 2**30)
     spec = DraftModelSpec(engine_args, (args.backend,), VOCAB, memory, seats, policy.scratch)
