@@ -36,9 +36,11 @@ PROMPTS = [f"Explain {s} to a child." for s in ("rivers", "bread", "the moon", "
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_same_tokens_under_tensor_parallelism(models, tmp_path):
-    """Two target ranks: only the first looks into the table, both verify the same drafts. Where
-    there are no more GPUs than ranks, the draft shares the second rank's."""
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+def test_same_tokens_over_two_gpus(models, tmp_path, parallel):
+    """Two target ranks: only one looks into the table, both verify the same drafts. It is the first
+    one of a stage, or the last stage. Where there are no more GPUs than ranks, the draft shares the
+    second rank's."""
     from benchmarks.standin import SHAPES, write_standin
 
     write_standin(Path(models[0]), SHAPES["even"], tmp_path)
@@ -46,7 +48,7 @@ def test_same_tokens_under_tensor_parallelism(models, tmp_path):
     shared = {"draft_device": 1} if GPUS == 2 else {}
     speculation = {"method": "ssd", "k": 4, "f": 2, "model": models[1], **shared}
     for extra in ({}, {"speculative_config": speculation}):
-        options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2, **extra}
+        options = {**OPTIONS, "dtype": "float32", f"{parallel}_parallel_size": 2, **extra}
         with engine(str(tmp_path), **options) as llm:
             results.append(texts(llm.generate(PROMPTS, greedy(96), use_tqdm=False)))
             if extra:

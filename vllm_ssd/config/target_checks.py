@@ -43,8 +43,10 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
             "serve it on a GPU, or without speculation",
         ),
         (
-            parallel.pipeline_parallel_size > 1,
-            "pipeline parallelism",
+            # V1 does not tell the first stage what was drafted. On V2 the last stage does, whose
+            # worker must be on the engine's node, as it reads the table: Ray may place it anywhere.
+            parallel.pipeline_parallel_size > 1 and (current_platform.is_cpu() or parallel.use_ray),
+            "pipeline parallelism on CPUs or through Ray",
             "use --tensor-parallel-size instead of --pipeline-parallel-size",
         ),
         (

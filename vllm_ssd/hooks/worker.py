@@ -105,10 +105,10 @@ def _run_dir_of_draft(vllm_config: VllmConfig) -> Path:
 def _speaks_for_all(vllm_config: VllmConfig) -> bool:
     """Whether this worker is the one that tells the draft. A trainer calls all ranks of all engines
     of a group together, and the draft needs one message."""
-    from vllm.distributed.parallel_state import get_tp_group
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     from vllm_ssd.service.placement import engine_index
 
     config: Any = vllm_config.speculative_config
     shared = config.share_draft and engine_index(vllm_config.parallel_config) > 0
-    return not shared and bool(get_tp_group().is_first_rank)
+    return not shared and bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)

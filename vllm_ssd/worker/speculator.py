@@ -29,7 +29,8 @@ WARM_UP = ("_warmup_", "_v2_mixed_warmup")
 
 
 class SSDSpeculator(BaseSpeculator):
-    """One per worker. Only TP rank 0 talks to the draft; the others receive what it found."""
+    """One per worker of the last pipeline stage. Only TP rank 0 talks to the draft; the others
+    receive what it found, and vLLM sends it to the other stages."""
 
     supports_mm_inputs = False
     draft_logits: torch.Tensor | None = None  # drafts are tokens, each proposed with certainty
