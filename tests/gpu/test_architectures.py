@@ -1,21 +1,36 @@
 """Targets with states, latent attention or experts, as tiny random models: the texts are those of
-vLLM without drafts, whether each step waits for its drafts or skips what is not there."""
+vLLM without drafts, whether each step waits for its drafts or skips what is not there. And experts
+over two engines of a group."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
 if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from tests.gpu.settings import OPTIONS
-from tests.support.completions import check_texts
+from benchmarks.common.server import NAME as TARGET
+from benchmarks.common.server import Server
+from tests.gpu.settings import GPUS, OPTIONS
+from tests.support.completions import Completion, check_texts, lead, parting
 from tests.support.draft_command import NAME, Service
-from tests.support.random_models import HYBRIDS, OTHERS, VOCAB, write_draft
+from tests.support.harness import START_S
+from tests.support.random_models import (
+    EXPERTS,
+    HYBRIDS,
+    OTHERS,
+    VOCAB,
+    RandomWorker,
+    write_draft,
+)
+from tests.support.scraping import scrape
+from tests.support.tiny_tokenizer import TOKENS as WORDS
+from tests.support.tiny_tokenizer import save_tokenizer
 
 FAMILIES = {**HYBRIDS, **OTHERS}
 TOKENS = 40
@@ -34,10 +49,10 @@ BATCHES = FEW, MANY, FEW
 def draft(tmp_path_factory):
     """One draft for all targets, as they have one vocabulary."""
     folder = tmp_path_factory.mktemp("draft")
-    device = torch.cuda.device_count() - 1
-    flags = f"--device {device} --draft-kv-cache-gib 1"
-    with Service(write_draft(folder / "model"), folder / "log", flags).running():
-        yield
+    flags = f"--device {GPUS - 1} --draft-kv-cache-gib 1"
+    service = Service(write_draft(folder / "model"), folder / "log", flags)
+    with service.running():
+        yield service
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -56,6 +71,8 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
         "max_num_seqs": 64,
         "max_num_batched_tokens": 512,
         "enable_prefix_caching": True,
+        # As released ones have it: of a rounded state, each step counts.
+        "mamba_ssm_cache_dtype": "float32",
         # FlashInfer's would be compiled first, for minutes.
         "additional_config": {"gdn_prefill_backend": "triton"},
     }
@@ -64,3 +81,43 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     folder = family.write(tmp_path)
     accepts = name != "LFM2"  # it has one table for both ends, of which the draft knows nothing
     check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype], accepts)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+@pytest.mark.skipif(find_spec(EXPERTS) is None, reason="this vLLM comes without experts")
+def test_experts_of_two_engines(draft, tmp_path: Path):
+    """Each has half of the experts, and one draft serves both."""
+    save_tokenizer(tmp_path, [*WORDS, *(f"<{each}>" for each in range(len(WORDS), VOCAB))])
+    options = {
+        **OPTIONS,
+        "model": FAMILIES["Mixtral"].write(tmp_path),
+        "dtype": "float32",
+        "load_format": "random",
+        "worker_extension_cls": f"{RandomWorker.__module__}.RandomWorker",
+        "max_model_len": 256,
+        "max_num_seqs": 64,
+        "data_parallel_size": 2,
+        "enable_expert_parallel": True,
+        "speculative_config": {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000},
+    }
+    with Server(options, tmp_path / "log") as server:
+        server.wait_healthy(START_S)
+        found = served(server.url)
+        rounds, tokens = (
+            scrape(server.url)[f"vllm:ssd_round_tokens_{n}"] for n in ("count", "sum")
+        )
+        assert len(rounds) == 2 and all(tokens[each] > rounds[each] for each in rounds)
+        draft.draft.server().kill()
+        plain = served(server.url)
+    assert not [each for pair in zip(plain, found) if (each := parting(*pair, NEAR["float32"]))]
+
+
+def served(url: str) -> list[Completion]:
+    """The server's greedy texts of many prompts at once."""
+    asked = {"model": TARGET, "prompt": MANY, "max_tokens": TOKENS, "temperature": 0, "logprobs": 2}
+    asked |= {"ignore_eos": True, "return_token_ids": True}
+    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=300).raise_for_status()
+    texts = sorted(answer.json()["choices"], key=lambda text: text["index"])
+    chances = (text["logprobs"]["top_logprobs"] for text in texts)
+    leads = [[lead(each.values()) for each in of_text] for of_text in chances]
+    return [Completion(text["token_ids"], of_text) for text, of_text in zip(texts, leads)]

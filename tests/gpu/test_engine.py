@@ -65,8 +65,9 @@ def plain(models):
 
 
 def test_one_request_at_a_time(models, plain):
-    """As small as engines get."""
-    speculation = {**SSD, "k": 4, "f": 2, "model": models[1]}
+    """As small as engines get, with a draft in fp8."""
+    fp8 = {"quantization": "fp8", "draft_dtype": "bfloat16"}
+    speculation = {**SSD, "k": 4, "f": 2, "model": models[1], **fp8}
     options = {**OPTIONS, "dtype": "float32", "max_num_seqs": 1}
     with engine(models[0], speculative_config=speculation, **options) as llm:
         assert texts(llm.generate(PROMPTS, greedy(128), use_tqdm=False)) == plain

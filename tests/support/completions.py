@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -69,14 +69,19 @@ def complete(
         lengths = counters(run_dir)["accepted"] if run_dir else []
     texts = [output.outputs[0] for output in outputs]
     completions = [
-        Completion(list(text.token_ids), [_lead(each) for each in text.logprobs]) for text in texts
+        Completion(
+            list(text.token_ids),
+            [lead([t.logprob for t in each.values()]) for each in text.logprobs],
+        )
+        for text in texts
     ]
     return completions, int(sum(length * rows for length, rows in enumerate(lengths)))
 
 
-def _lead(chances: dict[int, Any]) -> float:
-    best, second = sorted((token.logprob for token in chances.values()), reverse=True)[:2]
-    return float(best - second)
+def lead(chances: Iterable[float]) -> float:
+    """By how much the likeliest of these log probabilities is before the second."""
+    best, second = sorted(chances, reverse=True)[:2]
+    return best - second
 
 
 def parting(plain: Completion, other: Completion, near: float) -> str | None:

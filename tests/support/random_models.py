@@ -48,7 +48,6 @@ _DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
     "linear_conv_kernel_dim": 4,
-    "mamba_ssm_dtype": "float32",  # as released ones have it: rounded, each step counts
     "layer_types": [*["linear_attention"] * 3, "full_attention"],
 }
 _LATENT = {
@@ -270,6 +269,10 @@ class RandomLoader(BaseModelLoader):
         with torch.no_grad():
             for name, weight in parameters.items():
                 weight.copy_(_values(name, weight) * (scale if "embed_tokens" in name else 1.0))
+
+
+class RandomWorker:
+    """A worker extension: vLLM imports this module in each worker, wherever that runs."""
 
 
 def _values(name: str, weight: torch.Tensor) -> torch.Tensor:

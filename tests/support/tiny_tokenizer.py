@@ -1,7 +1,8 @@
-"""A tokenizer of six tokens, for what vLLM can only do with one: grammars, bad words, reasoning."""
+"""A tokenizer of few tokens, for what vLLM can only do with one: grammars, bad words, reasoning."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.features.reasoning_parser import THINK
@@ -10,12 +11,12 @@ from tests.support.features.reasoning_parser import THINK
 TOKENS = ("a", "b", "c", "d", THINK, ".")
 
 
-def save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, tokens: Sequence[str] = TOKENS) -> None:
     """Put it beside a model's weights."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = models.WordLevel({token: index for index, token in enumerate(TOKENS)}, unk_token="a")
+    words = models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="a")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.add_special_tokens([THINK])
