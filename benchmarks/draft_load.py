@@ -201,6 +201,7 @@ def make_draft(args: argparse.Namespace, policy: DraftPolicy, scratch: Path) -> 
         "dtype": "bfloat16",
         "max_model_len": 2048,
         "load_format": model.load_format,
+        "quantization": args.quantization,
         "enforce_eager": True,
     }
     memory = int(args.kv_cache_gib * 2**30)
@@ -263,6 +264,7 @@ def main() -> None:
     add = parser.add_argument
     add("--draft", default="draft-1b", help="a stand-in's shape, or a folder")
     add("--drop", type=numbers, default=[14], help="layers a stand-in leaves out")
+    add("--quantization", help="of its weights when it loads them, as fp8")
     add("--models", type=Path, default=Path(".models"))
     on_gpu = torch.cuda.is_available()
     add("--backend", default="triton" if on_gpu else "sdpa", choices=BACKENDS)
