@@ -66,6 +66,7 @@ def compute_chats(folder: str, device: str, dataset: str, count: int) -> list[Ch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     questions = [chat[0] for chat in find_dataset(dataset, 1).chats]
     random.Random(0).shuffle(questions)

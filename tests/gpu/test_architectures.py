@@ -43,6 +43,14 @@ FEW = [[(7 * n + m**2) % VOCAB for m in range(10 + 9 * n)] for n in range(5)]
 FEW.append([(5 * m + m**2) % VOCAB for m in range(150)])
 MANY = [[(11 * n + m**2) % VOCAB for m in range(4 + n % 7)] for n in range(64)]
 BATCHES = FEW, MANY, FEW
+SIZES = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256]}
+COMMON = {
+    **OPTIONS,
+    "compilation_config": {**OPTIONS["compilation_config"], **SIZES},
+    "load_format": "random",
+    "max_model_len": 256,
+    "max_num_seqs": 64,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,15 +68,10 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     family = FAMILIES[name]
     if family.needs and find_spec(family.needs) is None:
         pytest.skip(f"this vLLM comes without {family.needs}")
-    sizes = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256]}
     options = {
-        **OPTIONS,
-        "compilation_config": {**OPTIONS["compilation_config"], **sizes},
+        **COMMON,
         "dtype": family.dtype,
-        "load_format": "random",
         "skip_tokenizer_init": True,
-        "max_model_len": 256,
-        "max_num_seqs": 64,
         "max_num_batched_tokens": 512,
         "enable_prefix_caching": True,
         # As released ones have it: of a rounded state, each step counts.
@@ -89,13 +92,10 @@ def test_experts_of_two_engines(draft, tmp_path: Path):
     """Each has half of the experts, and one draft serves both."""
     save_tokenizer(tmp_path, [*WORDS, *(f"<{each}>" for each in range(len(WORDS), VOCAB))])
     options = {
-        **OPTIONS,
+        **COMMON,
         "model": FAMILIES["Mixtral"].write(tmp_path),
         "dtype": "float32",
-        "load_format": "random",
         "worker_extension_cls": f"{RandomWorker.__module__}.RandomWorker",
-        "max_model_len": 256,
-        "max_num_seqs": 64,
         "data_parallel_size": 2,
         "enable_expert_parallel": True,
         "speculative_config": {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000},
