@@ -1,5 +1,4 @@
-"""README and docs agree with the code: options, defaults, flags, messages, versions, links; and
-with the results: figures. test_doc_commands.py checks the commands."""
+"""README and docs agree with the code, and with the results. test_doc_commands.py has commands."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from vllm.platforms import current_platform
 
 import vllm_ssd
 from tests.support.pages import DOCS, PAGES, ROOT, paragraphs, said_in_the_code, text_of
-from tests.upstream.listed import FILES
 from vllm_ssd.config.default_drafts import FAMILIES
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
@@ -120,11 +118,6 @@ def test_the_tables_of_compatibility_show_why():
     begins["refused by vLLM"] = "unit: ["
     for what, state, why in rows:
         assert why.startswith(begins[state.partition(";")[0]]), what
-
-
-def test_the_page_of_vllms_tests_has_the_files_of_the_list():
-    rows = re.findall(r"^\| `([\w/]+\.py)` \|", text_of("docs/dev/upstream-tests.md"), re.M)
-    assert rows == list(FILES)
 
 
 @OF_EACH_PAGE

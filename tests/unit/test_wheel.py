@@ -3,10 +3,6 @@ and serves with it."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import zipfile
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
@@ -45,18 +41,6 @@ def test_every_file_is_in_it(files):
     packed = {name for name in names if ".dist-info/" not in name}
     assert packed == {str(path.relative_to(ROOT)) for path in expected}
     assert any(name.endswith("/LICENSE") for name in names)
-
-
-def test_the_same_sources_give_the_same_archive(sources, tmp_path, monkeypatch):
-    """With a date for its files, as those who build packages set it, wherever and whenever."""
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    made = []
-    for place in ("here", "there"):
-        copy = shutil.copytree(sources, tmp_path / place, ignore=shutil.ignore_patterns("dist"))
-        os.utime(copy / "setup.py", (1e9, 1e9 + 1000 * len(made)))
-        subprocess.run([sys.executable, "setup.py", "--quiet", "sdist"], cwd=copy, check=True)
-        made += [path.read_bytes() for path in (copy / "dist").iterdir()]
-    assert len(made) == 2 and made[0] == made[1]
 
 
 def test_what_it_says_of_itself(about):

@@ -43,8 +43,8 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
             "serve it on a GPU, or without speculation",
         ),
         (
-            # V1 does not tell the first stage what was drafted. On V2 the last stage does, whose
-            # worker must be on the engine's node, as it reads the table: Ray may place it anywhere.
+            # The last stage reads the table, on V2, so it must be on the engine's node. V1 does not
+            # tell the other stages what was drafted.
             parallel.pipeline_parallel_size > 1 and (current_platform.is_cpu() or parallel.use_ray),
             "pipeline parallelism on CPUs or through Ray",
             "use --tensor-parallel-size instead of --pipeline-parallel-size",
@@ -59,11 +59,7 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
             "decode context parallelism",
             "leave out --decode-context-parallel-size",
         ),
-        (
-            parallel.use_ubatching,
-            "dual batch overlap",
-            "leave out --enable-dbo and --ubatch-size",
-        ),
+        (parallel.use_ubatching, "dual batch overlap", "leave out --enable-dbo and --ubatch-size"),
         (parallel.nnodes > 1, "a target on several nodes", "leave out --nnodes"),
         (
             parallel.distributed_executor_backend == "external_launcher",

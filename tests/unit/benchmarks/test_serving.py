@@ -11,7 +11,6 @@ from benchmarks.serving import __main__ as serving
 from benchmarks.serving.arguments import parse
 from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.clients.own import Answer, sum_up
-from benchmarks.serving.datasets import find_dataset
 from benchmarks.serving.measure import Measure, Started
 from benchmarks.serving.records import KINDS, Kind, Load, Result, Run, Seen, Side, Spread
 from benchmarks.serving.sides import Plan
@@ -131,13 +130,3 @@ def test_a_bad_command_is_refused_before_anything_starts(arguments, sentence, ca
     except SystemExit as end:
         status = end.code
     assert status == 2 and sentence in capsys.readouterr().err
-
-
-def test_a_bad_line_of_a_data_set_is_named(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"text": "one\u2028line"}\n{"question": "two", "answer": "2"}\n', "utf-8")
-    assert find_dataset(str(path), 1).chats == [["one\u2028line"], ["two"]]
-    for line in ("{", " ", "[]", '{"a": "2"}', '{"turns": []}'):
-        path.write_text(f'{{"text": "one"}}\n{line}\n')
-        with pytest.raises(ValueError, match='line 2, has no "text", "prompt"'):
-            find_dataset(str(path), 1)

@@ -110,7 +110,11 @@ TP, PCP = {"tensor_parallel_size": 2}, {"prefill_context_parallel_size": 2}
 DCP = {**TP, "decode_context_parallel_size": 2}
 LAUNCHER = {"distributed_executor_backend": "external_launcher"}
 UNSUPPORTED = [  # what, the option that is named, and what asks for it
-    ("pipeline parallelism yet", "--tensor-parallel-size", {"pipeline_parallel_size": 2}),
+    (
+        "pipeline parallelism on CPUs or through Ray yet",
+        "--tensor-parallel-size",
+        {"pipeline_parallel_size": 2},
+    ),
     ("decode context parallelism yet", "--decode-context-parallel-size", DCP),
     ("prefill context parallelism yet", "--prefill-context-parallel-size", PCP),
     ("dual batch overlap yet", "--enable-dbo", {"enable_dbo": True}),
@@ -167,19 +171,26 @@ STATES = "targets with state-space or linear layers on CPUs yet: serve it on a G
         (False, {"architectures": ["NemotronHForCausalLM"]}, None),
         (False, {"architectures": ["Mamba2ForCausalLM"]}, None),
         (False, {"architectures": ["BailingMoeV3ForCausalLM"]}, None),
+        (False, {"executor": "mp"}, None),
+        (False, {"executor": "ray"}, "pipeline parallelism on CPUs or through Ray yet"),
     ],
 )
 def test_targets_from_what_vllm_says(models, monkeypatch, on_cpu, differs, said):
+    """executor: of two pipeline stages."""
     monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
     flags = dict.fromkeys(("is_encoder_decoder", "is_hybrid", "is_attention_free"), False)
     if not on_cpu:
         flags |= {"is_hybrid": True}
     plain = {"runner_type": "generate", "architectures": ["LlamaForCausalLM"], **flags}
     target = SimpleNamespace(**plain | differs)
+    parallel = ParallelConfig()
+    if "executor" in differs:
+        parallel = ParallelConfig(pipeline_parallel_size=2)
+        parallel.distributed_executor_backend = differs["executor"]
     if said is None:
-        return check_target(EngineArgs(model=models.target), target, ParallelConfig())
+        return check_target(EngineArgs(model=models.target), target, parallel)
     with pytest.raises(ValueError) as error:
-        check_target(EngineArgs(model=models.target), target, ParallelConfig())
+        check_target(EngineArgs(model=models.target), target, parallel)
     assert said in one_sentence(error)
 
 

@@ -31,7 +31,9 @@ def reload(tmp_path, table, monkeypatch):
     monkeypatch.setattr(messages, "ask", lambda *what: asked.append(what) or "")
     monkeypatch.setattr(parallel_state, "get_tp_group", lambda: SimpleNamespace(is_first_rank=True))
 
-    def reload(folder, draft_server=None, pid=None, engine=0):
+    def reload(folder, draft_server=None, pid=None, engine=0, last_stage=True):
+        stage = SimpleNamespace(is_last_rank=last_stage)
+        monkeypatch.setattr(parallel_state, "get_pp_group", lambda: stage)
         table.draft["pid"] = os.getpid() if pid is None else pid
         config = SimpleNamespace(
             start_timeout_s=600.0, draft_server=draft_server, own_draft="dp:1", share_draft=True
@@ -61,8 +63,8 @@ def test_refused(tmp_path, reload, folder, given, said):
 
 
 def test_a_draft_of_a_group_is_told_once(tmp_path, reload):
-    """By the first engine, at the address of the service."""
-    assert reload(tmp_path, engine=1) == []
+    """By the first engine's last pipeline stage, at the address of the service."""
+    assert reload(tmp_path, engine=1) == [] == reload(tmp_path, last_stage=False)
     assert reload(tmp_path, engine=0) == [(tmp_path / "dp:1", Reload(str(tmp_path)), 600.0)]
 
 
