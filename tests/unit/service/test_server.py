@@ -1,6 +1,7 @@
 """The draft server's loop, around an engine that does nothing."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ import psutil
 import pytest
 
 from tests.support.loaded_draft import tiny_spec
+from tests.support.model_folders import write_model
 from tests.unit.service.test_joined_draft import until
 from vllm_ssd.service.own_ray import has_ended
 from vllm_ssd.service.server import DraftServer
-from vllm_ssd.table import RELOADING, rundir
+from vllm_ssd.table import RELOADING, SpeculationTable, rundir
 from vllm_ssd.table.messages import Reload
 from vllm_ssd.table.sockets import Sockets, by_type
 
@@ -58,6 +60,17 @@ def test_its_files_do_not_look_old(make):
     for lock in locks:
         os.close(lock)
     rundir.remove(run_dir)
+
+
+def test_what_vllm_refuses_reaches_the_keeper(tmp_path):
+    """Ray sends errors as ``pickle`` does, which does not take those of pydantic."""
+    folder = write_model(tmp_path / "model")
+    spec = tiny_spec(folder, "sdpa", tmp_path)
+    spec.model.engine_args.update(max_num_batched_tokens=8, max_num_seqs=9)
+    SpeculationTable.create(rundir.new_table_path(tmp_path), spec.policy.table_shape(1))
+    with pytest.raises(ValueError) as error:
+        DraftServer(spec).load()
+    assert "max_num_batched_tokens (8) must be" in str(pickle.loads(pickle.dumps(error.value)))
 
 
 RAYLET = """
