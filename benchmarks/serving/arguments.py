@@ -51,8 +51,8 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     add_engine_arguments(parser)
     add("--tps", type=numbers, help="several --tp; those that need more GPUs are left out")
     add("--drafts", nargs="+", help="several --draft")
-    add("--k", type=numbers, default=[7], help="of ssd, each with every f")
-    add("--f", type=numbers, default=[3], help="of ssd, each with every k")
+    add("--k", type=numbers, default=[None], help="of ssd, each with every f; default: ssd's own")
+    add("--f", type=numbers, default=[None], help="of ssd, each with every k; default: ssd's own")
     add("--other-k", type=numbers, default=[3], help="of draft_model, ngram and eagle3")
     head = f'folder or hub name of a head, or "{STANDIN}"; without it no such side'
     add("--eagle3", metavar="HEAD", help=head)

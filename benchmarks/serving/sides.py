@@ -16,17 +16,17 @@ class Plan:
     """What to compare, at each of the tensor parallel sizes ``tps``.
 
     engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
-    as is each k and f of ssd. ssd-f0 has the same k; draft_model, ngram and eagle3, whose head
-    is ``eagle3``, have ``other_k``. accepted: tokens a round that a head without weights is given,
-    each a side. options: further ones of ssd, each combination a side.
+    as is each k and f of ssd, None = its default. ssd-f0 has the same k; draft_model, ngram and
+    eagle3, whose head is ``eagle3``, have ``other_k``. accepted: tokens a round that a head without
+    weights is given, each a side. options: further ones of ssd, each combination a side.
     gpus: visible ones, 0 on CPUs.
     """
 
     engine: dict[str, Any]
     kinds: Sequence[Kind]
     drafts: Sequence[Model]
-    k: Sequence[int]
-    f: Sequence[int]
+    k: Sequence[int | None]
+    f: Sequence[int | None]
     other_k: Sequence[int]
     gpus: int
     tps: Sequence[int] = (1,)
@@ -90,10 +90,10 @@ class Plan:
         found: list[tuple[str, dict[str, Any] | None]] = []
         for draft, further, k in product(self.drafts, self.options, self.k):
             for f in [0] if kind == "ssd-f0" else self.f:
-                told = f"{kind} k={k}" + (f" f={f}" if f else "")
-                told += "".join(f" {name}={value}" for name, value in further.items())
-                own = {"model": draft.path, "k": k, "f": f}
-                found.append((told + self._of(draft), {**fixed, **own, **further}))
+                own = {name: n for name, n in (("k", k), ("f", f)) if n is not None} | further
+                shown = (f" {name}={n}" for name, n in own.items() if (name, n) != ("f", 0))
+                told = "".join([kind, *shown, self._of(draft)])
+                found.append((told, {**fixed, "model": draft.path, **own}))
         return found
 
     def _of(self, draft: Model) -> str:

@@ -16,7 +16,7 @@ from tests.support.pages import BLOCKS, PAGES, ROOT, Block, text_of
 from vllm_ssd.cli import main as vllm_ssd
 
 # Programs of others, and of the shell.
-OTHERS = set("cd docker export git hf kubectl pip scp source".split())
+OTHERS = set("cd docker export git hf kubectl pip ray scp source".split())
 FILES = r"(?:-f|\s)\s*((?:docker|tests|examples|docs)/[\w./-]+)"  # in this repository
 
 
