@@ -43,8 +43,7 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
             "serve it on a GPU, or without speculation",
         ),
         (
-            # The last stage reads the table, on V2, so it must be on the engine's node. V1 does not
-            # tell the other stages what was drafted.
+            # The last stage reads the table, so it must be on the engine's node.
             parallel.pipeline_parallel_size > 1 and (current_platform.is_cpu() or parallel.use_ray),
             "pipeline parallelism on CPUs or through Ray",
             "use --tensor-parallel-size instead of --pipeline-parallel-size",
@@ -85,9 +84,16 @@ def check_host() -> None:
 
 
 def check_runner(config: VllmConfig) -> None:
-    """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel."""
-    if config.use_v2_model_runner and current_platform.is_cpu():
+    """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel. Also
+    for pipeline stages where V1 would tell only the last one what was drafted, and where vLLM
+    without asynchronous scheduling would schedule a token too few."""
+    v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
+    if v2 and current_platform.is_cpu():
         raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
+    if pipeline and not (v2 and config.scheduler_config.async_scheduling):
+        what = "pipeline parallelism on Model Runner V1 or without asynchronous scheduling"
+        fix = "leave out --no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0, or use "
+        raise _refusal(what, f"{fix}--tensor-parallel-size instead of --pipeline-parallel-size")
 
 
 def _refusal(what: str, fix: str) -> ValueError:

@@ -201,14 +201,29 @@ def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):
     assert STATES in refusal(model=write_model(tmp_path / "hybrid", layers=2, **hybrid))
 
 
-@pytest.mark.parametrize("v2, on_cpu", [(False, True), (True, False), (True, True)])
-def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu):
-    """V1 knows proposers by class; V2, which is not for CPUs, asks ``init_speculator``."""
+@pytest.mark.parametrize(
+    "v2, on_cpu, stages, ahead, said",
+    [
+        (False, True, 1, False, None),
+        (True, False, 1, False, None),
+        (True, False, 2, True, None),
+        (True, True, 1, False, "V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (False, False, 2, False, "pipeline parallelism on Model Runner V1 or without"),
+        (True, False, 2, False, "or without asynchronous scheduling yet"),
+    ],
+)
+def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu, stages, ahead, said):
+    """V1 knows proposers by class; V2, which is not for CPUs, asks ``init_speculator``. ahead:
+    whether steps are scheduled ahead."""
     monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
-    speculation = SSDConfig(k=2, enable_adaptive_verification=False)
-    made = SimpleNamespace(speculative_config=speculation, use_v2_model_runner=v2)
-    if v2 and on_cpu:
-        with pytest.raises(ValueError, match="V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"):
+    made = SimpleNamespace(
+        speculative_config=SSDConfig(k=2, enable_adaptive_verification=False),
+        use_v2_model_runner=v2,
+        parallel_config=ParallelConfig(pipeline_parallel_size=stages),
+        scheduler_config=SimpleNamespace(async_scheduling=ahead),
+    )
+    if said is not None:
+        with pytest.raises(ValueError, match=said):
             with_proposer(lambda args: made, None)
         return
     told = with_proposer(lambda args: made, None).speculative_config
