@@ -6,13 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.arguments import (
-    SMALL,
-    add_engine_arguments,
-    chosen_from,
-    numbers,
-    reals,
-)
+from benchmarks.common.arguments import SMALL, add_engine_arguments, chosen_from, numbers, reals
 from benchmarks.serving.clients import CLIENTS
 from benchmarks.serving.datasets import BUILT_IN, FOLDER
 from benchmarks.serving.records import KINDS, Load

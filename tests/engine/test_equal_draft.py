@@ -29,15 +29,7 @@ import pytest
 from benchmarks.common.running import counters, leftovers, processes_of
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.greedy_texts import tiny_answers
-from tests.support.harness import (
-    PATIENT,
-    SSD,
-    engine,
-    greedy,
-    own_run_dir,
-    serves,
-    wait_for,
-)
+from tests.support.harness import PATIENT, SSD, engine, greedy, own_run_dir, serves, wait_for
 from vllm_ssd.metrics import rates, subtract
 from vllm_ssd.service.keeper import HANG_S
 from vllm_ssd.table import rundir

@@ -20,14 +20,7 @@ from tests.gpu.settings import GPUS, OPTIONS
 from tests.support.completions import Completion, check_texts, lead, parting
 from tests.support.draft_command import NAME, Service
 from tests.support.harness import START_S
-from tests.support.random_models import (
-    EXPERTS,
-    HYBRIDS,
-    OTHERS,
-    VOCAB,
-    RandomWorker,
-    write_draft,
-)
+from tests.support.random_models import EXPERTS, HYBRIDS, OTHERS, VOCAB, RandomWorker, write_draft
 from tests.support.scraping import scrape
 from tests.support.tiny_tokenizer import TOKENS as WORDS
 from tests.support.tiny_tokenizer import save_tokenizer

@@ -39,16 +39,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service.detached import detach, is_closed, say
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.table.messages import (
-    LINK_LOST,
-    NOT_ITS_OWN,
-    Add,
-    Join,
-    Leave,
-    Remove,
-    Request,
-    Wake,
-)
+from vllm_ssd.table.messages import LINK_LOST, NOT_ITS_OWN, Add, Join, Leave, Remove, Request, Wake
 from vllm_ssd.table.sockets import Answer, Sockets, by_type
 
 logger = get_logger(__name__)

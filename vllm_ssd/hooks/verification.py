@@ -16,13 +16,7 @@ from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
 from vllm_ssd.log import get_logger
-from vllm_ssd.worker.step_costs import (
-    KV_STEPS,
-    STEPS,
-    kv_batch,
-    kv_token_ms,
-    sizes_to_measure,
-)
+from vllm_ssd.worker.step_costs import KV_STEPS, STEPS, kv_batch, kv_token_ms, sizes_to_measure
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.async_utils import StepTimingSample

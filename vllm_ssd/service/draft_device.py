@@ -8,12 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.service.cores import available_cores, parse_cores, split_cores
-from vllm_ssd.service.placement import (
-    DraftDevice,
-    engine_index,
-    gpu_environment,
-    place_draft,
-)
+from vllm_ssd.service.placement import DraftDevice, engine_index, gpu_environment, place_draft
 from vllm_ssd.service.ray_placement import place_target_by_ray, reserve_gpu_by_ray
 
 if TYPE_CHECKING:

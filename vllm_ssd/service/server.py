@@ -23,14 +23,7 @@ from vllm_ssd.service.cores import pin_to, take_niceness_of_others
 from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import ASLEEP, RELOADING, rundir
-from vllm_ssd.table.messages import (
-    NOT_LOADED,
-    OTHERS_CAME,
-    Join,
-    Leave,
-    Reload,
-    Wake,
-)
+from vllm_ssd.table.messages import NOT_LOADED, OTHERS_CAME, Join, Leave, Reload, Wake
 from vllm_ssd.table.sockets import Sockets, by_type
 
 if TYPE_CHECKING:  # torch is imported once the process is pinned

@@ -10,11 +10,7 @@ from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
 from vllm_ssd.draft.attention.base import PagedAttention
-from vllm_ssd.draft.attention.registry import (
-    BACKENDS,
-    load_backend,
-    resolve_tree_backends,
-)
+from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
 
 GPU, AMD = gpus(1), gpus(1, rocm=True)
 

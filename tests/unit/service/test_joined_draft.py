@@ -17,22 +17,9 @@ from vllm_ssd.service import joined_draft
 from vllm_ssd.service.joined_draft import JoinedDraft
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.service import Service
-from vllm_ssd.table import (
-    ASLEEP,
-    RELOADING,
-    SpeculationTable,
-    TableOwner,
-    TableShape,
-    rundir,
-)
+from vllm_ssd.table import ASLEEP, RELOADING, SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.draft_names import DraftName, publish
-from vllm_ssd.table.messages import (
-    NOT_LOADED,
-    OTHERS_CAME,
-    Join,
-    Leave,
-    Wake,
-)
+from vllm_ssd.table.messages import NOT_LOADED, OTHERS_CAME, Join, Leave, Wake
 from vllm_ssd.table.sockets import Sockets, by_type
 
 SHAPE = TableShape(1, 2, 3)

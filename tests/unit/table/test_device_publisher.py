@@ -12,11 +12,7 @@ if interpreter.HERE:
 
     from tests.support.attention_cases import Pair, prompts_and_trees
     from tests.support.branch_tokens import alike
-    from tests.support.publishing_cases import (
-        SIZES,
-        DeviceMemory,
-        publishing_leaves_the_same_bytes,
-    )
+    from tests.support.publishing_cases import SIZES, DeviceMemory, publishing_leaves_the_same_bytes
     from vllm_ssd.draft.attention import triton as triton_attention
     from vllm_ssd.draft.attention.base import AttentionShape
     from vllm_ssd.draft.attention.kernels import pack_tree_masks

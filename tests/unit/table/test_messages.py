@@ -8,16 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from vllm_ssd.table.messages import (
-    DIED,
-    Add,
-    ControlClient,
-    Reload,
-    Remove,
-    Wake,
-    ask,
-    endpoint,
-)
+from vllm_ssd.table.messages import DIED, Add, ControlClient, Reload, Remove, Wake, ask, endpoint
 from vllm_ssd.table.sockets import Sockets, by_type
 
 

@@ -9,12 +9,7 @@ import numpy as np
 from tests.support.chaos import Chaos
 from tests.support.client_reference import Reference
 from tests.support.control_socket import Sent
-from vllm_ssd.table import (
-    LOST,
-    SpeculationTable,
-    TableShape,
-    heartbeat,
-)
+from vllm_ssd.table import LOST, SpeculationTable, TableShape, heartbeat
 from vllm_ssd.table.messages import Add
 from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.worker import client as client_module

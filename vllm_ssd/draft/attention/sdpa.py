@@ -8,13 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from vllm_ssd.draft.attention.base import (
-    AttentionShape,
-    ChunkPlan,
-    PagedAttention,
-    Plan,
-    TreePlan,
-)
+from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttention, Plan, TreePlan
 from vllm_ssd.draft.attention.masks import Chunk, Tree, causal_mask, tree_mask
 
 

@@ -12,13 +12,7 @@ import torch
 import triton
 from triton.language.target_info import is_hip
 
-from vllm_ssd.draft.attention.base import (
-    AttentionShape,
-    ChunkPlan,
-    PagedAttention,
-    Plan,
-    TreePlan,
-)
+from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttention, Plan, TreePlan
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.attention.triton_kernels import LOG2_E, attend_kernel, merge_kernel
 from vllm_ssd.draft.inputs import Inputs
