@@ -6,7 +6,6 @@ ignores what arrives too late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Union
 
 import msgspec
@@ -48,13 +47,8 @@ class Plan(msgspec.Struct, tag=True, omit_defaults=True):
 # The target's end passes its engine's control messages on, in their order among the changes.
 Change = Union[Add, Remove, Changed, Plan]
 
-_encoder = msgspec.msgpack.Encoder()
+encode = msgspec.msgpack.encode  # a list of changes as bytes, for a call of Ray
 _decoder = msgspec.msgpack.Decoder(list[Change])
-
-
-def encode(changes: Sequence[Change]) -> bytes:
-    """The changes as bytes, for a call of Ray."""
-    return _encoder.encode(changes)
 
 
 def decode(message: bytes) -> list[Change]:

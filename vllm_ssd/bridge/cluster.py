@@ -65,13 +65,9 @@ def _give_up(address: str) -> None:
     os._exit(2)
 
 
-def site_name(name: str, place: int) -> str:
-    """Name of the actor of draft number ``place`` of the service ``name``."""
-    return f"{name}/{place}"
-
-
 def find_sites(name: str) -> list[Any]:
-    """The actors of all drafts of the service ``name``. Raises Ray's errors."""
+    """The actors of all drafts of the service ``name``, which are called ``name/0``, ``name/1`` and
+    so on. Raises Ray's errors."""
     import ray
 
     found = []

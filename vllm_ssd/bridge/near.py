@@ -39,8 +39,8 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service.detached import detach, is_closed, say
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.table.messages import LINK_LOST, NOT_ITS_OWN, Add, Join, Leave, Remove, Request, Wake
-from vllm_ssd.table.sockets import Answer, Sockets, by_type
+from vllm_ssd.table.messages import LINK_LOST, Add, Join, Leave, Remove, Wake
+from vllm_ssd.table.sockets import Sockets
 
 logger = get_logger(__name__)
 
@@ -90,7 +90,7 @@ class Near:
         self.run_dir = self._files.run_dir
         self._table = self._files.table
         self._sockets = sockets
-        sockets.serve(self.run_dir, self._handle)
+        sockets.serve(self.run_dir, {Join: self._join, Leave: self._leave, Wake: self._wake})
         self._sites: list[Any] = []  # the drafts; the first is the one to join
         self._session: Session | None = None
         self._link_us = 0.0
@@ -208,24 +208,19 @@ class Near:
 
     # Requests of the engine
 
-    def _handle(self, message: Request, answer: Answer) -> None:
-        match message:
-            case Join():
-                self._part()
-                answer(self._join(message))
-            case Leave():
-                # The draft's memory is on another node, so a sleeping engine need not wait for it.
-                self._part(message.asleep)
-                answer("")
-            case Wake():
-                for site in self._sites:
-                    site.wake.remote()
-                answer("")
-            case _:
-                answer(NOT_ITS_OWN)
+    def _leave(self, message: Leave) -> str:
+        # The draft's memory is on another node, so a sleeping engine need not wait for it.
+        self._part(message.asleep)
+        return ""
+
+    def _wake(self, message: Wake) -> str:
+        for site in self._sites:
+            site.wake.remote()
+        return ""
 
     def _join(self, message: Join) -> str:
         """Begin a session; returns "" or the reason for a refusal."""
+        self._part()
         if not self._sites:
             return LINK_LOST
         site, name = self._sites[0], secrets.token_hex(8)
@@ -249,7 +244,7 @@ class Near:
                 session.told.append(message)
 
         try:
-            control = self._sockets.serve(run_dir, by_type({Add: note, Remove: note}))
+            control = self._sockets.serve(run_dir, {Add: note, Remove: note})
         except OSError as error:
             site.leave.remote(name)
             return str(error)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from vllm_ssd.bridge.changes import Change, Changed, Plan
-from vllm_ssd.bridge.mirror import Mirror, read_status
+from vllm_ssd.bridge.mirror import Mirror
 from vllm_ssd.bridge.records import Side
 from vllm_ssd.service.joined_draft import PUT_AWAY_S
 from vllm_ssd.service.own_table import OwnFiles
@@ -22,7 +22,8 @@ LOOK_S = 300e-6  # between two reads of the table: a call of Ray takes three tim
 
 
 class Session:
-    """Drafts for one engine of another node until ``end``. engine: its run directory there.
+    """Drafts for one engine of another node until ``end``. engine: its run directory there. mirror:
+    of its table.
     silent_s: seconds without a call from its node; whoever ends silent sessions adds to it."""
 
     def __init__(self, engine: str, shape: TableShape, owner: TableOwner):
@@ -32,7 +33,7 @@ class Session:
         self._files = OwnFiles(shape, TableOwner(owner.model, owner.engine, os.getpid()))
         self._run_dir = self._files.run_dir
         self._control = ControlClient(endpoint(self._run_dir))
-        self._mirror = Mirror(self._files.table, Side.DRAFT)
+        self.mirror = Mirror(self._files.table, Side.DRAFT)
         self._turn = threading.Lock()  # held while the mirror or the control socket is used
         self._pushed = threading.Event()
         self._ended = False
@@ -50,9 +51,9 @@ class Session:
         with self._turn:
             for change in changes:
                 if isinstance(change, (Changed, Plan)):
-                    self._mirror.apply(change)
+                    self.mirror.apply(change)
                 elif not self._ended:
-                    self._mirror.note(change)
+                    self.mirror.note(change)
                     self._control.send(change)  # if a full queue drops it, the draft asks for it
         self._pushed.set()
 
@@ -63,8 +64,8 @@ class Session:
         while True:
             self._pushed.clear()
             with self._turn:
-                changes = self._mirror.take()
-                works = self._mirror.has_requests
+                changes = self.mirror.take()
+                works = self.mirror.has_requests
             left_s = deadline - time.monotonic()
             if changes or self._ended or left_s <= 0:
                 return changes
@@ -72,10 +73,6 @@ class Session:
                 time.sleep(LOOK_S)
             else:
                 self._pushed.wait(left_s)
-
-    def status(self, lives: bool) -> list[int]:
-        """The draft's part of the table, as ``read_status`` has it."""
-        return read_status(self._mirror.table, lives)
 
     def end(self, asleep: bool = False) -> None:
         """Let the draft leave the engine, then remove the files. asleep: the engine sleeps, so the

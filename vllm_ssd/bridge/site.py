@@ -131,7 +131,7 @@ class Site:
     def _status_of(self, session: Session) -> Status:
         assert self._table is not None
         lives = draft_lives(self._table)
-        return read_status(self._table, lives), session.status(lives)
+        return read_status(self._table, lives), read_status(session.mirror.table, lives)
 
     def _misfit(self, theirs: TableShape, ours: TableShape) -> str:
         """Why an engine's table does not fit the draft's, as a sentence; "" if it fits."""

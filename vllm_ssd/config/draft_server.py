@@ -12,7 +12,7 @@ from vllm.transformers_utils.repo_utils import resolve_revision
 from vllm_ssd.bridge.finding import described
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service.server_spec import absolute, plain
-from vllm_ssd.table.draft_names import NAME, CommonOptions, DraftName, find
+from vllm_ssd.table.draft_names import NAME, CommonOptions, DraftName, find_all
 
 # Options that a draft server fixes for all its engines. Engines may leave them out.
 COMMON = CommonOptions.__struct_fields__
@@ -83,6 +83,6 @@ def _described_here(name: Any) -> CommonOptions:
             f"draft_server {name!r} cannot be the name of a draft server: write the --name that "
             "'vllm-ssd draft' was started with"
         )
-    options = find(name)[1].options
+    options = find_all(name)[0][1].options
     assert options is not None, "the service is not of a data parallel group, by its name"
     return options

@@ -132,9 +132,5 @@ def _check_cores(config: SSDConfig, platform: Any) -> None:
     if not cores or not cores <= allowed:
         raise ValueError(
             f"draft_device {device!r} must be a list of cores that this process may use: choose "
-            f"from {_listed(allowed)}"
+            f"from {', '.join(map(str, sorted(allowed)))}"
         )
-
-
-def _listed(numbers: set[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))

@@ -89,13 +89,15 @@ def _run_dir_of_draft(vllm_config: VllmConfig) -> Path:
 
     from vllm_ssd.service.own_table import draft_name
     from vllm_ssd.table import SpeculationTable, rundir
-    from vllm_ssd.table.draft_names import find
-    from vllm_ssd.table.messages import NOT_ITS_OWN
+    from vllm_ssd.table.draft_names import find_all
 
     config: Any = vllm_config.speculative_config
     if config.draft_server is not None:
-        raise ValueError(NOT_ITS_OWN)
-    run_dir, _ = find(draft_name(vllm_config))
+        raise ValueError(
+            "the draft is shared by all engines of its draft server, and one of them cannot change "
+            "it: stop the draft server and start it with the other weights"
+        )
+    run_dir, _ = find_all(draft_name(vllm_config))[0]
     table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
     if not psutil.pid_exists(int(table.draft["pid"][0]) or -1):
         raise ValueError("the draft is lost: try again when the log says that it is back")

@@ -73,14 +73,14 @@ def sentence(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
 
-def place(server: type) -> Any:
-    """The class of an actor on this process's node. It asks for no GPU: its device is chosen."""
+def place(actor: type, num_gpus: int = 0) -> Any:
+    """The class of an actor on this process's node, for which Ray reserves ``num_gpus`` GPUs."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     node = ray.get_runtime_context().get_node_id()
     here = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(server).options(num_cpus=0, num_gpus=0, scheduling_strategy=here)
+    return ray.remote(actor).options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=here)
 
 
 class UsersRay:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm_ssd.service.own_ray import place
+
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
 
@@ -50,21 +52,11 @@ def reserve_gpu_by_ray(platform: Any) -> tuple[Any, str]:
     referenced, and the GPU's name for CUDA_VISIBLE_DEVICES. Raises ``ValueError`` if no GPU is
     free."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    node = ray.get_runtime_context().get_node_id()
-    key = platform.ray_device_key
-    holder = (
-        ray.remote(GpuHolder)
-        .options(
-            num_cpus=0,
-            num_gpus=1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote()
-    )
+    holder = place(GpuHolder, num_gpus=1).remote()
     try:
-        return holder, ray.get(holder.name.remote(key), timeout=RESERVE_S)
+        name = holder.name.remote(platform.ray_device_key)
+        return holder, ray.get(name, timeout=RESERVE_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnschedulableError) as error:
         raise ValueError(
             "Ray has no free GPU for the draft on the engine's node: leave one free or lower "

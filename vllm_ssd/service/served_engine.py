@@ -11,7 +11,7 @@ import msgspec
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.table import SpeculationTable, rundir
 from vllm_ssd.table.messages import Add, Remove
-from vllm_ssd.table.sockets import Sockets, by_type
+from vllm_ssd.table.sockets import Sockets
 
 
 class ServedEngine:
@@ -31,7 +31,7 @@ class ServedEngine:
                 raise ValueError(f"the engine in {run_dir} is gone")
             self.served = draft.join(SpeculationTable.open(rundir.table_path(run_dir)))
             begun.callback(draft.leave, self.served)
-            socket = control.serve(run_dir, by_type({Add: self._add, Remove: self._remove}))
+            socket = control.serve(run_dir, {Add: self._add, Remove: self._remove})
             begun.callback(control.remove, socket)
             self._begun = begun.pop_all()
         self.served.claim()
@@ -51,14 +51,7 @@ class ServedEngine:
             return  # the engine belongs to another draft and sent this before it knew that
         if message.slot >= self.served.table.shape.slots:
             raise msgspec.ValidationError(f"an engine has no slot {message.slot}")
-        self._requests.add(
-            self.served,
-            message.slot,
-            message.generation,
-            message.tokens,
-            message.temperature,
-            message.seed,
-        )
+        self._requests.add(self.served, *msgspec.structs.astuple(message))
 
     def _remove(self, message: Remove) -> None:
         self._requests.remove(self.served, message.slot, message.generation)

@@ -24,7 +24,7 @@ from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import ASLEEP, RELOADING, rundir
 from vllm_ssd.table.messages import NOT_LOADED, OTHERS_CAME, Join, Leave, Reload, Wake
-from vllm_ssd.table.sockets import Sockets, by_type
+from vllm_ssd.table.sockets import Sockets
 
 if TYPE_CHECKING:  # torch is imported once the process is pinned
     from vllm_ssd.draft.engine import DraftEngine
@@ -85,16 +85,11 @@ class DraftServer:
         self._status["pid"] = os.getpid()
         self._status["joined"] = self._status["away"] = 0
         self._draft.served.beat()
-        handle = by_type(
-            {
-                Wake: self._wake,
-                Reload: self._reload,
-                Join: self._join,
-                Leave: self._leave,
-            }
-        )
         self._control = Sockets()
-        self._control.serve(self._run_dir, handle)
+        self._control.serve(
+            self._run_dir,
+            {Wake: self._wake, Reload: self._reload, Join: self._join, Leave: self._leave},
+        )
         with torch.inference_mode():
             self._loop()
 

@@ -61,12 +61,6 @@ def publish(run_dir: Path, named: DraftName) -> None:
             )
 
 
-def find(name: str) -> tuple[Path, DraftName]:
-    """The run directory of a draft with this name, and what its service has published;
-    ``ValueError`` with a sentence if there is none."""
-    return find_all(name)[0]
-
-
 def find_all(name: str) -> list[tuple[Path, DraftName]]:
     """The run directories of all drafts with this name, each with what its service has published;
     ``ValueError`` with a sentence if there is none."""

@@ -70,10 +70,6 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
     asleep: bool = False
 
 
-NOT_ITS_OWN = (
-    "the draft is shared by all engines of its draft server, and one of them cannot change it: "
-    "stop the draft server and start it with the other weights"
-)
 OTHERS_CAME = "others have joined meanwhile"
 NOT_LOADED = "the draft is not loaded now"
 NO_ANSWER = "the draft server gave no answer"

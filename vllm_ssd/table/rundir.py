@@ -24,7 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.table.own_file import open_own
 
 logger = get_logger(__name__)
 
@@ -78,6 +77,27 @@ def create() -> tuple[Path, list[int]]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     run_dir = made.rename(made.with_name(made.name[1:]))  # seen by others only once locked
     return run_dir, locks
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY, *, folder: bool = False) -> int:
+    """Open a regular file, or a folder, of this user and return the descriptor. Raises
+    ``PermissionError`` if it is something else or may not be opened, and ``OSError`` if opening
+    fails. The check looks at the opened descriptor. A FIFO of another user cannot make the caller
+    wait."""
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    foreign = PermissionError(errno.EPERM, "it is not a file of this user's", str(path))
+    try:
+        opened = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            raise foreign from error
+        raise
+    about = os.fstat(opened)
+    kind = stat.S_ISDIR if folder else stat.S_ISREG
+    if not kind(about.st_mode) or about.st_uid != os.getuid():
+        os.close(opened)
+        raise foreign
+    return opened
 
 
 def hold_table(run_dir: Path) -> int:

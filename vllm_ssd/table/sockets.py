@@ -17,25 +17,10 @@ logger = get_logger(__name__)
 
 _ROUNDS = 64  # messages of each socket that one ``drain`` reads, so that other work gets a turn
 
-# Sends the answer to a request: "" for success, or a sentence that says what is wrong.
-Answer = Callable[[str], None]
-Handler = Callable[[Request, Answer], None]
+# By the type of a message, what handles it. Returns the answer: "" for success, or a sentence that
+# says what is wrong; None sends no answer.
+Handlers = Mapping[type, Callable[[Any], str | None]]
 _requests = msgspec.msgpack.Decoder(Request)
-
-
-def by_type(handlers: Mapping[type, Callable[[Any], str | None]]) -> Handler:
-    """A handler that calls the one for a message's type, and answers what that returns. None sends
-    no answer."""
-
-    def handle(message: Request, answer: Answer) -> None:
-        handler = handlers.get(type(message))
-        if handler is None:
-            raise msgspec.ValidationError(f"nobody here handles {type(message).__name__}")
-        text = handler(message)
-        if text is not None:
-            answer(text)
-
-    return handle
 
 
 class Sockets:
@@ -47,10 +32,11 @@ class Sockets:
         self._read: dict[zmq.Socket[bytes], Callable[[], None]] = {}
         self._fds = select.epoll()  # its own descriptor is a low number, which ``select`` needs
 
-    def serve(self, run_dir: Path, handle: Handler) -> zmq.Socket[bytes]:
+    def serve(self, run_dir: Path, handlers: Handlers) -> zmq.Socket[bytes]:
         """Handle control messages for a run directory. Returns the socket; after ``remove``, ZeroMQ
-        connects the clients to the next server there. Logs malformed messages, and those for which
-        ``handle`` raises ``msgspec.DecodeError``. ``OSError`` if the address cannot be bound."""
+        connects the clients to the next server there. Logs malformed messages, those that nobody
+        handles, and those whose handler raises ``msgspec.DecodeError``. ``OSError`` if the address
+        cannot be bound."""
         socket = self._context.socket(zmq.ROUTER)
         try:
             socket.bind(endpoint(run_dir))
@@ -61,9 +47,15 @@ class Sockets:
         def read() -> None:
             sender, *_, body = socket.recv_multipart()
             try:
-                handle(_requests.decode(body), lambda text: _answer(socket, sender, text))
+                message = _requests.decode(body)
+                if type(message) not in handlers:
+                    raise msgspec.ValidationError(f"nobody here handles {type(message).__name__}")
+                answer = handlers[type(message)](message)
             except UNREADABLE as error:
                 logger.warning("SSD: ignored a malformed control message: %s", error)
+                return
+            if answer is not None:
+                socket.send_multipart([sender, answer.encode()])
 
         self._read[socket] = read
         self._fds.register(socket, select.EPOLLIN)
@@ -99,8 +91,3 @@ class Sockets:
             self.remove(socket)
         self._fds.close()
         self._context.term()
-
-
-def _answer(socket: zmq.Socket[bytes], sender: bytes, text: str) -> None:
-    if not socket.closed:
-        socket.send_multipart([sender, text.encode()])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vllm_ssd.table.own_file import open_own
+from vllm_ssd.table.rundir import open_own
 from vllm_ssd.table.schema import HEADER_DTYPE, MAGIC, VERSION, TableOwner, TableShape
 
 

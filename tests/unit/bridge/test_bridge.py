@@ -187,8 +187,6 @@ def test_what_does_not_fit_is_refused(server, bridge, tmp_path):
     ):
         answer = bridge.ask(Join(str(run_dir)))
         assert answer is not None and said in answer
-    refused = bridge.ask(Reload("folder"))
-    assert refused is not None and "is shared by all engines" in refused
     assert bridge.join(fits) == "" and fits.predicted(3) == server.expected
     for one in (fits, other, wide, long):
         one.control.close()

@@ -27,7 +27,7 @@ def reload(tmp_path, table, monkeypatch):
     what the draft service was asked."""
     (tmp_path / "config.json").touch()
     asked = []
-    monkeypatch.setattr(draft_names, "find", lambda name: (tmp_path / name, None))
+    monkeypatch.setattr(draft_names, "find_all", lambda name: [(tmp_path / name, None)])
     monkeypatch.setattr(messages, "ask", lambda *what: asked.append(what) or "")
     monkeypatch.setattr(parallel_state, "get_tp_group", lambda: SimpleNamespace(is_first_rank=True))
 

@@ -20,7 +20,7 @@ from vllm_ssd.service.service import Service
 from vllm_ssd.table import ASLEEP, RELOADING, SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.draft_names import DraftName, publish
 from vllm_ssd.table.messages import NOT_LOADED, OTHERS_CAME, Join, Leave, Wake
-from vllm_ssd.table.sockets import Sockets, by_type
+from vllm_ssd.table.sockets import Sockets
 
 SHAPE = TableShape(1, 2, 3)
 
@@ -48,7 +48,7 @@ class FakeService:
         self._joined: dict[str, SpeculationTable] = {}
         self._control = Sockets()
         handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
-        self._control.serve(self.files.run_dir, by_type(handlers))
+        self._control.serve(self.files.run_dir, handlers)
         publish(self.files.run_dir, NAMED)
         self._ended = threading.Event()
         self._turn = threading.Lock()  # held during a round of its work

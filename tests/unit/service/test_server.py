@@ -17,7 +17,7 @@ from vllm_ssd.service.own_ray import has_ended
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.table import RELOADING, SpeculationTable, rundir
 from vllm_ssd.table.messages import Reload
-from vllm_ssd.table.sockets import Sockets, by_type
+from vllm_ssd.table.sockets import Sockets
 
 
 class Enough(Exception):
@@ -41,7 +41,7 @@ def make():
         one._draft = SimpleNamespace(engine=engine, served=served)
         one._status = {}
         one._control = Sockets()
-        one._control.serve(run_dir, by_type({}))
+        one._control.serve(run_dir, {})
         return one
 
     yield make

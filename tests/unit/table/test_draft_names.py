@@ -9,7 +9,7 @@ import pytest
 from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.sentences import one_sentence
 from vllm_ssd.table import rundir
-from vllm_ssd.table.draft_names import DraftName, find, find_all, publish
+from vllm_ssd.table.draft_names import DraftName, find_all, publish
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def test_a_name_is_found_until_its_service_is_gone(start):
     run_dir, kill = start()
     named = DraftName("one", COMMON_OPTIONS)
     publish(run_dir, named)
-    assert find("one") == (run_dir, named)
+    assert find_all("one") == [(run_dir, named)]
     (file,) = [path for path in run_dir.iterdir() if "server" in path.name]
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700 and file.is_file()
     kill()
     with pytest.raises(ValueError) as error:
-        find("one")
+        find_all("one")
     assert "has no draft server 'one'" in one_sentence(error)
 
 
@@ -55,7 +55,7 @@ def test_a_name_that_is_taken(start):
     assert f"there is a draft server 'one' already, in {first}" in one_sentence(error)
     kill()
     publish(second, DraftName("one", None))
-    assert find("one")[0] == second
+    assert find_all("one")[0][0] == second
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_service_of_another_version_is_none(start, published, why):
     publish(start()[0], DraftName("one", None))
     assert len(find_all("one")) == 1
     with pytest.raises(ValueError) as error:
-        find("two")
+        find_all("two")
     said = one_sentence(error)
     assert f"another version of vllm-ssd runs the one in {run_dir} (" in said and why in said
 
@@ -89,4 +89,4 @@ def test_those_that_are_there_are_listed(start):
     for name in ("two", "dp:1", "one"):
         publish(start()[0], DraftName(name, None))
     with pytest.raises(ValueError, match=r"\(running: (?!.*dp).*one, .*two"):
-        find("three")
+        find_all("three")

@@ -9,12 +9,12 @@ import pytest
 import zmq
 
 from vllm_ssd.table.messages import DIED, Add, ControlClient, Reload, Remove, Wake, ask, endpoint
-from vllm_ssd.table.sockets import Sockets, by_type
+from vllm_ssd.table.sockets import Sockets
 
 
 def listening(folder, handlers):
     server = Sockets()
-    server.serve(folder, by_type(handlers))
+    server.serve(folder, handlers)
     return server
 
 
@@ -79,7 +79,7 @@ def test_several_addresses_and_one_of_them_no_longer(tmp_path):
     server, clients, sockets = Sockets(), {}, {}
     for name, heard in seen.items():
         (tmp_path / name).mkdir()
-        sockets[name] = server.serve(tmp_path / name, by_type(collecting(heard)))
+        sockets[name] = server.serve(tmp_path / name, collecting(heard))
         clients[name] = ControlClient(endpoint(tmp_path / name))
     for round_ in range(1, 21):
         for slot, (name, client) in enumerate(clients.items()):
@@ -88,7 +88,7 @@ def test_several_addresses_and_one_of_them_no_longer(tmp_path):
                 client.send(message)
                 drain(server, 0.2)
         server.remove(sockets["two"])
-        sockets["two"] = server.serve(tmp_path / "two", by_type(collecting(seen["two"])))
+        sockets["two"] = server.serve(tmp_path / "two", collecting(seen["two"]))
     for slot, heard in enumerate(seen.values()):
         assert {message.slot for message in heard} == {slot}
     for client in clients.values():

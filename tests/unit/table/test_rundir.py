@@ -18,7 +18,6 @@ import pytest
 from tests.support.sentences import one_sentence
 from vllm_ssd.service.own_table import NoRoom, OwnFiles, engines_of
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.table.own_file import open_own
 from vllm_ssd.tools.stats import Reading
 
 HOLD = """
@@ -221,7 +220,7 @@ def test_what_others_put_beside_the_tables_is_left_alone(monkeypatch, tmp_path):
         assert set(tmp_path.iterdir()) == {table, fifo, link, bound, folder}
         for path in (fifo, link, bound, folder):
             with pytest.raises(PermissionError, match="not a file of this user's"):
-                open_own(path)
+                rundir.open_own(path)
     finally:
         mine.remove()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from vllm_ssd.bridge.cluster import connect, site_name
+from vllm_ssd.bridge.cluster import connect
 from vllm_ssd.bridge.site import THREADS
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.log import get_logger
@@ -82,7 +82,7 @@ class _Draft:
         if options["num_gpus"]:
             own["device"] = "0"  # its node's actor sees only the GPU that Ray gives it
         self._args = argparse.Namespace(**vars(args) | own)
-        self._options = {**options, "name": site_name(args.name, place)}
+        self._options = {**options, "name": f"{args.name}/{place}"}
         self._restarts = Restarts(RESTARTS)
         self._actor: Any = None
         self._serving = False
