@@ -59,7 +59,7 @@ unit: setup
 # Lint and pip keep one core busy, or wait: beside them unit loses little.
 test: setup
 	@$(MAKE) --jobs 3 lint unit bench-client
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/engine tests/gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 tests/engine tests/gpu
 
 # vLLM's own tests, in engines with method ssd. The first run downloads them.
 upstream: setup

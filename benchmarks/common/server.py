@@ -14,7 +14,6 @@ import httpx
 import psutil
 
 from benchmarks.common.running import run_dir_of
-from benchmarks.common.times import Times
 from vllm_ssd.tools.port import held_port
 
 _VLLM = Path(sys.executable).with_name("vllm")
@@ -44,7 +43,6 @@ class Server:
         self.port, self._port_holder = held_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self._times = Times("server")
         command = [*VLLM, "serve", *command_line(arguments)]
         command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         with log.open("wb") as output:
@@ -65,7 +63,6 @@ class Server:
             if time.monotonic() > deadline:
                 raise ServerFailed(f"not healthy after {limit_s:g} s:\n{self._last_words()}")
             time.sleep(0.2)
-        self._times.ready()
 
     def processes(self) -> list[psutil.Process]:
         """Its own ones, without those of the draft, which are nobody's children."""
@@ -87,7 +84,6 @@ class Server:
             self.process.kill()
             raise
         finally:
-            self._times.ended()
             self._port_holder.close()
 
     def __enter__(self) -> "Server":

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.time_table import pytest_configure, pytest_terminal_summary  # noqa: F401
-
 ROOT = Path(__file__).parents[2]
 
 # Small enough for a CPU machine, and the runner that the plugin supports on CPUs.

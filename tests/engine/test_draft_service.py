@@ -4,9 +4,6 @@ where that has two drafts, that one of them dies."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.common import server as serve
 from benchmarks.common.running import alive, counters, leftovers, processes_of
-from tests.engine.joined import SPECULATION, Joined, joined
-from tests.support.draft_command import BACK, LOST, NAME, Service
+from tests.engine.joined import Joined, joined
+from tests.support.draft_command import BACK, LOST, Service
 from tests.support.harness import END_S, wait_for, wait_gone
 from vllm_ssd.table import rundir
 
@@ -40,29 +36,6 @@ def engines(tiny, service, folder) -> Iterator[list[Joined]]:
         yield servers
 
 
-def test_options_that_do_not_fit_are_refused_before_anything_starts(tiny, service):
-    from vllm.engine.arg_utils import EngineArgs
-
-    before = rundir.living()
-    for options, said in (
-        ({"k": 5}, f"k is 5 in --speculative-config and 3 at the draft server '{NAME}'"),
-        (
-            {"draft_server": "nobody"},
-            f"no draft server 'nobody' on this machine (running: {NAME})",
-        ),
-        ({"draft_device": "1"}, "leave draft_device out"),
-    ):
-        args = EngineArgs(
-            model=str(tiny),
-            skip_tokenizer_init=True,
-            speculative_config={**SPECULATION, **options},
-        )
-        with pytest.raises(ValueError) as error:
-            args.create_engine_config()
-        assert said in str(error.value)
-    assert rundir.living() == before
-
-
 def test_one_draft_for_two_and_its_death(engines, service):
     """Both have hits; then both lose it, and both have it back."""
     with ExitStack() as loads:
@@ -79,14 +52,6 @@ def test_one_draft_for_two_and_its_death(engines, service):
         assert (one.said(LOST), one.said(BACK)) == (1, 1)
         assert counters(one.run_dir)["restarts"] == 1
     assert service.draft.counted()["restarts"] == 1
-
-
-def test_stats_shows_whom_it_drafts_for(engines, service):
-    command = [sys.executable, "-m", "vllm_ssd.cli", "stats", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)  # others' drafts may be gone
-    found = [each for each in json.loads(done.stdout) if each["draft_server"] == NAME]
-    assert sorted(each["model"] for each in found) == ["", serve.NAME, serve.NAME]
-    assert {each["counters"]["joined"] for each in found} == {2}
 
 
 def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):

@@ -10,23 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from benchmarks.common.running import counters
 from tests.support.features import FEATURES, OPTIONS, run_all
-from tests.support.features.prompts import LONG, PEOPLE, QUESTION, SHORT
+from tests.support.features.prompts import LONG, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
-from tests.support.greedy_texts import text_answers
 from tests.support.harness import LIGHT, SSD, engine, greedy, own_run_dir, serves, wait_for
 from vllm_ssd.metrics import subtract
 
 # One token a request, which ends with its prompt; or no request at all.
 WITHOUT_DRAFTS = {"beam search", "embed"}
-# More than run at a time: their order says which run side by side.
-ROWS = [SHORT, LONG, PEOPLE, QUESTION, "A river is", "1, 2, 3, 4,"]
 
 
 @dataclass
@@ -59,17 +53,6 @@ def runs(target, draft, plain) -> Iterator[Runs]:
         run_dir = own_run_dir()
         ssd, accepted = run_all(llm, lambda: accepted_drafts(run_dir))
         yield Runs(plain, ssd, accepted, llm)
-
-
-def test_the_target_knows_its_words(target):
-    """It is made from a file of llama.cpp's: weights, tokens, and digits that stand alone."""
-    prompt = "The capital of France is Paris. The capital of Italy is"
-    [(found, _)] = text_answers(target, [prompt], 1)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    assert tokenizer.decode(found) == " Rome"
-    tokens = "<|im_start|> hello , Ġ 2 0 2 4 Ċ <|im_end|>".split()
-    ids = tokenizer.encode("<|im_start|>hello, 2024\n<|im_end|>")
-    assert tokenizer.convert_ids_to_tokens(ids) == tokens
 
 
 @pytest.mark.parametrize("name", [*NAMES, *FEATURES])
@@ -157,16 +140,3 @@ def test_a_request_can_turn_drafting_off(runs):
     assert counters(run_dir)["rounds"] == before["rounds"]
     assert texts_of([on, on, off, off]) == expected
     assert counters(run_dir)["rounds"] > before["rounds"]
-
-
-@pytest.fixture(scope="module")
-def in_order(runs) -> list[Any]:
-    return generate(runs.llm, ROWS, greedy(12))
-
-
-@settings(max_examples=2, deadline=None)
-@example(order=list(range(len(ROWS))))  # the same once more
-@given(order=st.permutations(range(len(ROWS))))
-def test_same_texts_in_any_order(runs, in_order, order):
-    found = generate(runs.llm, [ROWS[row] for row in order], greedy(12))
-    assert found == [in_order[row] for row in order]

@@ -21,7 +21,6 @@ import pytest
 from openai import OpenAI
 
 from benchmarks.common.running import counters, processes_of, run_dir_of
-from benchmarks.common.times import Times
 from tests.support.harness import END_S, START_S, serves, wait_for, wait_gone
 from tests.support.hub_cache import answer, folder_of, store_pair
 from tests.support.pages import text_of
@@ -62,7 +61,6 @@ def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", PORT))  # or another server would be asked
-    times = Times("server")
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment(), cwd=log.parent
@@ -76,12 +74,10 @@ def served(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
     try:
         wait_for("server", answers, START_S)
-        times.ready()
         yield process
     finally:
         if process.poll() is None:
             process.kill()
-        times.ended()
 
 
 def test_a_command_of_the_readme(cache, tmp_path):

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from openai import OpenAI
 from openai.types import Completion
 
@@ -30,7 +29,6 @@ from benchmarks.serving.clients.task import Task
 from benchmarks.serving.records import Load, Seen
 from tests.engine.conftest import ROOT
 from tests.engine.load import soak
-from tests.support.chi_square import chance_of
 from tests.support.harness import (
     ENGINE,
     ONE_PROCESS,
@@ -40,7 +38,6 @@ from tests.support.harness import (
     wait_for,
     wait_gone,
 )
-from tests.support.scraping import scrape
 from tests.support.terminal import terminal
 
 # Without what conftest.py sets to save time: vLLM waits as it does by itself.
@@ -145,63 +142,6 @@ def test_two_servers_answer_eight_clients_each_alike(servers):
         assert [do(server, question) for do, question in work] == [a for a, _ in pairs]
         counted = counters(server.run_dir)
         assert counted["rounds"] > 50 and sum(counted["accepted"][1:]) > 0
-
-
-# What may follow this prompt, and what the draft likes otherwise: many other things, too.
-NUMBER, CHOICE = "A random number: ", ["5.", "5)", "54"]
-
-
-def test_structured_output_keeps_the_targets_distribution(servers, spoken_pair):
-    """Sampled over HTTP, the second token of each choice after drafts."""
-    server = servers[1]
-    answer = server.client.completions.create(
-        model=serve.NAME,
-        prompt=NUMBER,
-        n=128,
-        max_tokens=4,
-        temperature=1.0,
-        extra_body={"structured_outputs": {"choice": CHOICE}},
-    )
-    picked = [CHOICE.index(choice.text) for choice in answer.choices]
-    chance = chance_of(torch.tensor([picked]).T, len(CHOICE), probabilities(spoken_pair[0]))
-    assert chance > 1e-4, picked
-
-
-def probabilities(target: str) -> torch.Tensor:
-    """Of each choice. All begin with the same digit, and every character is a token."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    ends = [tokenizer.encode(choice)[-1] for choice in CHOICE]
-    text = tokenizer.encode(NUMBER + CHOICE[0][0])
-    with torch.inference_mode():
-        model = AutoModelForCausalLM.from_pretrained(target).float().eval()
-        return model(torch.tensor([text])).logits[0, -1, ends].softmax(-1)
-
-
-def test_responses_say_how_requests_were_served(servers):
-    """Of two requests at a time: together they had what ``/metrics`` counts."""
-    one = servers[0]
-
-    def asked():
-        """None if the draft had no time: nothing was verified of some request."""
-        before = scrape(one.served.url)
-        with ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(lambda question: completion(one, question), QUESTIONS[:2]))
-        said = [answer.metrics["speculative_decoding"] for answer in answers]
-        if all(metrics["num_draft_tokens"] for metrics in said):
-            return said, before, scrape(one.served.url)
-        return None
-
-    said, before, after = wait_for("drafts", asked, START_S)
-
-    def counted(name: str) -> float:
-        return after[f"vllm:ssd_{name}_total"][("0",)] - before[f"vllm:ssd_{name}_total"][("0",)]
-
-    verified = sum(metrics["num_draft_tokens"] for metrics in said)
-    assert verified == sum(sum(metrics["per_step_drafted"]) for metrics in said)
-    assert verified == counted("verified_tokens")
-    assert sum(m["num_accepted_draft_tokens"] for m in said) == counted("accepted_tokens")
 
 
 def test_clients_of_the_benchmarks_see_the_same(servers, spoken_pair, tmp_path):

@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from benchmarks.common.running import leftovers, run_dir_of
-from benchmarks.common.times import Times
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.rundir import table_path
 
@@ -65,15 +64,12 @@ def engine(model: str, **options: Any) -> Iterator[Any]:
     """An offline ``LLM``, shut down at the end."""
     from vllm import LLM
 
-    times = Times("ssd engine" if "speculative_config" in options else "plain engine")
     llm = LLM(model, **{**ENGINE, "max_model_len": 512, **options})
-    times.ready()
     try:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
-        times.ended()
 
 
 def own_run_dir() -> Path:

@@ -1,16 +1,13 @@
 """``vllm-ssd stats``."""
 
 import json
-import re
 import time
 
 import numpy as np
 import pytest
 
-from tests.support.pages import text_of
 from vllm_ssd import cli
 from vllm_ssd.metrics import TargetCounters
-from vllm_ssd.metrics.report import EngineReport
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.predictions import LookupResult
 from vllm_ssd.tools import stats
@@ -65,39 +62,6 @@ def test_the_status_says_whether_all_drafts_serve(table, capsys):
         assert cli.main(["stats"]) == status
         text = shown(capsys)
         assert all(part in text for part in said), text
-
-
-def test_two_servers_are_told_apart_in_80_columns(tmp_path, monkeypatch, capsys):
-    paths = [tmp_path / "one", tmp_path / "two"]
-    for path, pid in zip(paths, (4_194_301, 4_194_302)):
-        table = SpeculationTable.create(
-            path, TableShape(slots=1, k=2, branches=2), TableOwner("Llama-3.3-70B", pid=pid)
-        )
-        beat(table)
-        for part in (table.target, table.draft):
-            for name in part.dtype.names:
-                if name not in ("heartbeat", "away", "started_s", "accepted", "link_us"):
-                    part[name] = 1_000_000
-        table.draft["link_us"] = 2_000
-    monkeypatch.setattr(rundir, "tables", lambda: paths)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main(["stats"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    heading, rows = lines[1:3], lines[4:-1]
-    assert "process 4194301" in heading[1] and "process 4194302" in heading[1]
-    labels = [label for label, _ in EngineReport.read(paths[0], table).rows()]
-    assert [line.split("│")[1].rstrip() for line in rows] == [f" {label}" for label in labels]
-    assert max(map(len, lines)) <= 80
-    table.draft["heartbeat"] = 0
-    assert cli.main(["stats"]) == 1, "one of two is lost"
-
-
-def test_its_page_has_a_line_for_each_row(table):
-    part = text_of("docs/operations.md").partition("| row of `stats` |")[2].partition("\n\n")[0]
-    cells = re.findall(r"^\| (`.*?) \|", part, re.M)
-    named = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
-    rows = EngineReport.read(rundir.tables()[0], table).rows()
-    assert named == [label.strip().partition(":")[0] for label, _ in rows]
 
 
 def test_json_has_all_counters(table, tmp_path, monkeypatch, capsys):

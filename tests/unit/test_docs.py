@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Iterator
@@ -18,10 +17,6 @@ from vllm_ssd.config.default_drafts import FAMILIES
 from vllm_ssd.config.options import OPTIONS
 from vllm_ssd.config.ssd_config import DEFAULT_TOP_M, SSDConfig
 from vllm_ssd.config.versions import SUPPORTED, SUPPORTED_ON_GPUS
-from vllm_ssd.tools import stats
-from vllm_ssd.tools.check import command as check
-from vllm_ssd.tools.draft_server import command as draft
-from vllm_ssd.tools.tune import command as tune
 
 WORDS = 14000  # of all pages of docs/
 OF_EACH_PAGE = pytest.mark.parametrize("page", PAGES)
@@ -76,21 +71,6 @@ def test_default_drafts_are_those_of_the_code():
     assert [(target.removesuffix(".x"), name) for target, name in rows] == [
         (family.name, family.draft) for family in FAMILIES
     ]
-
-
-def test_flags_exist():
-    """In the tables of ``vllm-ssd tune``, and beside the name of a command."""
-    commands = argparse.ArgumentParser().add_subparsers()
-    for each in (stats, check, tune, draft):
-        each.add_command(commands)
-    table = re.search(r"\n\| option \| default.*?\n\n", text_of("docs/tuning.md"), re.S)
-    cells = " ".join(re.findall(r"^\| (`-.*?) \|", table[0], re.M))
-    flags = [("tune", flag) for flag in re.findall(r"`(--?[\w-]+)", cells)]
-    assert flags
-    for page in PAGES:
-        flags += re.findall(r"`vllm-ssd (\w+) (--[\w-]+)", text_of(page))
-    for command, flag in flags:
-        assert flag in commands.choices[command]._option_string_actions, f"{command} {flag}"
 
 
 def quoted() -> Iterator[str]:

@@ -6,12 +6,11 @@ from unittest.mock import MagicMock
 
 import pytest
 import ray
-from huggingface_hub import constants
 
 from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd import cli
-from vllm_ssd.config import draft_checks, target_checks
+from vllm_ssd.config import target_checks
 from vllm_ssd.service.cores import available_cores
 from vllm_ssd.service.draft_device import choose_lone_device
 from vllm_ssd.tools.draft_server import command, placed, serving
@@ -78,26 +77,6 @@ def test_a_draft_for_each_device(start, monkeypatch):
 def test_flags_that_will_not_do(start, flags, said):
     served, answer = start(*flags.split())
     assert not served and f"vllm-ssd draft: {said}" in answer
-
-
-@pytest.mark.parametrize("offline", [False, True])
-@pytest.mark.parametrize(
-    "model, said",
-    [
-        ("/nowhere", "the draft '/nowhere' is not a folder on this machine: write its whole path"),
-        ("nobody/nothing", "no config.json can be read from the Hugging Face Hub's model"),
-    ],
-)
-def test_models_that_are_not_there(monkeypatch, capsys, offline, model, said):
-    def find(*_):
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr(draft_checks, "file_or_path_exists", find)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
-    assert cli.main(["draft", model, "--name", "drafts"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"vllm-ssd draft: {said}")
 
 
 def test_a_model_that_vllm_cannot_read(start, tmp_path):

@@ -2,10 +2,7 @@
 
 import pytest
 
-from benchmarks.soak.load import Outcome
 from benchmarks.soak.requests import CHOICES, Choice, Request, difference, malformed
-from benchmarks.soak.summary import summarise
-from benchmarks.soak.watch import Sample
 
 PLAIN = Choice("one two, three", [1, 2, 3, 4], "length", [3.0, 0.5, 2.0, 1.0])
 GRAMMAR = {"temperature": 1, "structured_outputs": {"choice": CHOICES}}
@@ -39,20 +36,3 @@ def test_a_text_that_parts_from_the_plain_servers_is_found() -> None:
 )
 def test_answers_end_as_asked(body: dict[str, object], choice: Choice, right: bool) -> None:
     assert (malformed(asked(**body), choice) is None) is right
-
-
-@pytest.mark.parametrize(
-    ("outcome", "died", "left", "problems"),
-    [
-        (Outcome(compared=2), 0, [], 0),
-        (Outcome(), 0, [], 1),
-        (Outcome(compared=2, failures=["no token"], differences=["parts"]), 1, ["a file"], 4),
-    ],
-)
-def test_verdict(outcome: Outcome, died: int, left: list[str], problems: int) -> None:
-    mib = dict.fromkeys(("target_mib", "draft_mib", "ray_mib"), 1.0)
-    counted = dict.fromkeys(("tokens", "rounds", "hits", "misses", "late"), 0)
-    files = {"gpu_mib": None, "open_files": 5, "shared_files": 1}
-    samples = [Sample(at=at, **mib, **counted, **files) for at in (0.0, 1.0)]
-    summary = summarise(outcome, samples, "killed", [0.5], died, True, left, True)
-    assert len(summary.problems) == problems

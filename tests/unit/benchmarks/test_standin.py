@@ -1,8 +1,6 @@
 """Stand-ins compute what the small model computes; drafts what it computes without some layers.
 vLLM loads their folders, which have no weights, like checkpoints that have them."""
 
-import importlib.metadata
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm.config import LoadConfig, ModelConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 
-from benchmarks.standin import ensure_standin, environment, head, write_standin
+from benchmarks.standin import ensure_standin, write_standin
 from benchmarks.standin.build import ensure_draft
 from benchmarks.standin.checkpoint import WEIGHTS
 from benchmarks.standin.loader import LOAD_FORMAT, register
@@ -103,24 +100,3 @@ def test_folder_without_weights_is_the_same_model(models: Path) -> None:
     expected = load_file(whole / WEIGHTS)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
-
-
-def test_head_without_weights(models: Path) -> None:
-    """vLLM takes it for a head of EAGLE-3, and counts the target's own token as accepted."""
-    target = ensure_standin(models, WIDER, "float32")
-    speculation = {"method": "eagle3", "model": str(head.write_head(target, models))}
-    speculation |= {"num_speculative_tokens": 3, **head.head_options(2.5)}
-    config = EngineArgs(
-        model=str(target),
-        skip_tokenizer_init=True,
-        load_format=LOAD_FORMAT,
-        speculative_config=speculation,
-    ).create_engine_config()
-    assert config.speculative_config.synthetic_acceptance_rates == [1.0, 0.5, 0.0]
-
-
-def test_processes_find_the_plugin() -> None:
-    paths = environment()["PYTHONPATH"].split(os.pathsep)
-    found = importlib.metadata.distributions(name="vllm-standin", path=paths)
-    (entry_point,) = [point for each in found for point in each.entry_points]
-    assert entry_point.group == "vllm.general_plugins" and entry_point.load() is register

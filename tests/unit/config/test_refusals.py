@@ -105,13 +105,3 @@ def test_of_custom_logits_processors(configs):
     )
     assert ssd == ngram
     assert "Custom logits processors" in ssd[1]
-
-
-def test_of_steps_too_small_for_adapters(make):
-    """With LoRA, a step must hold all requests with all their drafts."""
-    small = {"enable_lora": True, "max_num_seqs": 16, "max_num_batched_tokens": 63}
-    ngram, ssd = refusals(lambda method: make(method, **small))
-    assert ssd == ngram
-    assert "max_num_batched_tokens" in ssd[1]
-    for method in ("ngram", "ssd"):
-        make(method, **{**small, "max_num_batched_tokens": 64})

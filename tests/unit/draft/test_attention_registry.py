@@ -9,8 +9,7 @@ from vllm.config import ModelConfig
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
 from tests.support.sentences import one_sentence
-from vllm_ssd.draft.attention.base import PagedAttention
-from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
+from vllm_ssd.draft.attention.registry import resolve_tree_backends
 
 GPU, AMD = gpus(1), gpus(1, rocm=True)
 
@@ -72,10 +71,3 @@ def test_a_release_of_flashinfer_whose_masks_are_wrong(monkeypatch, tmp_path, in
     else:
         said = refusal("flashinfer", None, AMD)
         assert "needs amd-flashinfer 0.5.3+amd.2 or later and this is 0.5.3+amd.1" in said
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_has_its_class(backend):
-    if importlib.util.find_spec(BACKENDS[backend].package) is None:
-        pytest.skip(f"{BACKENDS[backend].package} is not installed")
-    assert issubclass(load_backend(backend), PagedAttention)

@@ -32,21 +32,6 @@ def test_draft_equal_to_target_always_hits_and_accepts_k(
     assert (counters["drafted_ahead"], counters["branches"]) == (13, 13 * f * (k + 1))
 
 
-def test_tokens_that_the_draft_has_no_embedding_for(tmp_path, draft_model, reference):
-    """A multimodal target's placeholders for an image: the draft reads token 0 in their place."""
-    k, rounds = 4, 3
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 2, False, chunk=16))
-    before, after = PROMPT[:3], PROMPT[3:]
-    prompt = [*before, VOCAB, VOCAB + 1, VOCAB + 1, *after]
-    truth = reference.continuation([*before, 0, 0, 0, *after], 1 + rounds * (k + 1))
-    target = loop.begin("a", prompt, reference, truth)
-    loop.work()
-    assert target.round(loop.client) == 0  # the prompt's own token
-    for _ in range(rounds):
-        loop.work()
-        assert target.round(loop.client) == k
-
-
 @pytest.mark.parametrize("has_time", [True, False])
 def test_sync_mode_serves_a_batch_at_once(tmp_path, monkeypatch, draft_model, reference, has_time):
     """f = 0, requests that accept all drafts beside one that accepts none: k steps are enough for

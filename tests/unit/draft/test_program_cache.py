@@ -32,40 +32,6 @@ def test_one_feed_for_all_who_need_one(cache):
     assert shown(cache.feeds([1, 3, 0, 5])) == [(3, 5, [0, 1, 3])]
 
 
-@pytest.mark.parametrize("read, apart", [(4, True), (12, False), (256, False)])
-def test_single_tokens_apart_where_that_is_faster(cache, monkeypatch, read, apart):
-    """read: tokens that a feed computes while it reads the weights. Together these are 20 tokens,
-    apart three and five."""
-    monkeypatch.setattr(program_cache, "TOKENS_IN_A_READ", read)
-    parts = cache.feeds([1, 1, K + 1, 1])
-    together = [(4, K + 1, [0, 1, 2, 3])]
-    assert shown(parts) == ([(3, 1, [0, 1, 3]), (1, K + 1, [2])] if apart else together)
-
-
-@pytest.mark.parametrize(
-    "wanted, batch, size",
-    [
-        ([6], 1, 16),
-        ([40], 1, CHUNK),
-        ([100], 1, CHUNK),
-        ([40] * 3, 4, 16),
-        ([100, 3, 3], 1, CHUNK),
-        ([3, 4, 2], 4, K + 1),
-        ([3] * 12, 8, K + 1),
-    ],
-)
-def test_recorded_programs_that_show_the_most(cache, wanted, batch, size):
-    cache._recorded = True
-    feed = cache.chunk(wanted)
-    assert (feed.batch, feed.queries) == (batch, size)
-
-
-def test_others_have_the_size_that_is_needed(cache):
-    """On CPUs, where time goes by tokens, but for few: the weights are read once for all."""
-    shapes = [(feed.batch, feed.queries) for feed in map(cache.chunk, ([40, 40], [100], [3, 4, 9]))]
-    assert shapes == [(1, 40), (1, CHUNK), (2, 4)]
-
-
 @pytest.mark.parametrize("k, f, top_m", [(1, 1, 0), (1, 0, 4), (2, 3, 4)])
 def test_a_draft_warms_up_with_any_k(draft_model, k, f, top_m):
     policy = DraftPolicy(k, f, True, chunk=CHUNK, top_m=top_m)

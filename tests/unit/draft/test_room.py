@@ -1,14 +1,11 @@
 """Texts that are too long for the draft, or for the memory there is at the moment."""
 
 import pytest
-import torch
 
 from tests.unit.draft.loop import MAX_LEN, PROMPT, Loop, Target
 from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import DRAFTING, GIVEN_UP, PREPARING, make_stamp
-from vllm_ssd.worker import client
-from vllm_ssd.worker.client import Row
 
 
 @pytest.mark.parametrize("end", [[], [5], list(range(40))])
@@ -31,26 +28,6 @@ def test_a_text_that_begins_like_another_is_read_from_there(tmp_path, draft_mode
         turn.round(loop.client)
         assert turn.drafts == reference.continuation(turn.text, k)
         loop.work()
-
-
-def test_what_a_draft_without_predictions_has_shown_is_read_from_there(
-    tmp_path, monkeypatch, draft_model, reference
-):
-    """f = 0, and the target verifies fewer drafts than there are: no text is ever left to show."""
-    loop = Loop(draft_model, tmp_path / "t", DraftPolicy(3, 0, True, chunk=16), on_miss="wait")
-    monkeypatch.setattr(client, "time", loop)
-    first = loop.begin("a", list(range(60, 76)), reference)
-    loop.work()
-    while len(first.text) < 4 * BLOCK_SIZE:
-        first.text += first.verify()
-        row = Row("a", torch.tensor(first.text).int().numpy(), len(first.drafts) + 1)
-        (first.drafts,) = loop.client.exchange([row], most_drafts=1)
-        loop.work()
-    loop.client.remove("a")
-    read = loop.table.draft["prefill"][0]
-    loop.begin("b", first.text, reference)
-    loop.work()
-    assert loop.table.draft["prefill"][0] - read <= BLOCK_SIZE
 
 
 def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):

@@ -45,21 +45,6 @@ def test_targets_out_of_phase_do_not_wait_for_each_other(reference, pair):
         assert target.round(loop.client) == K
 
 
-def test_inputs_are_sent_only_when_trees_come_or_go(reference, pair, monkeypatch):
-    first, _ = pair
-    target = first.begin("a", PROMPT, reference)
-    first.work()
-    target.round(first.client)
-    filled, fill = [], program_cache.Grow.fill
-    monkeypatch.setattr(
-        program_cache.Grow,
-        "fill",
-        lambda self, trees: (filled.append(len(trees)), fill(self, trees)),
-    )
-    first.work()
-    assert filled == [1]
-
-
 def test_trees_that_do_not_fit_take_turns(tmp_path, draft_model, reference):
     """Those first whose target may wait, then those with the fewest tokens."""
     loop = Loop(draft_model, tmp_path / "t", POLICY)

@@ -1,12 +1,9 @@
 """The model is not shown again what it has seen while it drafted. What it then predicts, tests
 ``test_changing_batches.py``."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.unit.draft.loop import PROMPT, Loop
-from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import make_stamp
 from vllm_ssd.table.schema import parity
@@ -106,20 +103,3 @@ def test_new_texts_are_read_before_a_bonus_without_drafts(tmp_path, draft_model,
     read, grown = int(counters["prefill"]), int(counters["branch"])
     assert loop.work(1)
     assert counters["prefill"] > read and counters["branch"] == grown
-
-
-@pytest.mark.parametrize(
-    ("accepted", "new_tokens", "has_rest"),
-    [
-        (1, [11, 12], True),  # one of four verified, or two: who knows
-        (3, [11, 12, 13, 14], False),  # the bonus is the last of them
-        (1, [11, 99], False),
-        (-1, [11, 12], False),  # it grew unseen
-    ],
-)
-def test_the_draft_knows_that_the_target_has_more(accepted, new_tokens, has_rest):
-    """No fallback is grown then."""
-    request = DraftRequest(None, 0, 1, [1, 2, 3], SimpleNamespace(trim=lambda size: None))
-    request.decide([11, 12, 13, 14], None)
-    request.advance(1, new_tokens, accepted)
-    assert (request.left_over is not None) is has_rest

@@ -1,14 +1,10 @@
 """What the chat shows of an answer: its speed, the server's counters, two answers side by side."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from examples.chat import __main__ as chat
 from examples.chat.answer import Answer
 from examples.chat.counters import between, parse
-from examples.chat.screen import show_beside, show_one
 
 HITS, MISSES, OFF = (f'vllm:ssd_rounds_total{{result="{r}"}}' for r in ("hit", "miss", "off"))
 ROUNDS, TOKENS = (f"vllm:ssd_round_tokens_{name}" for name in ("count", "sum"))
@@ -36,49 +32,6 @@ def test_the_summary_is_of_what_was_counted_meanwhile(since, said):
     answer.speculation = between(text(0), text(1))
     assert answer.summary().startswith("21 tokens, 10.0 tokens/s, first token after 500 ms")
     assert said in answer.summary()
-
-
-def growing(*texts, tokens_per_second=10.0):
-    """An answer as an endpoint yields it."""
-    answer = Answer(asked=0.0)
-    for text in texts:
-        answer.text, answer.first_s, answer.ended = text, 0.0, 20 / tokens_per_second
-        yield answer
-    answer.tokens = 21
-    yield answer
-
-
-def interrupted():
-    yield next(growing("Hel"))
-    raise KeyboardInterrupt
-
-
-def failing():
-    yield Answer()
-    raise ConnectionError("gone")
-
-
-@pytest.fixture
-def console():
-    return Console(file=io.StringIO(), width=80, height=24)
-
-
-def test_one_answer_is_written_as_it_is_until_it_is_stopped(console):
-    show_one(console, growing("[b]He", "[b]Hello [1]"))
-    shown = console.file.getvalue()
-    assert shown == "[b]Hello [1]\n21 tokens, 10.0 tokens/s, first token after 0 ms\n"
-    assert show_one(console, interrupted()).text == "Hel"
-    assert "stopped" in console.file.getvalue()
-
-
-def test_two_answers_are_beside_each_other_with_their_ratio(console):
-    streams = [lambda: growing("left", tokens_per_second=30.0), lambda: growing("right")]
-    show_beside(console, ["ssd", "plain"], streams)
-    shown = console.file.getvalue()
-    assert any("left" in line and "right" in line for line in shown.splitlines())
-    assert "\nssd: 3.00 times plain; texts differ\n" in shown
-    with pytest.raises(ConnectionError, match="gone"):
-        show_beside(console, ["a", "b"], [lambda: growing("x"), failing])
 
 
 @pytest.mark.parametrize("compare", [[], ["--compare"], ["--compare", "http://plain:8000"]])

@@ -3,7 +3,6 @@ are told. The schemas do not know KubeRay's object, whose pods are checked."""
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,6 @@ from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_ssd.config.options import OPTIONS
-from vllm_ssd.tools.draft_server import command
-from vllm_ssd.tools.draft_server.placed import labels
 
 FOLDER = Path(__file__).parents[3] / "examples" / "kubernetes"
 OBJECTS = {file.name: list(yaml.safe_load_all(file.read_text())) for file in FOLDER.glob("*.yaml")}
@@ -81,23 +78,3 @@ def test_what_a_target_needs(objects):
     assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
     assert "persistentVolumeClaim" in mounts["/root/.cache/huggingface"]
     assert pod["spec"]["enableServiceLinks"] is False, "VLLM_SSD_PORT"
-
-
-def test_a_draft_that_ray_places():
-    """Ray and `vllm-ssd draft` take the commands; the draft's labels are those of a group."""
-    from ray.scripts.scripts import start  # it imports much
-
-    (cluster,) = (each for each in OBJECTS["ray.yaml"] if each["kind"] == "RayCluster")
-    join, drafts, *_, serve = commands(target_of(OBJECTS["ray.yaml"])[1])
-    parser = argparse.ArgumentParser()
-    command.add_command(parser.add_subparsers())
-    args = parser.parse_args(drafts[1:])
-    groups = cluster["spec"]["workerGroupSpecs"]
-    assert labels(args.ray_labels) in [labels(g["rayStartParams"]["labels"]) for g in groups]
-    served = make_arg_parser(FlexibleArgumentParser()).parse_args(serve[2:]).speculative_config
-    assert (served["draft_server"], served["ray_address"]) == (args.name, args.ray_address)
-    joined = start.make_context("ray start", join[2:]).params
-    assert joined["address"] == f"{cluster['metadata']['name']}-head-svc:6379"
-    for group in (cluster["spec"]["headGroupSpec"], *groups):
-        options = [f"--{name}={value}" for name, value in group["rayStartParams"].items()]
-        start.make_context("ray start", options)

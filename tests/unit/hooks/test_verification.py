@@ -16,7 +16,6 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks import verification
 from vllm_ssd.hooks.runner_v2 import SPECULATOR
 from vllm_ssd.hooks.verification import OwnManager, with_own_manager
-from vllm_ssd.worker.step_costs import KV_STEPS, kv_batch, kv_token_ms, sizes_to_measure
 
 ROWS, K = 64, 5
 KV_MS, STEP_MS, TOKEN_MS = 0.001, 20.0, 0.25
@@ -102,14 +101,6 @@ def test_tokens_are_measured_without_kv(manager):
     assert costs[128] == pytest.approx(STEP_MS + 128 * TOKEN_MS)
 
 
-def test_long_steps_are_not_measured():
-    """But two beyond the graphs, from which what they cost follows."""
-    assert sizes_to_measure([1, 8, 512, 768, 1024, 2048, 4096], 512) == [1, 8, 512, 768, 1024, 2048]
-    assert sizes_to_measure([1, 4096, 6144, 8192], 4096) == [1, 4096, 6144, 8192]
-    assert sizes_to_measure([1, 8], 8) == [1, 8]
-    assert sizes_to_measure([56, 64, 72, 80, 88, 96, 144], 96) == [56, 64, 80, 96, 144]
-
-
 def test_a_steps_kv_is_part_of_its_cost(manager):
     """The longer a step takes anyway, the more drafts pay."""
     few = budget(manager, 16)
@@ -142,19 +133,6 @@ def test_only_engines_with_ssd_have_it():
     assert type(made) is AdaptiveVerificationManager
     with pytest.raises(ValueError, match="not with this"):
         with_own_manager(refuse, vllm_config=config)
-
-
-@pytest.mark.parametrize(
-    "sizes, size", [([1, 2, 4, 8, 64], 8), ([16, 32, 48], 32), ([100, 200], 100)]
-)
-def test_kv_is_measured_at_a_size_that_was_measured_without(sizes, size):
-    assert kv_batch(sizes, 1000, 8192) == {"num_tokens": size, "context_len": 500}
-    assert kv_batch(sizes, 100_000, 8192) == {"num_tokens": size, "context_len": 8192}
-
-
-def test_noise_costs_nothing():
-    samples = [StepTimingSample(ms, 0.0, 8, 8, True) for ms in (20.2, 20.1, *[20.0] * KV_STEPS)]
-    assert kv_token_ms(samples, 500) == 0.0
 
 
 def test_trimming_is_compiled_once(monkeypatch):

@@ -65,16 +65,6 @@ def test_rounds(table):
     assert {name: told[f"{name}_total"] for name in of_tokens} == of_tokens
 
 
-@pytest.mark.parametrize(
-    "microseconds, counter",
-    [(0, 0), (100, 0), (101, 1), (200, 1), (201, 2), (100 << 15, 15), (101 << 15, 16), (10**9, 16)],
-)
-def test_waits_are_counted_by_their_length(table, microseconds, counter):
-    TargetCounters(table).waited(microseconds / 1e6, 0)
-    counted = snapshot(table)["waits"]
-    assert [place for place, count in enumerate(counted) if count] == [counter]
-
-
 def test_the_draft(table):
     draft = table.draft[0]
     draft["heartbeat"] = time.monotonic_ns() - 2_000_000_000
@@ -113,24 +103,6 @@ def record(monkeypatch, level):
         target_counters.logger, level, lambda text, *args: lines.append(text % args)
     )
     return now, lines
-
-
-def test_one_log_line_per_interval_of_activity(table, monkeypatch):
-    now, lines = record(monkeypatch, "info")
-    counters = TargetCounters(table)
-    for second in range(60):
-        now[0] += 1.0
-        if second < 25:
-            counters.looked_up(found(True, False, [1, 2]), 2)
-        if second == 45:
-            counters.went_without(3)
-        counters.log()
-    told = [line.removeprefix("SSD metrics: ").partition(", Hit")[0] for line in lines]
-    assert told == [
-        *["Rounds: 10, Off: 0"] * 2,
-        "Rounds: 5, Off: 0",
-        "Rounds: 0, Off: 3",
-    ]
 
 
 def test_one_warning_when_acceptance_has_halved(table, monkeypatch):

@@ -55,12 +55,6 @@ class FakeService:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
-    def start_again(self):
-        """As its keeper does it."""
-        with self._turn:
-            self._joined.clear()
-            self._draft["heartbeat"], self._draft["pid"] = 0, self._draft["pid"] + 1
-
     @property
     def engines(self) -> int:
         return int(self._draft["joined"])
@@ -221,21 +215,6 @@ def test_a_refusal_is_a_sentence(service, join, state, why, caplog):
     (line,) = said(caplog)
     assert why in line and "serving begins without drafts, as required is false" in line
     assert not lives(optional)
-
-
-def test_a_draft_that_is_lost_comes_back(service, join, caplog):
-    """Nobody waits for it meanwhile; a loss and a return are a line each."""
-    one = service()
-    draft = join()
-    begin(draft)
-    for number in (1, 2):
-        one.start_again()
-        until(lambda number=number: draft._table.draft["restarts"][0] == number)
-        assert lives(draft)
-    lost, back = "the draft server 'drafts' is lost", "the draft server 'drafts' is back"
-    assert [lost in line for line in said(caplog)] == [True, False] * 2
-    assert [back in line for line in said(caplog)] == [False, True] * 2
-    assert one.asked == [Join, *[Leave, Join] * 2]
 
 
 def test_one_that_sleeps_is_woken_up(service, join, caplog):

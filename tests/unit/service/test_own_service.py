@@ -17,7 +17,6 @@ from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.service import Service
 from vllm_ssd.table import TableOwner, TableShape
 from vllm_ssd.table.draft_names import DraftName, publish
-from vllm_ssd.table.messages import DIED
 from vllm_ssd.table.service_state import State
 
 NAME = f"dp:{os.getpid()}-a"  # tables are seen by other runs of these tests, too
@@ -122,15 +121,6 @@ def test_each_target_has_its_own_cores(launchers, monkeypatch):
         own.workers_started()
         assert name not in os.environ
     assert launchers[0].device.cores == [4]
-
-
-def test_the_successor_of_a_draft_that_dies_is_told_to_sleep(launchers, monkeypatch):
-    """Else it would have the memory that the engine gives back."""
-    own, answers = service(), [DIED, ""]
-    own.start()
-    monkeypatch.setattr(own_service, "ask", lambda *_: answers.pop(0))
-    own.sleep(Path("of the engine"))
-    assert not answers
 
 
 def test_why_a_draft_is_gone_may_be_heard_while_it_is_looked_for(launchers, monkeypatch):

@@ -18,7 +18,6 @@ if interpreter.HERE:
     from vllm_ssd.draft.attention.kernels import pack_tree_masks
     from vllm_ssd.draft.attention.masks import tree_mask
     from vllm_ssd.draft.attention.sdpa import SDPAAttention
-    from vllm_ssd.draft.attention.self_test import largest_error
     from vllm_ssd.draft.attention.triton import TritonAttention
     from vllm_ssd.table import FALLBACK, SpeculationTable, TableShape, make_stamp, pages
     from vllm_ssd.table.device_publisher import DevicePublisher
@@ -43,11 +42,6 @@ if interpreter.HERE:
         prompts_and_trees(
             Pair(TritonAttention, group, 16, contexts, 5, torch.float32, CPU, **{**small, **odd})
         )
-
-    def test_what_a_draft_tries_at_its_start(monkeypatch):
-        monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 12)
-        shape = AttentionShape(2, 6, 2, 16, 0.25, torch.float32, CPU)
-        assert largest_error(TritonAttention, shape, block_size=16) < 1e-5
 
     @pytest.mark.parametrize("top_m, branches", SIZES)
     def test_publishing_leaves_the_same_bytes(tmp_path, top_m, branches):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-import pytest
-
-from vllm_ssd import cli
 from vllm_ssd.config.draft_server import COMMON, OF_ITS_PROCESS
 from vllm_ssd.tools import stats
 from vllm_ssd.tools.check import command as check
@@ -20,14 +17,6 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     commands = argparse.ArgumentParser().add_subparsers()
     COMMANDS[name].add_command(commands)
     return commands.choices[name]
-
-
-@pytest.mark.parametrize("name", [None, *COMMANDS])
-def test_help_is_no_markup(name, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([*filter(None, [name]), "--help"])
-    said = capsys.readouterr().out
-    assert said.startswith("usage: vllm-ssd") and "`" not in said
 
 
 def test_a_draft_has_all_options_under_their_names():
