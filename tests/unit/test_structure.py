@@ -119,17 +119,17 @@ def test_every_part_has_its_place():
 
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
-    "../benchmarks": 4265,
-    "../tests": 21110,
-    "table": 2130,
-    "draft": 5120,
-    "service": 2540,
-    "bridge": 1220,
+    "../benchmarks": 4210,
+    "../tests": 20290,
+    "table": 2090,
+    "draft": 5100,
+    "service": 2510,
+    "bridge": 1190,
     "config": 1200,
     "metrics": 500,
     "worker": 1900,
-    "hooks": 1190,
-    "tools": 1675,
+    "hooks": 1170,
+    "tools": 1670,
 }
 
 
