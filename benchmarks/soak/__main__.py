@@ -246,14 +246,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=512, help="of the longest prompt")
     add("--tokens", type=int, default=256, help="of the longest answer")
     add("--seed", type=int, default=0)
-    add(
+    harm = parser.add_mutually_exclusive_group()
+    harm.add_argument(
         "--kill-every",
         type=float,
         metavar="SECONDS",
         help="in the mean: kill the draft server, its keeper or its Ray, which are started again "
         "each time unless --option says otherwise; default: never",
     )
-    add(
+    harm.add_argument(
         "--stop-every",
         type=float,
         metavar="SECONDS",
