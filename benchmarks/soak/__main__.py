@@ -41,7 +41,8 @@ from benchmarks.standin.folders import say
 from vllm_ssd.config.draft_server import FLAGS
 from vllm_ssd.service.cores import available_cores
 
-GONE_S = 20.0  # for what a server leaves to its draft's keeper
+# For what a server leaves to its draft's keeper. Ray's agents outlive a killed Ray by a minute.
+GONE_S = 90.0
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
 SERVICE = "soak"  # the name of its drafts
 LOST = "SSD: the draft is lost"  # what the log says of a draft that died
