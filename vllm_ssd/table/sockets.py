@@ -48,9 +48,10 @@ class Sockets:
             sender, *_, body = socket.recv_multipart()
             try:
                 message = _requests.decode(body)
-                if type(message) not in handlers:
+                handle = handlers.get(type(message))
+                if handle is None:
                     raise msgspec.ValidationError(f"nobody here handles {type(message).__name__}")
-                answer = handlers[type(message)](message)
+                answer = handle(message)
             except UNREADABLE as error:
                 logger.warning("SSD: ignored a malformed control message: %s", error)
                 return
