@@ -12,8 +12,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
-from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.table.rundir import table_path
+from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.worker.slots import SlotState
 
 STEP_S = 0.1  # of a step that waits for nothing: it leaves the cores to others

@@ -32,8 +32,7 @@ from vllm_ssd.bridge.changes import Change, Changed, Malformed, Plan, decode, en
 from vllm_ssd.bridge.cluster import connect, find_sites, statuses
 from vllm_ssd.bridge.mirror import Mirror, show_status
 from vllm_ssd.bridge.records import Side
-from vllm_ssd.bridge.session import ANSWER_S, LOOK_S
-from vllm_ssd.bridge.site import Status
+from vllm_ssd.bridge.site import ANSWER_S, LOOK_S, Status
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.detached import detach, is_closed, say

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vllm_ssd.bridge.changes import VERSIONS, decode, encode
-from vllm_ssd.bridge.mirror import read_status
-from vllm_ssd.bridge.session import ANSWER_S, Session
+from vllm_ssd.bridge.changes import VERSIONS, Change, Changed, Plan, decode, encode
+from vllm_ssd.bridge.mirror import Mirror, read_status
+from vllm_ssd.bridge.records import Side
 from vllm_ssd.log import get_logger
+from vllm_ssd.service.joined_draft import PUT_AWAY_S
+from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.draft_names import CommonOptions
-from vllm_ssd.table.heartbeat import draft_lives
-from vllm_ssd.table.messages import NOT_LOADED, Wake, ask
+from vllm_ssd.table.messages import (
+    NO_ANSWER,
+    NOT_LOADED,
+    ControlClient,
+    Join,
+    Leave,
+    Wake,
+    ask,
+    endpoint,
+)
+from vllm_ssd.table.service_state import draft_lives
 
 logger = get_logger(__name__)
 
+ANSWER_S = 2.5  # timeout for the draft server to join or leave an engine
+HOLD_S = 0.1  # for which ``pull`` waits for changes, and between two reports of the state
+LOOK_S = 300e-6  # between two reads of the table: a call of Ray takes three times as long
 THREADS = 128  # calls at a time; each engine holds one, and now and then a second
 SILENT_S = 5.0  # without a call from an engine's node, after which the draft leaves the engine
 # Most requests of an engine that every draft allows: vLLM's largest default of max_num_seqs. An
@@ -28,6 +44,72 @@ _ALLOWED_SLOTS = 1024
 
 # The draft's part of its own table and of the engine's, as ``read_status`` has them.
 Status = tuple[list[int], list[int]]
+
+
+class Session:
+    """Drafts for one engine of another node until ``end``. engine: its run directory there. mirror:
+    of its table. silent_s: seconds without a call from its node; whoever ends silent sessions adds
+    to it."""
+
+    def __init__(self, engine: str, shape: TableShape, owner: TableOwner):
+        """Make the mirror of the engine's table; raises ``OSError`` or ``RuntimeError``."""
+        self.engine = engine
+        self.silent_s = 0.0
+        self._files = OwnFiles(shape, TableOwner(owner.model, owner.engine, os.getpid()))
+        self._run_dir = self._files.run_dir
+        self._control = ControlClient(endpoint(self._run_dir))
+        self.mirror = Mirror(self._files.table, Side.DRAFT)
+        self._turn = threading.Lock()  # held while the mirror or the control socket is used
+        self._pushed = threading.Event()
+        self._ended = False
+
+    def join(self, draft: Path, engines: int | None) -> str:
+        """Let the draft join the engine; returns "" or the reason for a refusal. draft: its run
+        directory. engines: see ``Join``."""
+        self._draft = draft
+        answer = ask(draft, Join(str(self._run_dir), engines), ANSWER_S)
+        return NO_ANSWER if answer is None else answer
+
+    def push(self, changes: list[Change]) -> None:
+        """Take in the engine's changes and control messages; raises ``Malformed``."""
+        self.silent_s = 0.0
+        with self._turn:
+            for change in changes:
+                if isinstance(change, (Changed, Plan)):
+                    self.mirror.apply(change)
+                elif not self._ended:
+                    self.mirror.note(change)
+                    self._control.send(change)  # if a full queue drops it, the draft asks for it
+        self._pushed.set()
+
+    def pull(self) -> list[Changed | Plan]:
+        """The draft's changes since the last call. Waits up to ``HOLD_S`` seconds for some."""
+        self.silent_s = 0.0
+        deadline = time.monotonic() + HOLD_S
+        while True:
+            self._pushed.clear()
+            with self._turn:
+                changes = self.mirror.take()
+                works = self.mirror.has_requests
+            left_s = deadline - time.monotonic()
+            if changes or self._ended or left_s <= 0:
+                return changes
+            if works:
+                time.sleep(LOOK_S)
+            else:
+                self._pushed.wait(left_s)
+
+    def end(self, asleep: bool = False) -> None:
+        """Let the draft leave the engine, then remove the files. asleep: the engine sleeps, so the
+        draft may free its memory. A second call does nothing."""
+        with self._turn:
+            ended, self._ended = self._ended, True
+        if not ended:
+            self._pushed.set()
+            self._control.close()
+            limit_s = PUT_AWAY_S if asleep else ANSWER_S
+            ask(self._draft, Leave(str(self._run_dir), asleep), limit_s)
+            self._files.remove()
 
 
 class Site:

@@ -15,9 +15,9 @@ from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import ProgramCache
 from vllm_ssd.draft.programs import Feed
-from vllm_ssd.draft.random_numbers import uniforms
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.running_batch import RunningBatch
+from vllm_ssd.draft.sampling import uniforms
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import FALLBACK
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_ssd.hooks.patches import put_before
-from vllm_ssd.table.heartbeat import HEARTBEAT_LIMIT_NS
+from vllm_ssd.table.service_state import HEARTBEAT_LIMIT_NS
 from vllm_ssd.worker.draft_limit import most_that_fit
 from vllm_ssd.worker.draft_sampling import draft_sampling, number_from
 

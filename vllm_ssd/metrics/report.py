@@ -11,8 +11,7 @@ from typing import Any
 from vllm_ssd.metrics.catalog import ROWS, WORK
 from vllm_ssd.metrics.figures import rates, snapshot, subtract
 from vllm_ssd.table import SpeculationTable, TableOwner
-from vllm_ssd.table.heartbeat import heartbeat_age_s
-from vllm_ssd.table.service_state import State, state_of
+from vllm_ssd.table.service_state import State, heartbeat_age_s, state_of
 
 _STATES = {
     State.LOADING: "loading",

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.table import DRAFTING, GIVEN_UP, LOST, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
-from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.table.outcomes import OutcomeWriter
 from vllm_ssd.table.predictions import LookupResult, PredictionReader
+from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.draft_limit import MOST_DRAFTS
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from vllm_ssd.metrics import TargetCounters
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.draft_states import DraftStates
-from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.table.kernel_layout import KernelLayout
 from vllm_ssd.table.pages import memory_of
+from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.worker.confidence import MANY_ROWS, Confidence
 from vllm_ssd.worker.confidence_kernels import GUESSED
 from vllm_ssd.worker.connection import Connection

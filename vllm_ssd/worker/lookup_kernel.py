@@ -19,8 +19,8 @@ from triton.language.target_info import is_cuda, is_hip
 from vllm_ssd.table.draft_probs_kernels import move_probs, store_certain
 from vllm_ssd.table.outcome_kernels import confirm, publish
 from vllm_ssd.table.prediction_kernels import find, is_hopeless, read_head, read_newest
+from vllm_ssd.table.schema import SHORTEST_WAIT_US
 from vllm_ssd.worker.confidence_kernels import DRAFTED, GUESSED, LEFT_OVER, grade, weigh
-from vllm_ssd.worker.counter_kernels import count_wait
 from vllm_ssd.worker.guess_kernels import continuation, in_vocabulary
 
 # Columns of the slot states, int64 [slots, SLOT_STATE_FIELDS]. From ``SlotState``: generation,
@@ -31,6 +31,7 @@ SLOT_STATE_FIELDS = 6
 _SLOT_STATE_FIELDS = tl.constexpr(SLOT_STATE_FIELDS)
 # A look takes at least this long. So a wait ends even if the timer stands still.
 _SHORTEST_LOOK_NS = tl.constexpr(100)
+_SHORTEST_WAIT_US = tl.constexpr(SHORTEST_WAIT_US)
 
 
 @triton.jit(
@@ -271,3 +272,13 @@ def look_kernel(stamps, looks, found, AT: tl.constexpr):
         changes += tl.max((now != head).to(tl.int32)) + hopeless.to(tl.int32)
         head = now
     tl.store(found, changes)
+
+
+@triton.jit
+def count_wait(counters, wait_us, AT: tl.constexpr):
+    """Count a step's wait by the rules of ``TargetCounters.waited``. A wait of 0 counts nothing."""
+    tl.atomic_add(counters + AT.counter_wait_us, wait_us, sem="relaxed")
+    lane = tl.arange(0, AT.wait_lanes).to(tl.int64)
+    longer = (lane < AT.wait_counters - 1) & (wait_us > (_SHORTEST_WAIT_US << lane))
+    place = tl.sum(longer.to(tl.int64))
+    tl.atomic_add(counters + AT.counter_waits + place, 1, mask=wait_us > 0, sem="relaxed")

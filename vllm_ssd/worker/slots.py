@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from vllm_ssd.table import make_stamp
-from vllm_ssd.table.heartbeat import draft_has_gone
 from vllm_ssd.table.messages import Add, Remove
+from vllm_ssd.table.service_state import draft_has_gone
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, seed_of
 

@@ -24,8 +24,8 @@ from vllm_ssd.bridge.changes import Plan, encode
 from vllm_ssd.bridge.near import Near, NearSpec
 from vllm_ssd.bridge.site import Site
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape, rundir
-from vllm_ssd.table.heartbeat import draft_lives
 from vllm_ssd.table.messages import Join, Leave, Reload, Remove, Wake, ask
+from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.table.sockets import Sockets
 from vllm_ssd.worker.client import SpeculationClient
 from vllm_ssd.worker.connection import Connection

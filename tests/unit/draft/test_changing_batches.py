@@ -15,8 +15,7 @@ import torch
 from tests.unit.draft.loop import SLOTS, VOCAB, Loop, Target, make_engine
 from tests.unit.draft.test_seen_drafts import predicted
 from tests.unit.draft.test_several_tables import predictions as written
-from vllm_ssd.draft.random_numbers import uniforms
-from vllm_ssd.draft.sampling import Sampler
+from vllm_ssd.draft.sampling import Sampler, uniforms
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import make_stamp
 from vllm_ssd.worker import client

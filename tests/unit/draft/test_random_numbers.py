@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_ssd.draft.random_numbers import uniforms
+from vllm_ssd.draft.sampling import uniforms
 
 
 @pytest.mark.parametrize("k", [1, 4, 5, 7, 64])

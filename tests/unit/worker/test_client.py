@@ -9,7 +9,7 @@ import numpy as np
 from tests.support.chaos import Chaos
 from tests.support.client_reference import Reference
 from tests.support.control_socket import Sent
-from vllm_ssd.table import LOST, SpeculationTable, TableShape, heartbeat
+from vllm_ssd.table import LOST, SpeculationTable, TableShape, service_state
 from vllm_ssd.table.messages import Add
 from vllm_ssd.table.outcomes import OutcomeReader
 from vllm_ssd.worker import client as client_module
@@ -94,7 +94,7 @@ class World:
             self.reference.states.set(known.slot, known.generation, LOST)
         if self.chance(0.2):
             self.reference.lives = self.chance(0.8)
-            age = 0 if self.reference.lives else heartbeat.HEARTBEAT_LIMIT_NS
+            age = 0 if self.reference.lives else service_state.HEARTBEAT_LIMIT_NS
             self.table.draft["heartbeat"] = self.clock.monotonic_ns() - age
 
     def while_it_waits(self):
@@ -191,7 +191,7 @@ class World:
 def test_what_a_step_gets(monkeypatch):
     for seed in range(120):
         clock = Clock()
-        for module in (client_module, heartbeat):
+        for module in (client_module, service_state):
             monkeypatch.setattr(module, "time", clock)
         world = World(seed, clock, monkeypatch)
         for _ in range(25):

@@ -159,8 +159,7 @@ def _make_drafts(args: argparse.Namespace) -> LocalDrafts | PlacedDrafts:
         from vllm_ssd.tools.draft_server.placed import PlacedDrafts
 
         return PlacedDrafts(args)
-    from vllm_ssd.tools.draft_server.configs import make_configs
-    from vllm_ssd.tools.draft_server.serving import LocalDrafts
+    from vllm_ssd.tools.draft_server.serving import LocalDrafts, make_configs
 
     return LocalDrafts(make_configs(args), args.name)
 

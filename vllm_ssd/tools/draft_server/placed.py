@@ -14,14 +14,15 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from vllm_ssd.bridge.cluster import connect
-from vllm_ssd.bridge.site import THREADS
+from vllm_ssd.bridge.site import THREADS, Site
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.log import get_logger
+from vllm_ssd.service.cores import take_niceness_of_others
+from vllm_ssd.service.keeper import keep_in_thread
 from vllm_ssd.service.own_ray import sentence
 from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import absolute
-from vllm_ssd.tools.draft_server.configs import devices
-from vllm_ssd.tools.draft_server.node import DraftOnNode
+from vllm_ssd.tools.draft_server.serving import LocalDrafts, devices, make_configs
 
 logger = get_logger(__name__)
 
@@ -177,3 +178,39 @@ def labels(text: str | None) -> dict[str, str]:
             )
         found[key] = value
     return found
+
+
+class DraftOnNode(Site):
+    """Call ``node`` and ``serve``, then ``tend`` now and then, and ``stop`` at any time."""
+
+    _drafts: LocalDrafts | None = None
+
+    def node(self) -> str:
+        """This node's address in Ray."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def serve(self, args: argparse.Namespace) -> None:
+        """Load the draft that the flags in ``args`` describe. Raises ``ValueError`` or
+        ``RuntimeError`` with a sentence if that fails."""
+        take_niceness_of_others()
+        self._drafts = drafts = LocalDrafts(make_configs(args), args.name, keep_in_thread)
+        try:
+            drafts.start()
+            self.open(drafts.run_dirs[0], drafts.options, drafts.max_num_seqs)
+            drafts.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def tend(self, seconds: float) -> bool:
+        """End silent sessions; returns False if the draft is lost for good. seconds: see there."""
+        self.end_silent(seconds)
+        return self._drafts is not None and self._drafts.tend()
+
+    def stop(self) -> None:
+        """Also end the draft and remove its files on this node."""
+        super().stop()
+        if self._drafts is not None:
+            self._drafts.stop()

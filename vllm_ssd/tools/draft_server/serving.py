@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 
-from vllm_ssd.config.draft_server import name_draft
+from vllm_ssd.config.draft_checks import check_source, first_sentence
+from vllm_ssd.config.draft_server import FLAGS, name_draft
+from vllm_ssd.service.cores import available_cores, parse_cores
 from vllm_ssd.service.draft_device import choose_lone_device
 from vllm_ssd.service.launch import DraftLauncher, Keep, keep_in_process
+from vllm_ssd.service.placement import device_names
 from vllm_ssd.table.draft_names import CommonOptions
 
 END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take less
@@ -59,3 +65,49 @@ class LocalDrafts:
             launcher.begin_stop()
         for launcher in self._launchers:
             launcher.stop(END_S)
+
+
+def make_configs(args: argparse.Namespace) -> Sequence[VllmConfig]:
+    """A config for each draft; they differ in ``draft_device``. Raises ``ValueError`` with a
+    sentence if a flag is invalid."""
+    return [_make_config(args, device) for device in devices(args.device)]
+
+
+def devices(given: str | None) -> list[str]:
+    """A device for each draft; ``ValueError`` with a sentence if two drafts would share one."""
+    on_cpu = current_platform.is_cpu()
+    if given is None:
+        return [",".join(map(str, available_cores())) if on_cpu else "0"]
+    names = device_names(given, current_platform)
+    if len(names) > 1:
+        units = [unit for one in names for unit in (parse_cores(one) if on_cpu else [one])]
+        if len(set(units)) < len(units):
+            twice = max(units, key=units.count)
+            raise ValueError(
+                f"--device {given!r} has {twice} twice: name a device of its own for each draft"
+            )
+    return names
+
+
+def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
+    """Config of an engine whose target is the draft itself, so that vLLM makes all start checks."""
+    check_source(args.model, args.revision)
+    given = {option: getattr(args, option) for option in FLAGS}
+    speculation = {"method": "ssd", "model": args.model, "draft_device": device, **given}
+    try:
+        engine = EngineArgs(
+            model=args.model,
+            revision=args.revision,
+            code_revision=args.code_revision,
+            trust_remote_code=args.trust_remote_code,
+            dtype=args.dtype,
+            max_model_len=args.max_model_len,
+            max_num_seqs=args.max_num_seqs,
+            speculative_config=speculation,
+        )
+        return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except (OSError, ValueError) as error:
+        if type(error) is ValueError:
+            raise  # has a sentence
+        said = f"vLLM does not take the draft {args.model!r} ({first_sentence(error)})"
+        raise ValueError(f"{said}: change what vLLM names") from error
