@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
 import signal
 import time
-import warnings
 from multiprocessing import current_process
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -22,6 +20,7 @@ from pydantic import ValidationError
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.cores import pin_to, take_niceness_of_others
+from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import ASLEEP, RELOADING, rundir
 from vllm_ssd.table.messages import NOT_LOADED, OTHERS_CAME, Join, Leave, Reload, Wake
@@ -208,23 +207,3 @@ class DraftServer:
         assert self._draft.engine is not None
         for served in self._draft.engine.tables:
             served.tell("joined", len(self._joined))
-
-
-_OURS, _VLLMS = "vllm.vllm_ssd", "vllm"
-
-
-def hush_vllm() -> None:
-    """Hide vLLM's log lines below ERROR and libraries' ``FutureWarning``: they are about an engine
-    that the user has not configured. ``VLLM_LOGGING_LEVEL=DEBUG`` shows all. Imports vLLM."""
-    vllms = logging.getLogger(_VLLMS)
-    vllms.setLevel(logging.ERROR)  # vLLM logs lines while it is imported
-    from vllm.config.logging import LoggingConfig
-    from vllm.logger import configure_logging_if_needed, suppress_logging
-
-    # The draft's engine config would do this later; it now finds nothing left to configure.
-    with suppress_logging(logging.WARNING):
-        configure_logging_if_needed(LoggingConfig())
-    if vllms.level > logging.DEBUG:
-        logging.getLogger(_OURS).setLevel(vllms.level)
-        vllms.setLevel(logging.ERROR)
-        warnings.simplefilter("ignore", FutureWarning)
