@@ -9,6 +9,7 @@ from benchmarks.common.models import Model
 from benchmarks.common.sides import engine_environment
 from benchmarks.serving.records import OURS, Kind, Side
 from benchmarks.standin.head import head_options
+from vllm_ssd.config.default_drafts import default_k_and_f
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,10 @@ class Plan:
     """What to compare, at each of the tensor parallel sizes ``tps``.
 
     engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
-    as is each k and f of ssd, None = its default. ssd-f0 has the same k; draft_model, ngram and
-    eagle3, whose head is ``eagle3``, have ``other_k``. accepted: tokens a round that a head without
-    weights is given, each a side. options: further ones of ssd, each combination a side.
-    gpus: visible ones, 0 on CPUs.
+    as is each k and f of ssd, None = its default. ssd-f0 has the same k if one is given;
+    draft_model, ngram and eagle3, whose head is ``eagle3``, have ``other_k``. accepted: tokens a
+    round that a head without weights is given, each a side. options: further ones of ssd, each
+    combination a side. gpus: visible ones, 0 on CPUs.
     """
 
     engine: dict[str, Any]
@@ -91,7 +92,8 @@ class Plan:
         for draft, further, k in product(self.drafts, self.options, self.k):
             for f in [0] if kind == "ssd-f0" else self.f:
                 own = {name: n for name, n in (("k", k), ("f", f)) if n is not None} | further
-                shown = (f" {name}={n}" for name, n in own.items() if (name, n) != ("f", 0))
+                known = dict(zip("kf", default_k_and_f(k, f, on_cpu=not self.gpus))) | further
+                shown = (f" {name}={n}" for name, n in known.items() if (name, n) != ("f", 0))
                 told = "".join([kind, *shown, self._of(draft)])
                 found.append((told, {**fixed, "model": draft.path, **own}))
         return found

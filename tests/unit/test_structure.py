@@ -123,7 +123,7 @@ CEILINGS = {
     "../tests": 20290,
     "table": 2080,
     "draft": 5100,
-    "service": 2510,
+    "service": 2520,
     "bridge": 1190,
     "config": 1200,
     "metrics": 500,

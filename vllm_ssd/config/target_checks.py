@@ -92,8 +92,8 @@ def check_runner(config: VllmConfig) -> None:
         raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
     if pipeline and not (v2 and config.scheduler_config.async_scheduling):
         what = "pipeline parallelism on Model Runner V1 or without asynchronous scheduling"
-        fix = "leave out --no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0, or use "
-        raise _refusal(what, f"{fix}--tensor-parallel-size instead of --pipeline-parallel-size")
+        fix = "use --tensor-parallel-size instead of --pipeline-parallel-size, or leave out "
+        raise _refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
 
 
 def _refusal(what: str, fix: str) -> ValueError:

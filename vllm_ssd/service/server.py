@@ -16,8 +16,6 @@ from multiprocessing import current_process
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pydantic import ValidationError
-
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.cores import pin_to, take_niceness_of_others
 from vllm_ssd.service.quiet import hush_vllm
@@ -71,8 +69,6 @@ class DraftServer:
 
             self._draft = LoadedDraft(self._spec)
             line = self._draft.load()
-        except ValidationError as error:  # of vLLM's config; Ray cannot send it
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
         finally:
             gc.enable()
         self._status = self._draft.table.draft[0]
