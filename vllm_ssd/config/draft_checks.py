@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
-from pydantic import ValidationError
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, cached_tokenizer_from_config
 from vllm.transformers_utils.repo_utils import file_or_path_exists
+
+from vllm_ssd.service.errors import first_sentence
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -21,15 +22,6 @@ _LAYERS = {"full_attention", "attention", "sliding_attention"}
 _SPECULATOR_HEAD = re.compile(r"eagle|medusa|hydra|mtp|dflash|dspark|speculator", re.IGNORECASE)
 _PLAIN_MLA = re.compile(r"\bDeepseek(V2|V3)?For|\bGlm4MoeLiteFor")
 _OTHER_HEAD = re.compile(r"Classification|Reward|Embedding")  # vLLM would load only the decoder
-
-
-def first_sentence(error: Exception) -> str:
-    """The first sentence of an exception's message, without the text that pydantic adds."""
-    if isinstance(error, ValidationError):
-        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-    else:
-        text = str(error) or type(error).__name__
-    return text.splitlines()[0].split(". ")[0].rstrip(".")
 
 
 def check_source(model: str, revision: str | None, what: str = "draft") -> None:

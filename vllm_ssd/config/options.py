@@ -13,9 +13,9 @@ from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import get_field
 from vllm.platforms import current_platform
 
-from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.config.draft_server import with_common_options
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.placement import device_names, local_engines, own_draft_name
 
 _INHERITED = {field.name for field in dataclasses.fields(SpeculativeConfig)}

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
-from vllm_ssd.config.draft_checks import check_draft, check_source, first_sentence, longest_text
+from vllm_ssd.config.draft_checks import check_draft, check_source, longest_text
 from vllm_ssd.config.shared_tokens import tokens_of_draft
 from vllm_ssd.draft.attention.registry import (
     Backend,
@@ -24,6 +24,7 @@ from vllm_ssd.draft.attention.registry import (
     default_tree_backend,
     resolve_tree_backends,
 )
+from vllm_ssd.service.errors import first_sentence
 
 if TYPE_CHECKING:
     from vllm.platforms.interface import Platform

@@ -23,8 +23,7 @@ from pydantic import ValidationError
 from vllm_ssd.draft.engine import DraftEngine
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.served_table import ServedTable
-from vllm_ssd.draft.spec import DraftModelSpec
-from vllm_ssd.service.memory_errors import clear_words
+from vllm_ssd.service.errors import clear_words, first_sentence
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import SpeculationTable, TableShape, rundir
 from vllm_ssd.table.publisher import HostPublisher, Publisher
@@ -60,7 +59,10 @@ class LoadedDraft:
         chosen = self._of_model.kv_cache_bytes is not None
         with nullcontext() if self._spec.cores else clear_words(chosen_kv_cache=chosen):
             if self._model is None:
-                self._model = self._read(self._of_model)
+                try:
+                    self._model = DraftModel(self._of_model, self._run_dir)
+                except ValidationError as error:  # of vLLM's config; Ray cannot send it
+                    raise ValueError(first_sentence(error)) from error
             self._shape = _shape(self._model)
             publisher = _publisher(self.table.shape, self._model)
             seats = self._of_model.max_requests
@@ -78,14 +80,6 @@ class LoadedDraft:
             f"loaded in {time.monotonic() - started:.1f} s, {model.tree_backend} attention, "
             f"{layers}{model.num_blocks * BLOCK_SIZE} tokens of KV cache"
         )
-
-    def _read(self, of_model: DraftModelSpec) -> DraftModel:
-        """Read a draft. Raises ``ValueError`` for what vLLM's config refuses: Ray cannot send the
-        error of pydantic, and its first line says nothing."""
-        try:
-            return DraftModel(of_model, self._run_dir)
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
 
     def put_away(self) -> None:
         """Free the draft's memory, after its device has finished the work in progress."""
@@ -109,12 +103,11 @@ class LoadedDraft:
         arguments |= {"revision": None, "code_revision": None}
         other = replace(self._of_model, engine_args=arguments)
         try:
-            model = self._read(other)
+            model = DraftModel(other, self._run_dir)
         except Exception as error:  # from vLLM, torch or the libraries that read files
-            reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
             raise ValueError(
-                f"the draft's new weights cannot be loaded from {path} ({reason}): name the folder "
-                "of a complete checkpoint of the draft"
+                f"the draft's new weights cannot be loaded from {path} ({first_sentence(error)}): "
+                "name the folder of a complete checkpoint of the draft"
             ) from error
         if _shape(model) != self._shape:
             raise ValueError(

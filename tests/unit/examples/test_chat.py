@@ -1,4 +1,4 @@
-"""What the chat shows of an answer: its speed, the server's counters, two answers side by side."""
+"""What the chat says of an answer, and which servers it starts."""
 
 import pytest
 

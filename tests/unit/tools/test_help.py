@@ -1,27 +1,18 @@
-"""The help of the commands: sentences, and a word for every value."""
+"""The help of the commands: options have the names that they have elsewhere."""
 
 from __future__ import annotations
 
 import argparse
 
 from vllm_ssd.config.draft_server import COMMON, OF_ITS_PROCESS
-from vllm_ssd.tools import stats
-from vllm_ssd.tools.check import command as check
-from vllm_ssd.tools.draft_server import command as draft
-from vllm_ssd.tools.tune import command as tune
-
-COMMANDS = {"check": check, "tune": tune, "stats": stats, "draft": draft}
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    commands = argparse.ArgumentParser().add_subparsers()
-    COMMANDS[name].add_command(commands)
-    return commands.choices[name]
+from vllm_ssd.tools.draft_server import command
 
 
 def test_a_draft_has_all_options_under_their_names():
     """Those of its process and those that its engines have in common."""
-    names = {action.dest for action in parser_of("draft")._actions}
+    commands = argparse.ArgumentParser().add_subparsers()
+    command.add_command(commands)
+    names = {action.dest for action in commands.choices["draft"]._actions}
     its_own = {"draft_device", "draft_dtype"}  # --device may be several, --dtype is vllm serve's
     options = {*COMMON, *OF_ITS_PROCESS} - its_own
     assert options <= names and not its_own & names

@@ -18,13 +18,14 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_ssd.config.default_drafts import size_of
-from vllm_ssd.config.draft_checks import check_source, first_sentence
+from vllm_ssd.config.draft_checks import check_source
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import Backend, head_size
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
 from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
 from vllm_ssd.service.draft_device import choose_device
+from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.own_table import table_shape
 from vllm_ssd.service.placement import DraftDevice
 from vllm_ssd.service.server_spec import make_server_spec

@@ -14,12 +14,12 @@ from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
 from vllm_ssd.config.default_drafts import default_k_and_f
-from vllm_ssd.config.draft_checks import first_sentence
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
 from vllm_ssd.draft.attention.self_test import find_fault
 from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.service.cores import available_cores, split_cores
+from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.placement import DraftDevice, place_draft, target_gpus
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape

@@ -12,10 +12,11 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from vllm_ssd.config.draft_checks import check_source, first_sentence
+from vllm_ssd.config.draft_checks import check_source
 from vllm_ssd.config.draft_server import FLAGS, name_draft
 from vllm_ssd.service.cores import available_cores, parse_cores
 from vllm_ssd.service.draft_device import choose_lone_device
+from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.launch import DraftLauncher, Keep, keep_in_process
 from vllm_ssd.service.placement import device_names
 from vllm_ssd.table.draft_names import CommonOptions

@@ -1,7 +1,8 @@
-"""Error messages for a draft's GPU that has too little memory or that another process has.
+"""Error messages of other programs, as users read them.
 
-CUDA, torch, Triton and the libraries each report this in their own way. None of them names the GPU
-by the user's name for it, or says what to do.
+A GPU with too little memory, or that another process has, is reported by CUDA, torch, Triton and
+the libraries each in its own way. None of them names the GPU by the user's name for it, or says
+what to do.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from pydantic import ValidationError
 
 _NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 _NOT_OURS = "busy or unavailable"
 _GIB = 2**30
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of an exception's message, without the text that pydantic adds."""
+    if isinstance(error, ValidationError):
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    else:
+        text = str(error) or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm_ssd.service.memory_errors import clear_words
+from vllm_ssd.service.errors import clear_words
 from vllm_ssd.service.own_ray import sentence
 
 FULL = [
