@@ -40,7 +40,9 @@ ENDLESS_S = 3600.0  # for waits that end by themselves
 class Target:
     """A device client and what vLLM keeps for it: ``texts`` by slot, the newest tokens last."""
 
-    def __init__(self, path, device, on_miss="wait", max_wait_s=1e-3, shape=SHAPE, limits="nobody"):
+    def __init__(
+        self, path, device, on_miss="wait", max_wait_s=1e-3, shape=SHAPE, may_be_off=False
+    ):
         self.table = SpeculationTable.create(path, shape)
         if device.type != "cpu":
             register(self.table, device)
@@ -48,7 +50,7 @@ class Target:
         self.sent = Sent()
         self.texts = np.zeros((SHAPE.slots, MAX_LEN + K + 1), np.int32)
         self.lengths = [0] * SHAPE.slots
-        policy = WaitPolicy(on_miss, max_wait_s, limits)
+        policy = WaitPolicy(on_miss, max_wait_s, may_be_off)
         connection = Connection(self.table, self.sent, policy, VOCAB, MAX_LEN)
         self.on_device = (
             torch.zeros(SHAPE.slots, dtype=torch.int32, device=device),

@@ -156,9 +156,13 @@ def default_draft(config: Any, model: str) -> str:
     return family.draft
 
 
-def default_k_and_f(k: int | None, f: int | None, on_cpu: bool) -> tuple[int, int]:
+def default_k_and_f(
+    k: int | None, f: int | None, on_cpu: bool, is_hybrid: bool = False
+) -> tuple[int, int]:
     """``k`` and ``f``, with the default in place of None: 15 and 2 on GPUs, 7 and 3 on CPUs. On
-    GPUs, too, k is 7 beside an f of 0, which hides no drafting, and of more than 32, whose branches
-    are too many for 15; and f is 3 beside a k of 7 or less."""
-    k = k or (7 if on_cpu or f not in (None, *range(1, 33)) else 15)
+    GPUs, too, k is 7 for a hybrid target, which verifies all k and keeps a state for each; beside
+    an f of 0, which hides no drafting; and of more than 32, whose branches are too many for 15. And
+    f is 3 beside a k of 7 or less."""
+    is_short = on_cpu or is_hybrid or f not in (None, *range(1, 33))
+    k = k or (7 if is_short else 15)
     return k, (3 if on_cpu or k <= 7 else 2) if f is None else f

@@ -178,7 +178,8 @@ class SSDConfig(SpeculativeConfig):
     def __post_init__(self) -> None:
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
         on_cpu = current_platform.is_cpu()
-        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu)
+        is_hybrid = bool(getattr(self.target_model_config, "is_hybrid", False))
+        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu, is_hybrid)
         self.num_speculative_tokens = self.k
         self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True
         if self.num_speculative_tokens_per_batch_size is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from vllm_ssd.service.own_table import open_table
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.messages import ControlClient, endpoint
-from vllm_ssd.worker.draft_limit import Limits
 from vllm_ssd.worker.waiting import WaitPolicy
 
 if TYPE_CHECKING:
@@ -35,11 +34,10 @@ class Connection:
 def connect(vllm_config: VllmConfig) -> Connection:
     """Connect to the engine's files. Errors: ``SpeculationTable.open``'s."""
     config: Any = vllm_config.speculative_config
-    limits: Limits = "vLLM" if config.enable_adaptive_verification else "nobody"
     return Connection(
         open_table(vllm_config),
         ControlClient(endpoint(Path(config.run_dir or os.devnull))),
-        WaitPolicy(config.on_miss, config.max_wait_ms / 1000, limits),
+        WaitPolicy(config.on_miss, config.max_wait_ms / 1000, vllm_config.use_v2_model_runner),
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,
         engine_of(vllm_config),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from math import log2
-from typing import Literal
 
 import numpy as np
 
@@ -22,10 +21,6 @@ from vllm_ssd.log import get_logger
 logger = get_logger(__name__)
 
 MOST_DRAFTS = 16  # most draft tokens of a row, whatever k is
-# The component that limits a step's draft tokens. "nobody": each row verifies k tokens. "vLLM": its
-# adaptive verification does, by their worth. It verifies none where that is best, but a step
-# without scheduled ones is faster still.
-Limits = Literal["nobody", "vLLM"]
 
 # A stretch has _STEPS measured steps, or enough for _ROUNDS rounds. Not measured: _SETTLING steps
 # before them, which still show the limit before. After a stretch without draft tokens, these are
@@ -148,10 +143,10 @@ class _SizeClass:
 
 
 class DraftLimits:
-    """Call ``limit`` once a step."""
+    """Call ``limit`` once a step. may_be_off: whether a step may be without draft tokens."""
 
-    def __init__(self, limits: Limits = "nobody"):
-        self._limited_by = limits
+    def __init__(self, may_be_off: bool = False):
+        self._may_be_off = may_be_off
         self._classes: dict[int, _SizeClass] = {}  # by log2 of the requests
         self._class: _SizeClass | None = None  # of the last batch
         self._since_prompt = 0
@@ -173,7 +168,7 @@ class DraftLimits:
         """Return the size class. A new one begins with what is best for batches of a like size."""
         if size not in self._classes:
             limits = [MOST_DRAFTS]
-            if self._limited_by == "vLLM" and 2**size >= _LARGE:
+            if self._may_be_off and 2**size >= _LARGE:
                 limits.append(0)
             first = MOST_DRAFTS
             if self._classes:

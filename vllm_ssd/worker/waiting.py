@@ -18,7 +18,7 @@ import numpy as np
 
 from vllm_ssd.log import get_logger
 from vllm_ssd.table import SpeculationTable
-from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits, Limits
+from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits
 
 logger = get_logger(__name__)
 
@@ -33,11 +33,11 @@ _NEWEST = 0.1  # weight of the newest step in the average
 class WaitPolicy:
     """The options for waiting. on_miss: ``wait`` for all k draft tokens of every row, ``skip``
     waiting, or ``auto``: wait for what pays. max_wait_s: the longest wait of a step, in seconds.
-    limits: what limits a row's draft tokens."""
+    may_be_off: whether a step may be without draft tokens."""
 
     on_miss: Literal["auto", "wait", "skip"]
     max_wait_s: float
-    limits: Limits = "nobody"
+    may_be_off: bool = False
 
 
 class WaitPlan(NamedTuple):
@@ -62,7 +62,7 @@ class WaitPlanner:
         self._accepted = table.target[0]["accepted"]  # rounds by their number of accepted drafts
         self._gained = np.arange(1, k + 2)  # tokens of such a round
         self._draft = table.draft[0]
-        self._limits = DraftLimits(policy.limits)
+        self._limits = DraftLimits(policy.may_be_off)
         self._now, self._tokens = 0.0, 0
         self._mean_s = self._mean_tokens = 0.0  # of a step, of all requests
 

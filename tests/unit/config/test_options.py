@@ -6,7 +6,7 @@ import pickle
 
 import cloudpickle
 import pytest
-from vllm.config import ParallelConfig
+from vllm.config import ModelConfig, ParallelConfig
 from vllm.config.utils import replace
 from vllm.platforms import current_platform
 
@@ -30,12 +30,16 @@ from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
         ({"f": 0}, (7, 0), (7, 0)),
     ],
 )
-def test_k_and_f_that_are_left_out(make, monkeypatch, given, on_gpus, on_cpus):
+def test_k_and_f_that_are_left_out(make, target, monkeypatch, given, on_gpus, on_cpus):
     config = make(**given)
     assert (config.k, config.f, config.num_speculative_tokens) == (*on_cpus, on_cpus[0])
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     config = make(tree_backend="sdpa", **given)
     assert (config.k, config.f, config.num_speculative_tokens) == (*on_gpus, on_gpus[0])
+    is_target = property(lambda model: model.model == target.model)
+    monkeypatch.setattr(ModelConfig, "is_hybrid", is_target)
+    config = make(tree_backend="sdpa", **given)
+    assert config.k == given.get("k", given.get("num_speculative_tokens", 7))
 
 
 def test_attention_from_the_environment(make, monkeypatch):

@@ -85,7 +85,7 @@ def ranks(tmp_path, monkeypatch):
     table = SpeculationTable.create(tmp_path / "t", shape)
     sent, wire = [], []
     control = SimpleNamespace(send=lambda message: sent.append(message) or True)
-    connection = Connection(table, control, WaitPolicy("skip", 1.0, "vLLM"), VOCAB, 40)
+    connection = Connection(table, control, WaitPolicy("skip", 1.0, True), VOCAB, 40)
     states = [States(), States()]
     lengths, texts = states[0].total_len.gpu, states[0].all_token_ids.gpu
     client = DeviceClient(connection, lengths, texts)
