@@ -81,7 +81,7 @@ def test_texts_are_the_targets(name, tmp_path):
         options["skip_tokenizer_init"] = True
     else:
         speculation["vocabulary"] = "intersection"
-    found, accepted = in_fork(complete, str(folder), [PROMPTS], TOKENS, options)
+    found, accepted, _ = in_fork(complete, str(folder), [PROMPTS], TOKENS, options)
     assert [text.tokens for text in found] == expected
     if name != "gemma2":
         rounds = TOKENS // (K + 1) - 1  # of a text, without those at its end

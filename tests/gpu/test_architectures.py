@@ -1,6 +1,6 @@
 """Targets with states, latent attention or experts, as tiny random models: the texts are those of
-vLLM without drafts, whether each step waits for its drafts, or skips what is not there and goes
-without drafts at times. And experts over two engines of a group."""
+vLLM without drafts, whether each step waits for its drafts, or for what pays and goes without any
+at times. And experts over two engines of a group."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from tests.support.tiny_tokenizer import save_tokenizer
 
 FAMILIES = {**HYBRIDS, **OTHERS}
 TOKENS = 40
-# By requests of a batch, draft tokens of a row: a row has some, then none, then some again.
-SCHEDULE = [[1, 3, 3], [4, 47, 0], [48, 64, 2]]
 # Texts may part where two tokens are nearly alike: another order of sums changes their log
 # probabilities by less than this.
 NEAR = {"float32": 5e-3, "bfloat16": 0.15}
@@ -75,11 +73,11 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
         "additional_config": {"gdn_prefill_backend": "triton"},
     }
     ssd = {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000}
-    switched = {"on_miss": "skip", "num_speculative_tokens_per_batch_size": SCHEDULE}
-    speculations = [{**ssd, "on_miss": "wait"}, {**ssd, **switched}]
+    speculations = [{**ssd, "on_miss": on_miss} for on_miss in ("wait", "auto")]
     folder = family.write(tmp_path)
     accepts = name != "LFM2"  # it has one table for both ends, of which the draft knows nothing
-    check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype], accepts)
+    off = check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype], accepts)
+    assert off, "no batch was large enough to try that"
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")

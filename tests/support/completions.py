@@ -21,21 +21,24 @@ def check_texts(
     speculations: Sequence[dict[str, Any]],
     near: float,
     accepts: bool = True,
-) -> None:
+) -> int:
     """An ``AssertionError`` if an engine with one of these speculative configs says other texts, of
     ``count`` tokens each, than an engine without; or accepts no draft, if ``accepts``. Prints how
-    many are equal. near: see ``parting``."""
-    plain, _ = in_fork(complete, folder, batches, count, options)
+    many are equal. near: see ``parting``. Returns the rounds without draft tokens in the last
+    engine."""
+    plain, *_ = in_fork(complete, folder, batches, count, options)
     assert len({token for text in plain for token in text.tokens}) > count, "the same always"
+    off = 0
     for speculation in speculations:
         speculative = {**options, "speculative_config": speculation}
-        found, accepted = in_fork(complete, folder, batches, count, speculative)
+        found, accepted, off = in_fork(complete, folder, batches, count, speculative)
         equal = sum(ours.tokens == theirs.tokens for ours, theirs in zip(plain, found))
         print(f"{speculation}: {equal} of {len(plain)} texts equal, {accepted} drafts accepted")
         pairs = zip(plain, found, strict=True)
         partings = [each for pair in pairs if (each := parting(*pair, near))]
         assert not partings, partings
         assert accepted > 0 or not accepts
+    return off
 
 
 class Completion(NamedTuple):
@@ -48,9 +51,10 @@ class Completion(NamedTuple):
 
 def complete(
     folder: str, batches: Sequence[Sequence[list[int]]], count: int, options: dict[str, Any]
-) -> tuple[list[Completion], int]:
-    """The texts of batches of prompts, ``count`` tokens each, one batch after the other, and how
-    many drafts were accepted. The engine must be in this process."""
+) -> tuple[list[Completion], int, int]:
+    """The texts of batches of prompts, ``count`` tokens each, one batch after the other; how many
+    drafts were accepted; and the rounds without draft tokens. The engine must be in this
+    process."""
     from vllm import SamplingParams
 
     import tests.support.random_models  # noqa: F401, for its load format
@@ -66,7 +70,7 @@ def complete(
             inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
             outputs += llm.generate(inputs, greedy, use_tqdm=False)
         run_dir = run_dir_of([psutil.Process()])
-        lengths = counters(run_dir)["accepted"] if run_dir else []
+        found = counters(run_dir) if run_dir else {"accepted": [], "off": 0}
     texts = [output.outputs[0] for output in outputs]
     completions = [
         Completion(
@@ -75,7 +79,8 @@ def complete(
         )
         for text in texts
     ]
-    return completions, int(sum(length * rows for length, rows in enumerate(lengths)))
+    accepted = sum(length * rows for length, rows in enumerate(found["accepted"]))
+    return completions, int(accepted), int(found["off"])
 
 
 def lead(chances: Iterable[float]) -> float:

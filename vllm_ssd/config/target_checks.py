@@ -86,7 +86,8 @@ def check_host() -> None:
 def check_runner(config: VllmConfig) -> None:
     """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel. Also
     for pipeline stages where V1 would tell only the last one what was drafted, and where vLLM
-    without asynchronous scheduling would schedule a token too few."""
+    without asynchronous scheduling would schedule a token too few. Also for a schedule by load with
+    a target whose states are Mamba's: the start would end in an assertion of vLLM's."""
     v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
     if v2 and current_platform.is_cpu():
         raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
@@ -94,6 +95,11 @@ def check_runner(config: VllmConfig) -> None:
         what = "pipeline parallelism on Model Runner V1 or without asynchronous scheduling"
         fix = "use --tensor-parallel-size instead of --pipeline-parallel-size, or leave out "
         raise _refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
+    graphs = config.compilation_config.cudagraph_mode.has_full_cudagraphs()
+    scheduled = getattr(config.speculative_config, "schedule", None) is not None
+    if v2 and graphs and scheduled and config.model_config.is_hybrid:
+        what = "num_speculative_tokens_per_batch_size for hybrid targets, whose CUDA graphs vLLM "
+        raise _refusal(f"{what}records for k only", "leave it out")
 
 
 def _refusal(what: str, fix: str) -> ValueError:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
-from vllm.config import ParallelConfig, SpeculativeConfig
+from vllm.config import CompilationConfig, ParallelConfig, SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from tests.support.model_folders import write_model
@@ -202,25 +202,32 @@ def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "v2, on_cpu, stages, ahead, said",
+    "v2, on_cpu, stages, ahead, hybrid, said",
     [
-        (False, True, 1, False, None),
-        (True, False, 1, False, None),
-        (True, False, 2, True, None),
-        (True, True, 1, False, "V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"),
-        (False, False, 2, False, "pipeline parallelism on Model Runner V1 or without"),
-        (True, False, 2, False, "or without asynchronous scheduling yet"),
+        (False, True, 1, False, False, None),
+        (True, False, 1, False, False, None),
+        (True, False, 2, True, False, None),
+        (True, True, 1, False, False, "V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (False, False, 2, False, False, "pipeline parallelism on Model Runner V1 or without"),
+        (True, False, 2, False, False, "or without asynchronous scheduling yet"),
+        (True, False, 1, False, True, "num_speculative_tokens_per_batch_size for hybrid targets"),
     ],
 )
-def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu, stages, ahead, said):
+def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu, stages, ahead, hybrid, said):
     """V1 knows proposers by class; V2, which is not for CPUs, asks ``init_speculator``. ahead:
     whether steps are scheduled ahead."""
     monkeypatch.setattr(target_checks, "current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
     made = SimpleNamespace(
-        speculative_config=SSDConfig(k=2, enable_adaptive_verification=False),
+        speculative_config=SSDConfig(
+            k=2,
+            enable_adaptive_verification=False,
+            num_speculative_tokens_per_batch_size=[(1, 8, 2)] if hybrid else None,
+        ),
         use_v2_model_runner=v2,
         parallel_config=ParallelConfig(pipeline_parallel_size=stages),
         scheduler_config=SimpleNamespace(async_scheduling=ahead),
+        compilation_config=CompilationConfig(cudagraph_mode="FULL_DECODE_ONLY"),
+        model_config=SimpleNamespace(is_hybrid=hybrid),
     )
     if said is not None:
         with pytest.raises(ValueError, match=said):
