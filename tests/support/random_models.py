@@ -77,10 +77,10 @@ class Family:
     dtype: str = "float32"
     needs: str = ""
 
-    def write(self, folder: Path) -> str:
-        """Its config, without weights; returns the folder."""
+    def write(self, folder: Path, **sizes: Any) -> str:
+        """Its config with these sizes, without weights; returns the folder."""
         config = {"model_type": self.kind, "architectures": [self.architecture]}
-        sizes = {**_SIZES, **self.changes}
+        sizes = {**_SIZES, **self.changes, **sizes}
         config |= {name: size for name, size in sizes.items() if size is not None or "_id" in name}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
@@ -242,17 +242,17 @@ OTHERS = {
 }
 
 
-def _table(seed: int, scale: float) -> torch.Tensor:
+def _table(seed: int, scale: float, tokens: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(VOCAB, HIDDEN, generator=generator) * scale
+    return torch.randn(tokens, HIDDEN, generator=generator) * scale
 
 
-def _embeddings() -> torch.Tensor:
-    return _table(1, 4.0)
+def _embeddings(tokens: int) -> torch.Tensor:
+    return _table(1, 4.0, tokens)
 
 
-def _output_layer() -> torch.Tensor:
-    return _table(2, 0.3)
+def _output_layer(tokens: int) -> torch.Tensor:
+    return _table(2, 0.3, tokens)
 
 
 @register_model_loader("random")
@@ -280,9 +280,9 @@ def _values(name: str, weight: torch.Tensor) -> torch.Tensor:
     normal = torch.randn(weight.shape, generator=generator)
     last = name.split(".")[-1]
     if "embed_tokens" in name:
-        return _embeddings()
+        return _embeddings(len(weight))
     if "lm_head" in name:
-        return _output_layer()
+        return _output_layer(len(weight))
     if last == "A":  # of Mamba-2: how fast a state decays, as vLLM keeps it
         return -normal.abs()
     if last in ("A_log", "dt_bias"):
@@ -292,21 +292,23 @@ def _values(name: str, weight: torch.Tensor) -> torch.Tensor:
     return normal * (0.06 if weight.dim() > 1 else 0.02)
 
 
-def write_draft(folder: Path) -> Path:
-    """A Llama of one layer, which does nearly nothing beside what the tables do."""
-    make_llama(layers=1, std=0.01).save_pretrained(folder)
+def write_draft(folder: Path, tokens: int = VOCAB) -> Path:
+    """A Llama of one layer, which does nearly nothing beside what the tables do. tokens: of its
+    vocabulary."""
+    make_llama(layers=1, std=0.01, tokens=tokens).save_pretrained(folder)
     return folder
 
 
-def make_llama(layers: int = 2, std: float = 0.06) -> LlamaForCausalLM:
+def make_llama(layers: int = 2, std: float = 0.06, tokens: int = VOCAB) -> LlamaForCausalLM:
     """A model of transformers, with the tables of all. std: of its layers' weights."""
     sizes = {**_SIZES, "num_hidden_layers": layers, "architectures": ["LlamaForCausalLM"]}
+    sizes["vocab_size"] = tokens
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**sizes)).float()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(std=std)
-        model.get_input_embeddings().weight.copy_(_embeddings())
-        model.get_output_embeddings().weight.copy_(_output_layer())
+        model.get_input_embeddings().weight.copy_(_embeddings(tokens))
+        model.get_output_embeddings().weight.copy_(_output_layer(tokens))
     return model
