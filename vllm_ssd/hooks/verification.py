@@ -37,7 +37,7 @@ def with_own_manager(
         speculation = vllm_config.speculative_config
         if not uses_ssd(vllm_config) or speculation.asked_for_adaptive_verification:
             raise
-        logger.info("SSD: every row's k drafts are verified, at any load (%s)", error)
+        logger.info("SSD: all k draft tokens of each row are verified (%s)", error)
         return None
     if manager is not None and uses_ssd(vllm_config):
         put_before(OwnManager, manager)
