@@ -34,10 +34,7 @@ class Server:
     is gone at the end."""
 
     def __init__(
-        self,
-        arguments: Mapping[str, Any],
-        log: Path,
-        environment: Mapping[str, str] | None = None,
+        self, arguments: Mapping[str, Any], log: Path, environment: Mapping[str, str] | None = None
     ):
         """arguments: of the engine, as vLLM's ``LLM`` has them. environment: added to ours."""
         self.port, self._port_holder = held_port()

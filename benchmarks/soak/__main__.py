@@ -66,10 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     args = _parse(arguments)
     target, draft, gpus, engine, _ = find_subject("benchmarks.soak", arguments, args)
-    options = {
-        **({"max_restarts": MANY_RESTARTS} if args.kill_every else {}),
-        **dict(args.option),
-    }
+    options = {**({"max_restarts": MANY_RESTARTS} if args.kill_every else {}), **dict(args.option)}
     plan = Plan(
         engine=engine,
         kinds=["plain", "ssd"],
@@ -109,12 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         service_dirs = []
         if args.service:
             words = service_words(
-                draft,
-                SERVICE,
-                args.service,
-                args.concurrency * 2,
-                args.dtype,
-                options,
+                draft, SERVICE, args.service, args.concurrency * 2, args.dtype, options
             )
             words += ["--max-model-len", str(args.max_model_len)]
             log = logs / "drafts.log"

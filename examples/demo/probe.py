@@ -91,9 +91,7 @@ def _of_dtype(job: Job, dtype_name: str) -> dict[int, float]:
     return least
 
 
-def matrices(
-    config: dict[str, int],
-) -> tuple[list[tuple[int, int]], tuple[int, int], int]:
+def matrices(config: dict[str, int]) -> tuple[list[tuple[int, int]], tuple[int, int], int]:
     """Of a Llama by its config: the (outputs, inputs) of a layer's products as vLLM does them, of
     the last one, to the vocabulary, and the number of layers."""
     hidden, neurons = config["hidden_size"], config["intermediate_size"]

@@ -156,12 +156,7 @@ class Site:
         return None if table is None else read_status(table, draft_lives(table))
 
     def join(
-        self,
-        name: str,
-        engine: str,
-        shape: TableShape,
-        owner: TableOwner,
-        engines: int | None,
+        self, name: str, engine: str, shape: TableShape, owner: TableOwner, engines: int | None
     ) -> tuple[str, Status | None]:
         """Begin a session under this name, in place of another of the engine. Returns the reason
         for a refusal and no status, or "" and the status. engine: its run directory. shape, owner:

@@ -75,12 +75,7 @@ FAMILIES = (
     Family("Gemma 3", {"gemma3_text"}, {262144, 262208}, "google/gemma-3-270m-it", 18, 640),
     # From memory: the vocabulary with padding, 100352.
     Family(
-        "OLMo",
-        {"olmo2", "olmo3"},
-        {100278, 100352},
-        "allenai/OLMo-2-0425-1B-Instruct",
-        16,
-        2048,
+        "OLMo", {"olmo2", "olmo3"}, {100278, 100352}, "allenai/OLMo-2-0425-1B-Instruct", 16, 2048
     ),
     # From memory: the draft's sizes. It could read images, too.
     Family(
@@ -92,14 +87,7 @@ FAMILIES = (
         3072,
     ),
     # From memory: the vocabulary, and the draft's sizes.
-    Family(
-        "Granite 4",
-        {"granitemoehybrid"},
-        {100352},
-        "ibm-granite/granite-4.0-350m",
-        28,
-        1024,
-    ),
+    Family("Granite 4", {"granitemoehybrid"}, {100352}, "ibm-granite/granite-4.0-350m", 28, 1024),
     # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
     Family(
         "SmolLM2",

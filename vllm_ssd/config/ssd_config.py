@@ -80,9 +80,7 @@ class SSDConfig(SpeculativeConfig):
     """Name of the draft service that this engine joins. None: the engine starts its own draft. The
     service fixes some options for all its engines (``config/draft_server.py``)."""
     ray_address: str | None = Field(
-        default=None,
-        strict=True,
-        description='the address of a Ray cluster, "auto" or "HOST:PORT"',
+        default=None, strict=True, description='the address of a Ray cluster, "auto" or "HOST:PORT"'
     )
     """Address of the Ray cluster in which ``draft_server`` runs. None: it runs on this node."""
     draft_device: DeviceIndex | DeviceName | None = Field(
@@ -93,8 +91,7 @@ class SSDConfig(SpeculativeConfig):
     engines of this host share one draft, unless the option names one device for each engine: GPUs
     separated by commas, core lists separated by |."""
     tree_backend: TreeBackend = Field(
-        default_factory=default_tree_backend,
-        description='"auto", "triton", "flashinfer" or "sdpa"',
+        default_factory=default_tree_backend, description='"auto", "triton", "flashinfer" or "sdpa"'
     )
     """The draft's attention backend. Default: the value of the environment variable
     SSD_TREE_DECODE_BACKEND, else "auto"."""

@@ -94,10 +94,7 @@ PATCHES = (
     # draft made and the target verified.
     Patch(_SSD, f"{_SCHEDULER}.__init__", "scheduler.with_own_class"),
     *_overridden(
-        _SSD,
-        _SCHEDULER,
-        "scheduler.OwnScheduler",
-        ("_update_after_schedule", "make_stats"),
+        _SSD, _SCHEDULER, "scheduler.OwnScheduler", ("_update_after_schedule", "make_stats")
     ),
     # No two requests draw with the same random numbers.
     *_overridden(_SSD, _SCHEDULER, "seeds.OwnSeeds", ("add_request",)),

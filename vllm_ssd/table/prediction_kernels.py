@@ -50,14 +50,7 @@ def _own_place(where, stamp_of, row, begins, AT: tl.constexpr):
 
 
 @triton.jit
-def predict_kernel(
-    where,
-    stamp_of,
-    accepted,
-    bonus,
-    BRANCHES: tl.constexpr,
-    AT: tl.constexpr,
-):
+def predict_kernel(where, stamp_of, accepted, bonus, BRANCHES: tl.constexpr, AT: tl.constexpr):
     """Publish predicted outcomes (``PredictionWriter.publish``). where: int64 [rows], the places
     that ``DevicePublisher.join`` returns, 0 publishes nothing; stamp_of: int64 [rows]; accepted,
     bonus: int64 [rows, BRANCHES]."""
@@ -82,15 +75,7 @@ def predict_kernel(
 
 @triton.jit
 def extend_kernel(
-    where,
-    stamp_of,
-    first_of,
-    count_of,
-    tokens,
-    top_probs,
-    draft_probs,
-    step_of,
-    AT: tl.constexpr,
+    where, stamp_of, first_of, count_of, tokens, top_probs, draft_probs, step_of, AT: tl.constexpr
 ):
     """Add one token to every branch of some predictions (``PredictionWriter.extend``). Arguments:
     the fields of ``BranchTokens``."""

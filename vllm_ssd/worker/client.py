@@ -100,10 +100,7 @@ class SpeculationClient:
             self._free.append(state.slot)
 
     def exchange(
-        self,
-        rows: Sequence[Row],
-        batch: int | None = None,
-        most_drafts: int = MOST_DRAFTS,
+        self, rows: Sequence[Row], batch: int | None = None, most_drafts: int = MOST_DRAFTS
     ) -> list[list[int]]:
         """Return draft tokens for every row, 0..k each, in order. ``slots`` has their
         distributions. batch: requests in the target's step, None = these only. most_drafts: draft

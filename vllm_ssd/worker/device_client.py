@@ -98,11 +98,7 @@ class DeviceClient:
         return torch.zeros(*shape, dtype=dtype, device=self._device)
 
     def add(
-        self,
-        request_id: str,
-        slot: int,
-        tokens: Sequence[int],
-        sampling: DraftSampling = CERTAIN,
+        self, request_id: str, slot: int, tokens: Sequence[int], sampling: DraftSampling = CERTAIN
     ) -> None:
         """Give a slot to a request, and let the draft read its text while the target does."""
         self.remove(request_id)

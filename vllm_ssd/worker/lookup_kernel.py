@@ -203,16 +203,7 @@ def look_up_kernel(
         confirm(words, stamps, outcome, stamp, tokens, count, AT)
         tl.store(out, tl.where(lane < depth, tokens, fill).to(tl.int64), mask=lane < AT.k)
         current, next_ = weigh(
-            shares,
-            first,
-            usual,
-            supply,
-            kind,
-            depth,
-            top_probs,
-            most_drafts,
-            expects_drafts,
-            AT,
+            shares, first, usual, supply, kind, depth, top_probs, most_drafts, expects_drafts, AT
         )
         tl.store(confidences + confidence_at, current, mask=lane < AT.k)
         tl.store(expected + confidence_at, next_, mask=lane < AT.k)

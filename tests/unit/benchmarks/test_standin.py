@@ -65,8 +65,7 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("shape", "tied"),
-    [(Shape(32, 3, 8, 2, 8, 48), True), (Shape(120, 7, 15, 5, 16, 200), False)],
+    ("shape", "tied"), [(Shape(32, 3, 8, 2, 8, 48), True), (Shape(120, 7, 15, 5, 16, 200), False)]
 )
 def test_standin_has_the_small_models_logits(tmp_path: Path, shape: Shape, tied: bool) -> None:
     model = small_model(tied)

@@ -23,10 +23,7 @@ def entries(tokens, probabilities):
     return halves.view("<i8").reshape(np.shape(tokens))
 
 
-@given(
-    st.lists(st.permutations(range(12)), min_size=1, max_size=5),
-    st.data(),
-)
+@given(st.lists(st.permutations(range(12)), min_size=1, max_size=5), st.data())
 def test_distributions_without_entries_of_no_mass(rows, data):
     """What has mass arrives to the last bit, and the tokens of a row still differ."""
     top_m = 6

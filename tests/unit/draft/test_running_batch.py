@@ -77,11 +77,7 @@ def test_trees_that_have_ended_are_forgotten(tmp_path, draft_model, reference):
 
 @pytest.mark.parametrize(
     "times, rows",
-    [
-        ([1.0, 1.1, 1.5, 3.0], 24),
-        ([1.0, 3.0, 1.0, 1.0], 12),
-        ([1.0, 1.0, 1.0, 1.0], 512),
-    ],
+    [([1.0, 1.1, 1.5, 3.0], 24), ([1.0, 3.0, 1.0, 1.0], 12), ([1.0, 1.0, 1.0, 1.0], 512)],
 )
 def test_branches_that_a_step_has_time_for(tmp_path, draft_model, monkeypatch, times, rows):
     """times: of steps over as many branches as one request has, and over 18, 24 and 512."""
