@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20330,
+    "../tests": 20340,
     "table": 2080,
     "draft": 5100,
     "service": 2520,

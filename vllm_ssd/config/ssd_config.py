@@ -18,6 +18,7 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
 from vllm_ssd.config.draft_checks import check_draft, check_source, longest_text
 from vllm_ssd.config.shared_tokens import tokens_of_draft
+from vllm_ssd.config.verification import has_states
 from vllm_ssd.draft.attention.registry import (
     Backend,
     TreeBackend,
@@ -175,8 +176,9 @@ class SSDConfig(SpeculativeConfig):
     def __post_init__(self) -> None:
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
         on_cpu = current_platform.is_cpu()
-        is_hybrid = bool(getattr(self.target_model_config, "is_hybrid", False))
-        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu, is_hybrid)
+        target = self.target_model_config
+        states = target is not None and has_states(target)
+        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu, states)
         self.num_speculative_tokens = self.k
         self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True
         if self.num_speculative_tokens_per_batch_size is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from vllm_ssd.config.verification import has_states
 from vllm_ssd.service.cores import available_cores, parse_cores
 from vllm_ssd.service.placement import device_names, named_gpus, place_draft
 
@@ -38,7 +39,7 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
         ),
         (
             # With any drafts, vLLM's kernels for CPUs leave wrong states behind.
-            current_platform.is_cpu() and (target.is_hybrid or target.is_attention_free),
+            current_platform.is_cpu() and has_states(target),
             "targets with state-space or linear layers on CPUs",
             "serve it on a GPU, or without speculation",
         ),
@@ -87,7 +88,8 @@ def check_runner(config: VllmConfig) -> None:
     """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel. Also
     for pipeline stages where V1 would tell only the last one what was drafted, and where vLLM
     without asynchronous scheduling would schedule a token too few. Also for a schedule by load with
-    a target whose states are Mamba's: the start would end in an assertion of vLLM's."""
+    a target that has states: with Mamba's, vLLM cannot record CUDA graphs for it; with others, that
+    was not tried."""
     v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
     if v2 and current_platform.is_cpu():
         raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
@@ -97,9 +99,9 @@ def check_runner(config: VllmConfig) -> None:
         raise _refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
     graphs = config.compilation_config.cudagraph_mode.has_full_cudagraphs()
     scheduled = getattr(config.speculative_config, "schedule", None) is not None
-    if v2 and graphs and scheduled and config.model_config.is_hybrid:
-        what = "num_speculative_tokens_per_batch_size for hybrid targets, whose CUDA graphs vLLM "
-        raise _refusal(f"{what}records for k only", "leave it out")
+    if v2 and graphs and scheduled and has_states(config.model_config):
+        what = "num_speculative_tokens_per_batch_size for targets with state-space or linear layers"
+        raise _refusal(what, "leave it out")
 
 
 def _refusal(what: str, fix: str) -> ValueError:

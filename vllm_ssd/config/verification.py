@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 # Attention backends that can verify rows whose lengths only the GPU knows. None: vLLM chooses.
 _BACKENDS = {None, "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"}
@@ -19,6 +19,11 @@ def choose_verification(config: VllmConfig) -> None:
     speculation: Any = config.speculative_config
     if speculation.enable_adaptive_verification is None:
         speculation.enable_adaptive_verification = _is_possible(config)
+
+
+def has_states(target: ModelConfig) -> bool:
+    """Whether the target has state-space or linear layers."""
+    return bool(target.is_hybrid or target.is_attention_free)
 
 
 def _is_possible(config: VllmConfig) -> bool:

@@ -37,12 +37,22 @@ def connect(vllm_config: VllmConfig) -> Connection:
     return Connection(
         open_table(vllm_config),
         ControlClient(endpoint(Path(config.run_dir or os.devnull))),
-        WaitPolicy(config.on_miss, config.max_wait_ms / 1000, vllm_config.use_v2_model_runner),
+        WaitPolicy(config.on_miss, config.max_wait_ms / 1000, may_be_off(vllm_config)),
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,
         engine_of(vllm_config),
         drafts_unknown_tokens(vllm_config),
     )
+
+
+def may_be_off(vllm_config: VllmConfig) -> bool:
+    """Whether steps without draft tokens are tried: under Model Runner V2, with one pipeline stage.
+    With more, batches of several sizes alternate, and the scheduler would read the plan of another.
+    Nor are they tried where engines step together because they share experts, and verify all k of
+    each row: a trial of one would make the steps of all longer."""
+    parallel, config = vllm_config.parallel_config, vllm_config.speculative_config
+    alone = parallel.data_parallel_size == 1 or bool(config.enable_adaptive_verification)
+    return vllm_config.use_v2_model_runner and parallel.pipeline_parallel_size == 1 and alone
 
 
 def drafts_unknown_tokens(vllm_config: VllmConfig) -> bool:

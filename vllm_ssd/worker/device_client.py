@@ -191,8 +191,8 @@ class DeviceClient:
     def go_without(self, slots: NDArray[np.intp], batch: int, has_prompts: bool = False) -> None:
         """Take in a step of ``batch`` requests without ``exchange``: it verified no draft tokens,
         and vLLM has scheduled none for the next step. slots: of the requests that got a token.
-        Enqueues no lookup, so that the step takes no longer than plain vLLM's. The draft reads
-        later what it missed."""
+        Enqueues no lookup, so that ssd adds nothing to the step. The draft reads later what it
+        missed."""
         own = int(np.count_nonzero(self._generations[slots]))
         self._undrafted += own
         if self._undrafted - self._known_undrafted >= _UNCOUNTED_STEPS * own > 0:

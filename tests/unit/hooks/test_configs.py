@@ -210,7 +210,7 @@ def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):
         (True, True, 1, False, False, "V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"),
         (False, False, 2, False, False, "pipeline parallelism on Model Runner V1 or without"),
         (True, False, 2, False, False, "or without asynchronous scheduling yet"),
-        (True, False, 1, False, True, "num_speculative_tokens_per_batch_size for hybrid targets"),
+        (True, False, 1, False, True, "num_speculative_tokens_per_batch_size for targets"),
     ],
 )
 def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu, stages, ahead, hybrid, said):
@@ -227,7 +227,7 @@ def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu, stages, ahead, 
         parallel_config=ParallelConfig(pipeline_parallel_size=stages),
         scheduler_config=SimpleNamespace(async_scheduling=ahead),
         compilation_config=CompilationConfig(cudagraph_mode="FULL_DECODE_ONLY"),
-        model_config=SimpleNamespace(is_hybrid=hybrid),
+        model_config=SimpleNamespace(is_hybrid=hybrid, is_attention_free=False),
     )
     if said is not None:
         with pytest.raises(ValueError, match=said):

@@ -2,10 +2,12 @@
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from vllm_ssd.worker import draft_limit
+from vllm_ssd.worker.connection import may_be_off
 from vllm_ssd.worker.draft_limit import MOST_DRAFTS, DraftLimits
 
 
@@ -90,6 +92,25 @@ def test_prompts_count_alike(drafted):
 def test_what_is_tried(may_be_off, batch, tried):
     target = Target(may_be_off, {MOST_DRAFTS: 2.0, 0: 1.0})
     assert target.run(2000, batch)[0].keys() == tried
+
+
+@pytest.mark.parametrize(
+    ("v2", "stages", "engines", "adaptive", "tried"),
+    [
+        (True, 1, 1, False, True),
+        (True, 1, 2, True, True),
+        (True, 1, 2, False, False),
+        (True, 2, 1, False, False),
+        (False, 1, 1, False, False),
+    ],
+)
+def test_engines_that_may_go_without(v2, stages, engines, adaptive, tried):
+    config = SimpleNamespace(
+        use_v2_model_runner=v2,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages, data_parallel_size=engines),
+        speculative_config=SimpleNamespace(enable_adaptive_verification=adaptive),
+    )
+    assert may_be_off(config) is tried
 
 
 def test_a_new_size_begins_with_what_is_best_for_a_like_one():
