@@ -120,12 +120,12 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20340,
+    "../tests": 20350,
     "table": 2080,
     "draft": 5100,
     "service": 2520,
     "bridge": 1190,
-    "config": 1200,
+    "config": 1210,
     "metrics": 500,
     "worker": 1890,
     "hooks": 1170,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,14 @@ from vllm.transformers_utils.repo_utils import resolve_revision
 
 from vllm_ssd.bridge.finding import described
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.log import get_logger
 from vllm_ssd.service.server_spec import absolute, plain
 from vllm_ssd.table.draft_names import NAME, CommonOptions, DraftName, find_all
 
+logger = get_logger(__name__)
+
+# How long an engine waits for the name of a draft server that may have been started with it.
+BEGINS_S = 30.0
 # Options that a draft server fixes for all its engines. Engines may leave them out.
 COMMON = CommonOptions.__struct_fields__
 # Those that decide whose code comes with the draft's model.
@@ -83,6 +89,17 @@ def _described_here(name: Any) -> CommonOptions:
             f"draft_server {name!r} cannot be the name of a draft server: write the --name that "
             "'vllm-ssd draft' was started with"
         )
-    options = find_all(name)[0][1].options
+    deadline, said = time.monotonic() + BEGINS_S, False
+    while True:
+        try:
+            options = find_all(name)[0][1].options
+            break
+        except ValueError as error:
+            if time.monotonic() > deadline:
+                raise
+            if not said:
+                logger.info("SSD: waiting up to %.0f s: %s", BEGINS_S, error)
+            said = True
+        time.sleep(0.2)
     assert options is not None, "the service is not of a data parallel group, by its name"
     return options

@@ -1,5 +1,7 @@
 """Options of an engine whose drafts come from a draft server."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
 
@@ -44,6 +46,15 @@ def test_what_is_in_common_is_taken_over(make, serve, draft):
     assert (config.on_miss, config.draft_server) == ("skip", "drafts")
     said_again = make(draft_server="drafts", k=3, f=2, model=draft, draft_top_m=8)
     assert said_again.f == config.f
+
+
+def test_a_server_started_with_its_draft_waits(make, serve):
+    """A draft needs some seconds before it has its name."""
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(make, draft_server="drafts", model=None)
+        time.sleep(0.3)
+        serve("drafts", k=4)
+        assert made.result(20).k == 4
 
 
 def test_defaults_are_those_of_the_server(make, serve, monkeypatch):
@@ -94,7 +105,8 @@ def test_branches_are_compared_by_their_commits(hub, serve):
         ({"draft_server": 7}, "draft_server must be the --name of a draft"),
     ],
 )
-def test_what_does_not_fit_is_refused(refusal, serve, options, said):
+def test_what_does_not_fit_is_refused(refusal, serve, monkeypatch, options, said):
+    monkeypatch.setattr(draft_server, "BEGINS_S", 0.0)
     serve("drafts", k=3)
     assert said in refusal(**{"draft_server": "drafts", "model": None, **options})
 
