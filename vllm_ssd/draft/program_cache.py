@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache, lru_cache, partial
 from itertools import takewhile
 
 import torch
@@ -41,13 +42,14 @@ class ProgramCache:
         budget: BranchBudget,
         seats: int,
     ):
-        self._model, self._publisher, self._policy = model, publisher, policy
-        self._states, self._budget = states, budget
+        self._model, self._policy, self._budget = model, policy, budget
         self._recorded = model.attention.graphs
-        self._feeds: dict[tuple[int, int], Feed] = {}
-        self._predicts: dict[tuple[int, int], Predict] = {}
-        self._grows: dict[tuple[int, bool], Grow] = {}
-        self._moves: dict[int, Moves] = {}
+        self._feed = cache(partial(Feed, model, states))
+        self._move = cache(partial(Moves, model.attention))
+        # For a batch: predicts some outcomes of each request.
+        self.predict = cache(partial(Predict, model, states, publisher))
+        kept = None if self._recorded else 1  # there are too many sizes to keep
+        self._grow = lru_cache(kept)(partial(Grow, model, states, publisher, policy))
         # Batches that have only greedy requests use programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
@@ -100,13 +102,6 @@ class ProgramCache:
         """The program for copies within requests. counts: copies in each request."""
         most = self.batch(len(counts)) * (self._policy.k + 1)
         return self._move(most if self._recorded else sum(counts))
-
-    def predict(self, batch: int, branches: int) -> Predict:
-        """The program that predicts ``branches`` outcomes of each request."""
-        key = (batch, branches)
-        if key not in self._predicts:
-            self._predicts[key] = Predict(self._model, self._states, self._publisher, *key)
-        return self._predicts[key]
 
     def fitting(self, branches: Sequence[int]) -> int:
         """How many of these trees, the first ones, fit one program. branches: of each."""
@@ -179,26 +174,6 @@ class ProgramCache:
                 queries = self._policy.k + 1
             parts.append((self._feed(self.batch(len(rows)), queries), rows))
         return parts
-
-    def _feed(self, batch: int, queries: int) -> Feed:
-        key = (batch, queries)
-        if key not in self._feeds:
-            self._feeds[key] = Feed(self._model, self._states, *key)
-        return self._feeds[key]
-
-    def _move(self, size: int) -> Moves:
-        if size not in self._moves:
-            self._moves[size] = Moves(self._model.attention, size)
-        return self._moves[size]
-
-    def _grow(self, rows: int, sampled: bool) -> Grow:
-        key = (rows, sampled and bool(self._policy.top_m))
-        if key not in self._grows:
-            if not self._recorded:
-                self._grows.clear()  # there are too many sizes to keep
-            own = self._states, self._publisher, rows, self._policy, key[1]
-            self._grows[key] = Grow(self._model, *own)
-        return self._grows[key]
 
 
 def _seconds(program: Grow, device: torch.device) -> float:

@@ -204,8 +204,8 @@ class Grow:
         model: DraftModel,
         states: HiddenStates,
         publisher: Publisher,
-        rows: int,
         policy: DraftPolicy,
+        rows: int,
         sampled: bool,
     ):
         self._model = model
