@@ -31,6 +31,7 @@ from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.intake import Intake
 from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.program_cache import ProgramCache
+from vllm_ssd.draft.programs import Draft
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
@@ -55,11 +56,10 @@ class DraftEngine:
         self._publisher = publisher
         self._budget = BranchBudget(policy)
         self._states = HiddenStates(model, policy, seats)
-        self._programs = ProgramCache(model, self._states, publisher, policy, self._budget, seats)
+        draft = Draft(model, self._states, publisher, policy)
+        self._programs = ProgramCache(draft, self._budget, seats)
         self._in_flight = InFlight(model.device, self._count)
-        self._executor = Executor(
-            model.attention, self._programs, self._budget, self._states, self._in_flight, policy
-        )
+        self._executor = Executor(draft, self._programs, self._budget, self._in_flight)
         self._intake = Intake(self.requests, self._budget, self._states, self._executor, policy)
         self._seats = seats
         self._prefill_due = 0  # tokens of new texts that go before the next glue

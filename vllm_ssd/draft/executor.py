@@ -7,18 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_ssd.draft.attention.base import PagedAttention
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.growing_tree import GrowingTree
-from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.in_flight import InFlight
 from vllm_ssd.draft.moves import Move
 from vllm_ssd.draft.program_cache import ProgramCache
-from vllm_ssd.draft.programs import Feed
+from vllm_ssd.draft.programs import Draft, Feed
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.running_batch import RunningBatch
 from vllm_ssd.draft.sampling import uniforms
-from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import FALLBACK
 
 
@@ -27,21 +24,15 @@ class Executor:
     a GPU may still run it."""
 
     def __init__(
-        self,
-        attention: PagedAttention,
-        programs: ProgramCache,
-        budget: BranchBudget,
-        states: HiddenStates,
-        in_flight: InFlight,
-        policy: DraftPolicy,
+        self, draft: Draft, programs: ProgramCache, budget: BranchBudget, in_flight: InFlight
     ):
-        self._attention = attention
-        self.growing = RunningBatch(programs, policy)
+        self._attention = draft.model.attention
+        self.growing = RunningBatch(programs, draft.policy)
         self._programs = programs
         self._budget = budget
-        self._states = states
+        self._states = draft.states
         self._in_flight = in_flight
-        self._policy = policy
+        self._policy = draft.policy
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy keys and values within requests: at most the tokens of a round in each request."""

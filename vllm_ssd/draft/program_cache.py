@@ -10,12 +10,9 @@ from itertools import takewhile
 import torch
 
 from vllm_ssd.draft.budget import FEWEST, BranchBudget
-from vllm_ssd.draft.hidden_states import HiddenStates
-from vllm_ssd.draft.model import DraftModel
 from vllm_ssd.draft.moves import Moves
-from vllm_ssd.draft.programs import Fallbacks, Feed, Grow, Predict
-from vllm_ssd.draft.spec import TOKENS_IN_A_READ, DraftPolicy
-from vllm_ssd.table.publisher import Publisher
+from vllm_ssd.draft.programs import Draft, Fallbacks, Feed, Grow, Predict
+from vllm_ssd.draft.spec import TOKENS_IN_A_READ
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
@@ -33,23 +30,16 @@ class ProgramCache:
     """Programs by size. Programs that are recorded as graphs have the sizes of ``BATCHES``,
     ``ROWS`` and ``CHUNKS``."""
 
-    def __init__(
-        self,
-        model: DraftModel,
-        states: HiddenStates,
-        publisher: Publisher,
-        policy: DraftPolicy,
-        budget: BranchBudget,
-        seats: int,
-    ):
+    def __init__(self, draft: Draft, budget: BranchBudget, seats: int):
+        model, policy = draft.model, draft.policy
         self._model, self._policy, self._budget = model, policy, budget
         self._recorded = model.attention.graphs
-        self._feed = cache(partial(Feed, model, states))
+        self._feed = cache(partial(Feed, draft))
         self._move = cache(partial(Moves, model.attention))
         # For a batch: predicts some outcomes of each request.
-        self.predict = cache(partial(Predict, model, states, publisher))
+        self.predict = cache(partial(Predict, draft))
         kept = None if self._recorded else 1  # there are too many sizes to keep
-        self._grow = lru_cache(kept)(partial(Grow, model, states, publisher, policy))
+        self._grow = lru_cache(kept)(partial(Grow, draft))
         # Batches that have only greedy requests use programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
@@ -61,7 +51,7 @@ class ProgramCache:
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))
-        self.fallbacks = Fallbacks(states, publisher, model.device, self.max_batch)
+        self.fallbacks = Fallbacks(draft, self.max_batch)
 
     @property
     def max_batch(self) -> int:

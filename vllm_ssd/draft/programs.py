@@ -27,6 +27,15 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table.publisher import BranchTokens, PredictedOutcomes, Publisher
 
 
+class Draft(NamedTuple):
+    """What all programs of a draft work with."""
+
+    model: DraftModel
+    states: HiddenStates
+    publisher: Publisher
+    policy: DraftPolicy
+
+
 class Prediction(NamedTuple):
     """The prediction for a request. where: a place from a served table's ``places``, 0 =
     nowhere; stamp: of the predicted outcome; seat: the request's. states: rows of ``HiddenStates``,
@@ -44,13 +53,12 @@ class Prediction(NamedTuple):
 class Feed:
     """Shows the model up to ``batch`` chunks of up to ``queries`` tokens; keeps hidden states."""
 
-    def __init__(self, model: DraftModel, states: HiddenStates, batch: int, queries: int):
-        self._model = model
-        self._states = states
+    def __init__(self, draft: Draft, batch: int, queries: int):
+        self._model, self._states, *_ = draft
         self.batch, self.queries = batch, queries
-        self._plan = model.attention.chunk_plan(batch, queries)
+        self._plan = self._model.attention.chunk_plan(batch, queries)
         each = (batch, queries)
-        self._inputs = Inputs(model.device, {"tokens": each, "states": each})
+        self._inputs = Inputs(self._model.device, {"tokens": each, "states": each})
         self.run = GraphedCall(self._compute)
 
     def fill(
@@ -86,23 +94,14 @@ class Predict:
     """Predicts ``branches`` outcomes of each of up to ``batch`` requests from hidden states, and
     publishes them. The bonus tokens become the newest tokens of the requests' branches."""
 
-    def __init__(
-        self,
-        model: DraftModel,
-        states: HiddenStates,
-        publisher: Publisher,
-        batch: int,
-        branches: int,
-    ):
-        self._model = model
-        self._states = states
-        self._publisher = publisher
+    def __init__(self, draft: Draft, batch: int, branches: int):
+        self._model, self._states, self._publisher, _ = draft
         self.batch, self.branches = batch, branches
         # Only places that have branches need logits.
-        self._width = min(states.places, branches)
-        places, some, each = (batch, states.places), (batch, self._width), (batch, branches)
+        self._width = min(self._states.places, branches)
+        places, some, each = (batch, self._states.places), (batch, self._width), (batch, branches)
         self._inputs = Inputs(
-            model.device,
+            self._model.device,
             {
                 "states": places,
                 "verified": places,
@@ -116,7 +115,7 @@ class Predict:
                 "stamp": (batch,),
             },
         )
-        self._request = torch.arange(batch, device=model.device).unsqueeze(1)
+        self._request = torch.arange(batch, device=self._model.device).unsqueeze(1)
         self.run = GraphedCall(self._compute)
 
     def fill(self, predictions: Sequence[Prediction], fan_outs: FanOuts | None = None) -> None:
@@ -167,13 +166,10 @@ class Fallbacks:
     """Predicts up to ``batch`` outcomes that have come, with one branch each, and publishes them.
     The bonus tokens become the newest tokens of the requests' first branches."""
 
-    def __init__(
-        self, states: HiddenStates, publisher: Publisher, device: torch.device, batch: int
-    ):
-        self._states = states
-        self._publisher = publisher
+    def __init__(self, draft: Draft, batch: int):
+        self._states, self._publisher = draft.states, draft.publisher
         names = ("where", "stamp", "accepted", "bonus", "homes")
-        self._inputs = Inputs(device, dict.fromkeys(names, (batch,)))
+        self._inputs = Inputs(draft.model.device, dict.fromkeys(names, (batch,)))
         self.run = GraphedCall(self._compute)
 
     def fill(self, outcomes: Sequence[tuple[int, ...]]) -> None:
@@ -199,19 +195,9 @@ class Grow:
     likeliest, which takes a few percent less time.
     """
 
-    def __init__(
-        self,
-        model: DraftModel,
-        states: HiddenStates,
-        publisher: Publisher,
-        policy: DraftPolicy,
-        rows: int,
-        sampled: bool,
-    ):
-        self._model = model
-        self._states = states
-        self._publisher = publisher
-        self.rows = rows
+    def __init__(self, draft: Draft, rows: int, sampled: bool):
+        self._model, self._states, self._publisher, policy = draft
+        model, self.rows = draft.model, rows
         self._plan = model.attention.tree_plan(rows, policy.tree_steps)
         self._top_m = policy.top_m
         self._sampler = Sampler(policy, model.device) if sampled else None

@@ -10,6 +10,7 @@ from vllm_ssd.draft.attention.triton import TritonAttention
 from vllm_ssd.draft.budget import FEWEST, BranchBudget
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.program_cache import ProgramCache
+from vllm_ssd.draft.programs import Draft
 from vllm_ssd.draft.spec import DraftPolicy
 
 K, CHUNK = 4, 64
@@ -19,7 +20,7 @@ K, CHUNK = 4, 64
 def cache(draft_model):
     policy = DraftPolicy(K, 2, True, chunk=CHUNK)
     states = HiddenStates(draft_model, policy, 8)
-    return ProgramCache(draft_model, states, None, policy, BranchBudget(policy), 8)
+    return ProgramCache(Draft(draft_model, states, None, policy), BranchBudget(policy), 8)
 
 
 def shown(parts):
@@ -63,7 +64,7 @@ def test_there_is_room_for_each_tree_and_for_many(draft_model, monkeypatch, grou
     monkeypatch.setattr(draft_model, "attention", TritonAttention(shape, 4, 16, 64))
     states = HiddenStates(draft_model, policy, seats)
     budget = BranchBudget(policy)
-    cache = ProgramCache(draft_model, states, None, policy, budget, seats)
+    cache = ProgramCache(Draft(draft_model, states, None, policy), budget, seats)
     assert cache.fitting([max(policy.branches, 1)]) == 1
     narrow = [min(max(policy.branches, 1), FEWEST)] * seats
     assert cache.fitting(narrow) == seats
