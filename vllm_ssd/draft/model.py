@@ -86,16 +86,6 @@ class DraftModel:
         return int(self._config.model_config.get_hidden_size())
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads. The token embedding counts only if it is the
-        output layer, too."""
-        sizes = {name: weight.nbytes for name, weight in self._model.named_parameters()}
-        has_output_layer = any("lm_head" in name for name in sizes)
-        return sum(
-            size for name, size in sizes.items() if not (has_output_layer and "embed" in name)
-        )
-
-    @property
     def room(self) -> int:
         """Tokens of the longest text there is memory for."""
         return min(self.num_blocks * BLOCK_SIZE, self.max_len)
