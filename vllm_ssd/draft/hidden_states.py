@@ -32,10 +32,6 @@ class HiddenStates:
         )
         self.newest = torch.zeros(self.padding + 1, dtype=torch.int64, device=model.device)
 
-    def keep(self, rows: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Put hidden states, [n, hidden], into int64 [n] rows."""
-        self.memory.index_copy_(0, rows, hidden)
-
     def homes(self, seat: int, branches: int) -> range:
         """The homes of a seat's first ``branches`` branches."""
         return range(seat * self._homes + 1, seat * self._homes + 1 + branches)

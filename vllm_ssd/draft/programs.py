@@ -87,7 +87,7 @@ class Feed:
         inputs = self._inputs.device
         self._model.attention.plan = self._plan
         hidden = self._model.forward(inputs["tokens"].view(-1), self._plan.positions)
-        self._states.keep(inputs["states"].view(-1), hidden)
+        self._states.memory.index_copy_(0, inputs["states"].view(-1), hidden)
 
 
 class Predict:
@@ -148,7 +148,7 @@ class Predict:
     def _compute(self) -> None:
         inputs = self._inputs.device
         hidden = self._states.memory[inputs["states"].view(-1)]
-        self._states.keep(inputs["verified"].view(-1), hidden)
+        self._states.memory.index_copy_(0, inputs["verified"].view(-1), hidden)
         shown = (self._request * self._states.places + inputs["lengths"]).view(-1)
         logits = self._model.logits(hidden[shown])
         source = (self._request * self._width + inputs["row"]).view(-1)
@@ -244,7 +244,7 @@ class Grow:
         plan.prepare()
         self._model.attention.plan = plan
         hidden = self._model.forward(self._states.newest[homes], plan.positions)
-        self._states.keep(homes * self._states.places + step, hidden)
+        self._states.memory.index_copy_(0, homes * self._states.places + step, hidden)
         draft_probs = None
         if self._sampler is None:
             chosen, top_probs = self._model.likeliest(hidden)
