@@ -183,21 +183,15 @@ def sweep() -> None:
             logger.info("SSD: removing what a killed engine left in %s", path)
             remove(path)
     for table in _all_tables():
-        if _is_abandoned(table):
-            table.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # removed by another engine that sweeps
+            about = table.lstat()
+            old = time.time() - about.st_mtime > _SETTLED_S
+            if old and about.st_uid == os.getuid() and not _is_locked(table):
+                table.unlink()
 
 
 def _all_tables() -> list[Path]:
     return list(_memory(_base() / _prefix()).glob(f"{_prefix()}*.table"))
-
-
-def _is_abandoned(table: Path) -> bool:
-    try:
-        about = table.lstat()
-    except FileNotFoundError:
-        return False  # removed by another engine that sweeps
-    old = time.time() - about.st_mtime > _SETTLED_S
-    return old and about.st_uid == os.getuid() and not _is_locked(table)
 
 
 def _all() -> list[Path]:
