@@ -25,7 +25,7 @@ class ServedEngine:
             raise ValueError(f"{run_dir} is not the run directory of an engine of this user")
         self._requests = draft.requests
         with ExitStack() as begun:
-            self._watched = rundir.watch(run_dir)
+            self._watched = rundir.open_own(run_dir, folder=True)
             begun.callback(os.close, self._watched)
             if not self.lives():
                 raise ValueError(f"the engine in {run_dir} is gone")

@@ -22,10 +22,10 @@ class FoundDraft:
     Its file is closed when the object is dropped."""
 
     def __init__(self, run_dir: Path):
-        """Raises the errors of ``rundir.watch`` and ``SpeculationTable.open``."""
+        """Raises the errors of ``rundir.open_own`` and ``SpeculationTable.open``."""
         self.run_dir = run_dir
         self._table = SpeculationTable.open(rundir.table_path(run_dir), writable=False)
-        self._watched = rundir.watch(run_dir)
+        self._watched = rundir.open_own(run_dir, folder=True)
         weakref.finalize(self, os.close, self._watched)
 
     def value(self, field: str) -> int:

@@ -107,13 +107,9 @@ def hold_table(run_dir: Path) -> int:
     return lock
 
 
-def watch(run_dir: Path) -> int:
-    """Open a run directory for ``is_held`` and return the file descriptor; raises ``OSError``."""
-    return open_own(run_dir, folder=True)
-
-
 def is_held(watched: int) -> bool:
-    """True if some process of the engine holds the directory, even if it was removed since."""
+    """True if some process of the engine holds the directory, even if it was removed since.
+    watched: its descriptor, from ``open_own``."""
     try:
         fcntl.flock(watched, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

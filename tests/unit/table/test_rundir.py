@@ -238,7 +238,7 @@ def test_files_of_another_user(monkeypatch, tmp_path):
         with pytest.raises(PermissionError, match="not a file of this user's"):
             SpeculationTable.open(theirs)
         with pytest.raises(PermissionError):
-            rundir.watch(mine.run_dir)
+            rundir.open_own(mine.run_dir, folder=True)
     theirs.rename(table)
     assert rundir.tables() == [table]
     mine.remove()
@@ -267,7 +267,7 @@ def test_a_table_that_cannot_be_looked_at_is_not_taken_for_abandoned(monkeypatch
 
 def test_an_engine_outlives_a_cleaner_of_its_files(owner):
     process, path = owner
-    watched = rundir.watch(path)
+    watched = rundir.open_own(path, folder=True)
     (path / "lock").unlink()
     rundir.sweep()
     assert rundir.is_alive(path) and path in rundir.living() and has_table(path)
