@@ -9,12 +9,12 @@ replacing a function does.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from vllm_ssd.config.versions import SUPPORTED, version_mismatch
 
@@ -158,11 +158,9 @@ def apply_one(patch: Patch) -> None:
 
 def wrapper_of(patch: Patch) -> Callable[..., Any]:
     """The wrapper that a patch names."""
-    module, *names = patch.wrapper.split(".")
-    wrapper: Any = importlib.import_module(f"vllm_ssd.hooks.{module}")
-    for name in names:
-        wrapper = getattr(wrapper, name)
-    return cast(Callable[..., Any], wrapper)
+    name = patch.wrapper.replace(".", ":", 1)
+    wrapper: Callable[..., Any] = pkgutil.resolve_name(f"vllm_ssd.hooks.{name}")
+    return wrapper
 
 
 def wrapped(original: Original, wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,11 +231,8 @@ def _fits(patch: Patch, parameters: Sequence[str]) -> bool:
 
 def _owner(patch: Patch) -> tuple[Any, str]:
     """The module or class that has the function, and its name there."""
-    owner: Any = importlib.import_module(patch.module)
-    *classes, name = patch.name.split(".")
-    for cls in classes:
-        owner = getattr(owner, cls)
-    return owner, name
+    cls, _, name = patch.name.rpartition(".")
+    return pkgutil.resolve_name(f"{patch.module}:{cls}"), name
 
 
 def _parameters(patch: Patch) -> tuple[str, ...] | None:

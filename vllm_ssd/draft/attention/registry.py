@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pkgutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -77,9 +77,9 @@ class BackendInfo:
 
 
 BACKENDS: dict[Backend, BackendInfo] = {
-    "triton": BackendInfo("triton.TritonAttention", "triton", needs_gpu=True, power_of_2=True),
+    "triton": BackendInfo("triton:TritonAttention", "triton", needs_gpu=True, power_of_2=True),
     "flashinfer": BackendInfo(
-        "flashinfer.FlashInferAttention",
+        "flashinfer:FlashInferAttention",
         "flashinfer",
         needs_gpu=True,
         dtypes=("bfloat16", "float16"),
@@ -88,7 +88,7 @@ BACKENDS: dict[Backend, BackendInfo] = {
         # With grouped queries, 0.5.3+amd.1 reads the mask of another query for three of four.
         least=("amd-flashinfer", "0.5.3+amd.2"),
     ),
-    "sdpa": BackendInfo("sdpa.SDPAAttention"),
+    "sdpa": BackendInfo("sdpa:SDPAAttention"),
 }
 
 # The order in which "auto" tries them. On ROCm FlashInfer's kernels are AMD's own, and Triton's
@@ -142,8 +142,6 @@ def refusal(chosen: Backend, obstacle: str) -> ValueError:
 
 def load_backend(backend: Backend) -> type[PagedAttention]:
     """The class of a backend."""
-    module, _, name = BACKENDS[backend].path.partition(".")
-    found: type[PagedAttention] = getattr(
-        importlib.import_module(f"vllm_ssd.draft.attention.{module}"), name
-    )
+    path = f"vllm_ssd.draft.attention.{BACKENDS[backend].path}"
+    found: type[PagedAttention] = pkgutil.resolve_name(path)
     return found
