@@ -154,17 +154,8 @@ class TableShape:
         there at the first look. waits: steps that waited, by how long (``SHORTEST_WAIT_US``).
         accepted: verifications by accepted length, guesses included. verified, taken: the draft's
         tokens that were verified and those accepted, by position."""
-        names = (
-            "rounds",
-            "hits",
-            "misses",
-            "late",
-            "off",
-            "timeouts",
-            "drafts",
-            "wait_us",
-            "started_s",
-        )
+        names = ["rounds", "hits", "misses", "late", "off", "timeouts", "drafts"]
+        names += ["wait_us", "started_s"]
         fields = [*((name, "i8") for name in names), ("ready", "i8", (self.k + 1,))]
         fields += [("waits", "i8", (WAIT_COUNTERS,)), ("accepted", "i8", (self.k + 1,))]
         fields += [("verified", "i8", (self.k,)), ("taken", "i8", (self.k,))]
