@@ -18,25 +18,16 @@ _GAUGES = (
 
 def snapshot(table: SpeculationTable) -> dict[str, Any]:
     """Return all counters and gauges of a table: name in ``TableShape`` -> int or list of ints."""
-    values: dict[str, Any] = {}
-    for part in (table.target[0], table.draft[0]):
-        for name in part.dtype.names or ():
-            value = part[name]
-            values[name] = value.tolist() if isinstance(value, np.ndarray) else int(value)
-    return values
+    parts = table.target[0], table.draft[0]
+    return {name: part[name].tolist() for part in parts for name in part.dtype.names or ()}
 
 
 def subtract(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counts between two snapshots. Gauges keep their later value."""
-    difference: dict[str, Any] = {}
-    for name, value in later.items():
-        if name in _GAUGES:
-            difference[name] = value
-        elif isinstance(value, list):
-            difference[name] = (np.array(value) - np.array(earlier[name])).tolist()
-        else:
-            difference[name] = value - earlier[name]
-    return difference
+    return {
+        name: value if name in _GAUGES else np.subtract(value, earlier[name]).tolist()
+        for name, value in later.items()
+    }
 
 
 def total(counts: Sequence[int]) -> float:
