@@ -99,22 +99,11 @@ class Predict:
         self.batch, self.branches = batch, branches
         # Only places that have branches need logits.
         self._width = min(self._states.places, branches)
-        places, some, each = (batch, self._states.places), (batch, self._width), (batch, branches)
-        self._inputs = Inputs(
-            self._model.device,
-            {
-                "states": places,
-                "verified": places,
-                "lengths": some,
-                "ruled_out": some,
-                "accepted": each,
-                "row": each,
-                "rank": each,
-                "homes": each,
-                "where": (batch,),
-                "stamp": (batch,),
-            },
-        )
+        fields: dict[str, tuple[int, ...]] = dict.fromkeys(("where", "stamp"), (batch,))
+        fields |= dict.fromkeys(("states", "verified"), (batch, self._states.places))
+        fields |= dict.fromkeys(("lengths", "ruled_out"), (batch, self._width))
+        fields |= dict.fromkeys(("accepted", "row", "rank", "homes"), (batch, branches))
+        self._inputs = Inputs(self._model.device, fields)
         self._request = torch.arange(batch, device=self._model.device).unsqueeze(1)
         self.run = GraphedCall(self._compute)
 
