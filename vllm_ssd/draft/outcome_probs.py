@@ -50,8 +50,10 @@ class OutcomeProbs:
         together, with which it misses least. top_probs: the draft's largest probability at each of
         a row's drafts, nan if it is not known. loads: how many requests each row's target has."""
         lengths, whole = self._lengths(top_probs, loads)
+        weights = np.array([self._rejected, self._whole])
+        by_rank = (weights / weights.sum(axis=1, keepdims=True))[:, :branches]
         # A rank that seems likelier than the one before it is taken for as likely.
-        by_rank = np.minimum.accumulate(self._ranks()[:, :branches], axis=1)
+        np.minimum.accumulate(by_rank, axis=1, out=by_rank)
         chances = lengths[:, :, None] * by_rank[whole.view(np.int8)]
         rows, places = lengths.shape
         best = chances.reshape(rows, -1).argpartition(-branches, axis=1)[:, -branches:]
@@ -80,12 +82,6 @@ class OutcomeProbs:
         goes_on = acceptance * (1 - np.array([self._left_over[_size(load)] for load in loads]))
         chances[:, 1:] *= goes_on.cumprod(axis=1)
         return chances, whole
-
-    def _ranks(self) -> np.ndarray:
-        """float64 [2, ranks]: the probability of each rank of the bonus, after a rejected draft and
-        after none."""
-        by_rank = np.array([self._rejected, self._whole])
-        return by_rank / by_rank.sum(axis=1, keepdims=True)
 
     def count_drafts(
         self, top_probs: Sequence[float], accepted: int, left_over: bool, load: int
