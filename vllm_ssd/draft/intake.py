@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
@@ -15,22 +16,15 @@ from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table import LOST, split_stamp
 
 
+@dataclass(frozen=True)
 class Intake:
     """Brings requests up to date with their targets, and tells the budget how rounds ended."""
 
-    def __init__(
-        self,
-        requests: DraftRequests,
-        budget: BranchBudget,
-        states: HiddenStates,
-        executor: Executor,
-        policy: DraftPolicy,
-    ):
-        self._requests = requests
-        self._budget = budget
-        self._states = states
-        self._executor = executor
-        self._policy = policy
+    requests: DraftRequests
+    budget: BranchBudget
+    states: HiddenStates
+    executor: Executor
+    policy: DraftPolicy
 
     def take(self, tables: Sequence[ServedTable]) -> None:
         """Take in all that is new. A target publishes the requests of a step one by one, and this
@@ -49,21 +43,21 @@ class Intake:
         taken = 0
         for slot, stamp in served.outcomes.unread():
             generation, round_ = split_stamp(stamp)
-            request = self._requests.get(served, slot)
+            request = self.requests.get(served, slot)
             if request is None or generation != request.generation or round_ <= request.round:
                 continue
             outcome = served.outcomes.read(slot, stamp, len(request.tokens))
             if outcome is None:
                 continue  # overtaken while reading; the next look finds the newer one
             if not outcome.new_tokens:  # too far behind: the target has to send the text again
-                self._requests.drop(request, LOST)
+                self.requests.drop(request, LOST)
                 continue
             branch = served.predictions.branch_of(slot, stamp, outcome.accepted, outcome.bonus)
-            self._budget.outcome(request, outcome.accepted, outcome.bonus, branch)
+            self.budget.outcome(request, outcome.accepted, outcome.bonus, branch)
             request.advance(round_, outcome.new_tokens, outcome.accepted)
             request.branch = branch
-            self._requests.enter(request, Phase.DECIDING)
-            self._requests.check_size(request)
+            self.requests.enter(request, Phase.DECIDING)
+            self.requests.check_size(request)
             taken += 1
         return taken
 
@@ -71,20 +65,20 @@ class Intake:
         """Take in which drafts are verified next; returns the number of requests with a
         decision."""
         decided = []
-        for request in self._requests.waiting(Phase.DECIDING):
+        for request in self.requests.waiting(Phase.DECIDING):
             drafts = request.served.outcomes.read_drafts(request.slot, request.stamp)
             if drafts is not None:
                 decided.append((request, drafts))
         moves: list[Move] = []
         for request, drafts in decided:
-            move = request.decide(drafts, request.seen(self._states))
+            move = request.decide(drafts, request.seen(self.states))
             if move is not None:
                 moves.append(move)
-            if self._policy.branches or request.unfed:
-                self._requests.enter(request, Phase.FEEDING)
+            if self.policy.branches or request.unfed:
+                self.requests.enter(request, Phase.FEEDING)
             else:
                 request.name_kv()  # no further work for it would do that
-                self._requests.await_outcome(request)
+                self.requests.await_outcome(request)
         if moves:
-            self._executor.move(moves)
+            self.executor.move(moves)
         return len(decided)
