@@ -96,11 +96,11 @@ def place_draft(
     platform.
     """
     order = [] if parallel.use_ray else _order(parallel, platform)
-    used, free = _divide(order, engines, parallel)
+    wanted = engines * parallel.world_size
+    used, free = order[:wanted], order[wanted:]
     if draft_device is None:
         number = 0 if engines > 1 else engine
         if len(free) <= number:
-            wanted = engines * parallel.world_size
             raise ValueError(
                 f"the target uses {wanted} of {len(order)} visible GPUs and its draft needs "
                 "1 more: make more visible or lower --tensor-parallel-size, or for "
@@ -127,15 +127,7 @@ def _one_gpu(gpu: int | str, platform: Any) -> DraftDevice:
 def target_gpus(engines: int, parallel: ParallelConfig, platform: Any) -> list[int]:
     """Indices, among the visible GPUs, of the GPUs for the targets of this host's engines; fewer
     if too few are visible. Not for the Ray executor."""
-    return _divide(_order(parallel, platform), engines, parallel)[0]
-
-
-def _divide(
-    order: list[int], engines: int, parallel: ParallelConfig
-) -> tuple[list[int], list[int]]:
-    """The targets' GPUs, and the remaining ones."""
-    wanted = engines * parallel.world_size
-    return order[:wanted], order[wanted:]
+    return _order(parallel, platform)[: engines * parallel.world_size]
 
 
 def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:
