@@ -190,17 +190,6 @@ class DraftRequest:
             self.tree.ended = True
             self.tree = None
 
-    def adopt_kv(self) -> None:
-        """Begin with the known KV of the text, except for its last token: the model's output after
-        that token has to be computed."""
-        self.fed = self.table.adopt(self.tokens[:-1])
-
-    def forget_kv(self) -> None:
-        """Give all KV memory back; the text has to be fed again."""
-        self.leave_tree()
-        self.table.clear()
-        self.fed, self.states, self.left_over = 0, (), None
-
 
 def _matching(tokens: Sequence[int], others: Sequence[int]) -> int:
     """The number of tokens, from the first on, that both have."""

@@ -143,7 +143,8 @@ class DraftRequests:
         size = len(request.tokens) + self._policy.scratch
         if self.pool.blocks_for(size) > self.pool.num_free:
             return False
-        request.adopt_kv()
+        # Without the last token: the model's output after that token has to be computed.
+        request.fed = request.table.adopt(request.tokens[:-1])
         if request.table.reserve(size):
             request.seat = self._free_seats.pop()
         return request.seat >= 0
@@ -163,9 +164,11 @@ class DraftRequests:
         return fitting
 
     def _forget_kv(self, request: DraftRequest) -> None:
-        """Take a request's KV memory and its seat. Work that has begun for the request still uses
-        both; the next owner's work comes after it."""
-        request.forget_kv()
+        """Take a request's KV memory and its seat: the text has to be fed again. Work that has
+        begun for the request still uses both; the next owner's work comes after it."""
+        request.leave_tree()
+        request.table.clear()
+        request.fed, request.states, request.left_over = 0, (), None
         if request.seat >= 0:
             self._free_seats.append(request.seat)
             request.seat = -1
