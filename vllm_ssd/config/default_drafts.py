@@ -107,13 +107,6 @@ _OWN_HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modu
 _EAGLE_3 = {"kimi_k2", "llama4_text"}
 
 
-def _method_of_vllm(config: Any) -> str | None:
-    """vLLM's own method that suits a target for which there is no small draft, None = unknown."""
-    if any(getattr(config, name, None) for name in _OWN_HEADS):
-        return "mtp"
-    return "eagle3" if config.model_type in _EAGLE_3 else None
-
-
 def size_of(config: Any) -> int:
     """About how many weights a model with this Hugging Face text config has, in an own unit; 0 if
     the config does not tell. A layer's weights grow with the square of the hidden size."""
@@ -130,8 +123,9 @@ def default_draft(config: Any, model: str) -> str:
     family = next((family for family in FAMILIES if family.includes(config)), None)
     if family is None:
         tokens = getattr(config, "vocab_size", "an unknown number of")
-        method = _method_of_vllm(config)
-        better = "" if method is None else f'use vLLM\'s "method":"{method}", or '
+        has_heads = any(getattr(config, name, None) for name in _OWN_HEADS)
+        method = "mtp" if has_heads else "eagle3" if config.model_type in _EAGLE_3 else ""
+        better = method and f'use vLLM\'s "method":"{method}", or '
         raise ValueError(
             f"no default draft is known for the target {model!r} (model_type "
             f"{config.model_type!r} with {tokens} tokens): {better}{ADVICE}"
