@@ -40,37 +40,19 @@ class Family:
         )
 
 
+_LLAMA_3, _QWEN2 = {"llama", "smollm3", "nemotron-nas"}, {"qwen2", "qwen2_5_vl_text"}
+_ERNIE = {"ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"}
+_MISTRAL = {"mistral", "ministral3", "mistral4"}
 _QWEN3 = {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text"}
 FAMILIES = (
     # From memory: smollm3, nemotron-nas.
-    Family(
-        "Llama 3",
-        {"llama", "smollm3", "nemotron-nas"},
-        {128256},
-        "meta-llama/Llama-3.2-1B-Instruct",
-        16,
-        2048,
-    ),
+    Family("Llama 3", _LLAMA_3, {128256}, "meta-llama/Llama-3.2-1B-Instruct", 16, 2048),
     Family("Qwen3", _QWEN3, {151936}, "Qwen/Qwen3-0.6B", 28, 1024),
     # All sizes have one tokenizer; from 7B on, its vocabulary is padded to 152064 rows.
-    Family(
-        "Qwen2.5",
-        {"qwen2", "qwen2_5_vl_text"},
-        {151936, 152064},
-        "Qwen/Qwen2.5-0.5B-Instruct",
-        24,
-        896,
-    ),
+    Family("Qwen2.5", _QWEN2, {151936, 152064}, "Qwen/Qwen2.5-0.5B-Instruct", 24, 896),
     # The draft computes 3.6 of its 21 billion weights for a token.
     Family("gpt-oss", {"gpt_oss"}, {201088}, "openai/gpt-oss-20b", 24, 2880),
-    Family(
-        "ERNIE 4.5",
-        {"ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"},
-        {103424},
-        "baidu/ERNIE-4.5-0.3B-PT",
-        18,
-        1024,
-    ),
+    Family("ERNIE 4.5", _ERNIE, {103424}, "baidu/ERNIE-4.5-0.3B-PT", 18, 1024),
     # From memory: the vocabulary of the models without images, 262144.
     Family("Gemma 3", {"gemma3_text"}, {262144, 262208}, "google/gemma-3-270m-it", 18, 640),
     # From memory: the vocabulary with padding, 100352.
@@ -78,14 +60,7 @@ FAMILIES = (
         "OLMo", {"olmo2", "olmo3"}, {100278, 100352}, "allenai/OLMo-2-0425-1B-Instruct", 16, 2048
     ),
     # From memory: the draft's sizes. It could read images, too.
-    Family(
-        "Mistral",
-        {"mistral", "ministral3", "mistral4"},
-        {131072},
-        "mistralai/Ministral-3-3B-Instruct-2512",
-        26,
-        3072,
-    ),
+    Family("Mistral", _MISTRAL, {131072}, "mistralai/Ministral-3-3B-Instruct-2512", 26, 3072),
     # From memory: the vocabulary, and the draft's sizes.
     Family("Granite 4", {"granitemoehybrid"}, {100352}, "ibm-granite/granite-4.0-350m", 28, 1024),
     # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
