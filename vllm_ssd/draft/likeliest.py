@@ -1,8 +1,5 @@
 """The likeliest token of each row of logits, and its probability."""
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import torch

@@ -7,9 +7,6 @@ They may read what earlier kernels have written, because every kernel waits befo
 one begin. On other GPUs the kernels run one after the other.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 from typing import Any

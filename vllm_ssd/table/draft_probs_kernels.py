@@ -1,9 +1,6 @@
 """Device functions for the distributions that drafts were sampled from, in the format of
 ``draft_probs.py``. ``AT`` is a ``KernelLayout``."""
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

@@ -13,9 +13,6 @@ on its own. The compiler moves no other load past that one (``tests/unit/test_ke
 A GPU waits for each such value before it goes on, so kernels read all else as blocks.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

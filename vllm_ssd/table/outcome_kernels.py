@@ -2,9 +2,6 @@
 the host. ``AT`` is a ``KernelLayout``; words and stamps are the table's pages as int32 and as
 int64."""
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

@@ -5,9 +5,6 @@ translates the tensors that a kernel is given. An address that a kernel reads as
 the GPU's own, which ``device_address`` returns.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import contextlib

@@ -7,9 +7,6 @@ pages lie in host memory, and kernels reach them over the bus. A kernel writes a
 and its stamp last, and raises depth after the tokens are written.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

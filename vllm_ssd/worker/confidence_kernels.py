@@ -1,8 +1,5 @@
 """Kernels that measure how likely draft tokens are accepted. ``AT`` is a ``KernelLayout``."""
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

@@ -6,9 +6,6 @@ text repeats itself. The draft is not told of it, so all its branches are for ac
 likeliest. ``tests/support/guess.py`` guesses by the same rules, with a plain search.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

@@ -7,9 +7,6 @@ This module imports Triton itself, because vLLM's placeholder cannot run these k
 only on a GPU or with Triton's interpreter. ``AT`` is a ``KernelLayout``.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

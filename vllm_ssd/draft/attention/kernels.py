@@ -1,8 +1,5 @@
 """Tree masks as FlashInfer reads them: packed bits, made on the device for any step."""
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 from collections.abc import Mapping

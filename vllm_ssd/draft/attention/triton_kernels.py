@@ -5,9 +5,6 @@ a limit, and in a tree also the entries of its own branch. KV is split over prog
 kernel merges their partial results.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

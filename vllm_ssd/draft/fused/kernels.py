@@ -5,9 +5,6 @@ once, a tile of CHUNK columns at a time. A program fetches the first AHEAD colum
 inputs are there.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton

@@ -5,9 +5,6 @@ up, always in the same order, and does the rest of the work on a token: norms, r
 KV write, the residual. Each kernel reads what it can before it waits for the product.
 """
 
-# mypy: allow-untyped-defs
-# A kernel's arguments have Triton's types, which depend on the launch.
-
 from __future__ import annotations
 
 import triton
