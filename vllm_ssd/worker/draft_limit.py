@@ -167,13 +167,9 @@ class DraftLimits:
     def _of_size(self, size: int) -> _SizeClass:
         """Return the size class. A new one begins with what is best for batches of a like size."""
         if size not in self._classes:
-            limits = [MOST_DRAFTS]
-            if self._may_be_off and 2**size >= _LARGE:
-                limits.append(0)
-            first = MOST_DRAFTS
-            if self._classes:
-                nearest = min(self._classes, key=lambda other: abs(other - size))
-                first = self._classes[nearest].best
-            first = first if first in limits else limits[0]
-            self._classes[size] = _SizeClass(size, limits, first)
+            may_be_off = self._may_be_off and 2**size >= _LARGE
+            limits = [MOST_DRAFTS, 0] if may_be_off else [MOST_DRAFTS]
+            nearest = min(self._classes, key=lambda other: abs(other - size), default=None)
+            best = MOST_DRAFTS if nearest is None else self._classes[nearest].best
+            self._classes[size] = _SizeClass(size, limits, best if best in limits else MOST_DRAFTS)
         return self._classes[size]
