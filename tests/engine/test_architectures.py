@@ -19,7 +19,7 @@ from tests.support.forked import import_beside, in_fork
 from tests.support.greedy_texts import greedy_texts
 from tests.support.harness import SSD
 from tests.support.model_folders import write_tokenizer
-from tests.support.quantised import SCHEMES, write_quantised
+from tests.support.quantised import COMPUTED, SCHEMES, write_quantised
 
 VOCAB, TOKENS, K = 300, 24, 3
 # Longer than the windows, and of different lengths.
@@ -108,7 +108,7 @@ LATENT = {
 IN_16_BITS = {"int8": "bfloat16", "gptq": "float16", "awq": "float16"}
 
 
-@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek V3", *SCHEMES])
+@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek V3", *COMPUTED])
 def test_texts_are_those_without_drafts(name, draft_of_all, tmp_path):
     options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 128}
     options["dtype"] = IN_16_BITS.get(name, "float32")

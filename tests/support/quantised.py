@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
@@ -93,6 +94,15 @@ SCHEMES: dict[str, tuple[Quantise, dict[str, Any], torch.dtype]] = {
         torch.float16,
     ),
 }
+
+
+_IN_4_BITS = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM's products of 4 bits need AVX-512"
+)
+# The schemes whose products vLLM has on this CPU; the others are skipped.
+COMPUTED = [
+    pytest.param(name, marks=_IN_4_BITS if name in ("gptq", "awq") else ()) for name in SCHEMES
+]
 
 
 def write_quantised(model: LlamaForCausalLM, scheme: str, folder: Path) -> None:

@@ -4,7 +4,7 @@ but where rounding decides."""
 import pytest
 
 from benchmarks.standin.tiny import tiny_llama
-from tests.support.quantised import SCHEMES, write_quantised
+from tests.support.quantised import COMPUTED, write_quantised
 from tests.unit.draft.conftest import load_draft
 from tests.unit.draft.loop import PROMPT, VOCAB, Loop, Reference
 from vllm_ssd.draft.spec import DraftPolicy
@@ -12,7 +12,7 @@ from vllm_ssd.draft.spec import DraftPolicy
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", COMPUTED)
 def test_a_quantised_draft(tmp_path, scheme):
     model = tiny_llama(0, VOCAB, **SHAPE)
     folder = tmp_path / "model"
