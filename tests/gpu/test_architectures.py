@@ -1,6 +1,6 @@
 """Targets with states, latent attention or experts, as tiny random models: the texts are those of
-vLLM without drafts, whether each step waits for its drafts, or for what pays and goes without any
-at times. And experts over two engines of a group."""
+vLLM without drafts, whether each step waits for its drafts, skips what is not there, or waits for
+what pays and goes without any at times. And experts over two engines of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gpu.settings import GPUS, OPTIONS
 from tests.support.completions import Completion, check_texts, lead, parting
 from tests.support.draft_command import NAME, Service
 from tests.support.harness import START_S
-from tests.support.random_models import EXPERTS, HYBRIDS, OTHERS, VOCAB, RandomWorker, write_draft
+from tests.support.random_models import EXPERTS, HYBRIDS, OTHERS, VOCAB, WORKER, write_draft
 from tests.support.scraping import scrape
 from tests.support.tiny_tokenizer import TOKENS as WORDS
 from tests.support.tiny_tokenizer import save_tokenizer
@@ -73,7 +73,7 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
         "additional_config": {"gdn_prefill_backend": "triton"},
     }
     ssd = {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000}
-    speculations = [{**ssd, "on_miss": on_miss} for on_miss in ("wait", "auto")]
+    speculations = [{**ssd, "on_miss": on_miss} for on_miss in ("wait", "skip", "auto")]
     folder = family.write(tmp_path)
     accepts = name != "LFM2"  # it has one table for both ends, of which the draft knows nothing
     off = check_texts(folder, BATCHES, TOKENS, options, speculations, NEAR[family.dtype], accepts)
@@ -89,7 +89,7 @@ def test_experts_of_two_engines(draft, tmp_path: Path):
         **COMMON,
         "model": FAMILIES["Mixtral"].write(tmp_path),
         "dtype": "float32",
-        "worker_extension_cls": f"{RandomWorker.__module__}.RandomWorker",
+        "worker_extension_cls": WORKER,
         "data_parallel_size": 2,
         "enable_expert_parallel": True,
         "speculative_config": {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000},

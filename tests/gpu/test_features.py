@@ -12,17 +12,16 @@ if torch.cuda.device_count() == 0:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.running import counters
+from benchmarks.standin.checkpoint import copy_tokenizer
 from tests.gpu.settings import OPTIONS as GPU_OPTIONS
 from tests.gpu.settings import SSD
 from tests.support.features import FEATURES, OPTIONS, run_all
 from tests.support.features.results import Refused, difference
 from tests.support.features.sampling_parameters import NAMES
 from tests.support.harness import engine, own_run_dir
-from tests.support.random_models import HYBRIDS, RandomWorker, write_draft
+from tests.support.random_models import HYBRIDS, WORKER, write_draft
 
 TOKENS = 49152  # of SmolLM2's vocabulary
-SELDOM = ("beam search", "sleep")  # in which drafts are accepted
-WORKER = f"{RandomWorker.__module__}.RandomWorker"
 
 
 @pytest.fixture(scope="module", params=["SmolLM2", "a hybrid"])
@@ -52,10 +51,8 @@ def write_hybrid(smollm2: Path, folder: Path) -> tuple[str, str]:
     target, draft = folder / "target", folder / "draft"
     HYBRIDS["Granite 4-H"].write(target, vocab_size=TOKENS)
     write_draft(draft, TOKENS)
-    for file in smollm2.iterdir():
-        if file.name.startswith(("token", "chat")):
-            for each in (target, draft):
-                (each / file.name).symlink_to(file.resolve())
+    for each in (target, draft):
+        copy_tokenizer(smollm2, each)
     return str(target), str(draft)
 
 
@@ -64,10 +61,12 @@ NEAR = 5e-3
 
 
 @pytest.mark.parametrize("name", [name for name in (*NAMES, *FEATURES) if name != "LoRA"])
-def test_same_result(runs, name):
+def test_same_result(runs, name, request):
     plain, ssd, accepted = runs
     assert difference(plain[name], ssd[name], name, NEAR) is None
     refused = isinstance(plain[name], Refused)
-    assert refused or name in SELDOM or accepted[name] > 0
+    # A random model's few tokens before it sleeps may all be misses.
+    asleep = name == "sleep" and "a hybrid" in request.node.callspec.id
+    assert refused or asleep or name == "beam search" or accepted[name] > 0
     if refused and name != "embed":
         pytest.skip(f"refused with SSD and without: {plain[name].text}")

@@ -18,7 +18,7 @@ from tests.support.features.adapter import make_adapter
 from tests.support.features.prompts import LONG, SHORT
 from tests.support.harness import engine, greedy, own_run_dir
 
-TOKENS = 48
+TOKENS = 96
 # Logarithms of probabilities in float16, and of sums in another order.
 NEAR = 0.1
 
@@ -31,7 +31,7 @@ def test_texts_are_those_of_their_adapters(models, tmp_path):
     adapter = LoRARequest("random", 1, str(tmp_path))
     adapters = [adapter, None] * 8  # enough requests that steps without draft tokens are tried
     options = {**OPTIONS, "dtype": "float16", "enable_lora": True, "max_lora_rank": 8}
-    speculation = {**SSD, "k": 3, "f": 2, "model": draft}
+    speculation = {**SSD, "k": 3, "f": 2, "model": draft, "on_miss": "auto"}
     with engine(target, speculative_config=speculation, **options) as llm:
         outputs = llm.generate(
             [SHORT, SHORT, LONG, LONG] * 4,

@@ -275,6 +275,9 @@ class RandomWorker:
     """A worker extension: vLLM imports this module in each worker, wherever that runs."""
 
 
+WORKER = f"{__name__}.{RandomWorker.__name__}"
+
+
 def _values(name: str, weight: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     normal = torch.randn(weight.shape, generator=generator)

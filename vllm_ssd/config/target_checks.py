@@ -98,7 +98,8 @@ def check_runner(config: VllmConfig) -> None:
         fix = "use --tensor-parallel-size instead of --pipeline-parallel-size, or leave out "
         raise _refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
     graphs = config.compilation_config.cudagraph_mode.has_full_cudagraphs()
-    scheduled = getattr(config.speculative_config, "schedule", None) is not None
+    speculation: Any = config.speculative_config
+    scheduled = speculation.schedule is not None
     if v2 and graphs and scheduled and has_states(config.model_config):
         what = "num_speculative_tokens_per_batch_size for targets with state-space or linear layers"
         raise _refusal(what, "leave it out")
