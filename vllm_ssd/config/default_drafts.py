@@ -114,12 +114,12 @@ def default_draft(config: Any, model: str) -> str:
 
 
 def default_k_and_f(
-    k: int | None, f: int | None, on_cpu: bool, has_states: bool = False
+    k: int | None, f: int | None, on_cpu: bool, verifies_all: bool = False
 ) -> tuple[int, int]:
     """``k`` and ``f``, with the default in place of None: 15 and 2 on GPUs, 7 and 3 on CPUs. On
-    GPUs, too, k is 7 for a target with states, which keeps one for each draft token; beside
-    an f of 0, which hides no drafting; and of more than 32, whose branches are too many for 15. And
-    f is 3 beside a k of 7 or less."""
-    is_short = on_cpu or has_states or f not in (None, *range(1, 33))
+    GPUs, too, k is 7 if each step verifies all draft tokens; beside an f of 0, which hides no
+    drafting; and of more than 32, whose branches are too many for 15. And f is 3 beside a k of 7 or
+    less."""
+    is_short = on_cpu or verifies_all or f not in (None, *range(1, 33))
     k = k or (7 if is_short else 15)
     return k, (3 if on_cpu or k <= 7 else 2) if f is None else f

@@ -177,8 +177,13 @@ class SSDConfig(SpeculativeConfig):
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
         on_cpu = current_platform.is_cpu()
         target = self.target_model_config
-        states = target is not None and has_states(target)
-        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu, states)
+        # LoRA is another reason to verify all draft tokens, but is not known here.
+        verifies_all = (
+            self.enable_adaptive_verification is False
+            or getattr(self.target_parallel_config, "pipeline_parallel_size", 1) > 1
+            or (target is not None and has_states(target))
+        )
+        self.k, self.f = default_k_and_f(self.k, self.f, on_cpu, verifies_all)
         self.num_speculative_tokens = self.k
         self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True
         if self.num_speculative_tokens_per_batch_size is not None:

@@ -30,16 +30,21 @@ from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
         ({"f": 0}, (7, 0), (7, 0)),
     ],
 )
-def test_k_and_f_that_are_left_out(make, target, monkeypatch, given, on_gpus, on_cpus):
+def test_k_and_f_that_are_left_out(make, target, draft, monkeypatch, given, on_gpus, on_cpus):
     config = make(**given)
     assert (config.k, config.f, config.num_speculative_tokens) == (*on_cpus, on_cpus[0])
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     config = make(tree_backend="sdpa", **given)
     assert (config.k, config.f, config.num_speculative_tokens) == (*on_gpus, on_gpus[0])
-    is_target = property(lambda model: model.model == target.model)
-    monkeypatch.setattr(ModelConfig, "is_hybrid", is_target)
-    config = make(tree_backend="sdpa", **given)
-    assert config.k == given.get("k", given.get("num_speculative_tokens", 7))
+    asked = given.get("k", given.get("num_speculative_tokens", 7))
+    given |= {"tree_backend": "sdpa"}
+    assert make(enable_adaptive_verification=False, **given).k == asked
+    with monkeypatch.context() as hybrid:
+        is_target = property(lambda model: model.model == target.model)
+        hybrid.setattr(ModelConfig, "is_hybrid", is_target)
+        assert make(**given).k == asked
+    stages = ParallelConfig(pipeline_parallel_size=2)
+    assert make_ssd_config({"model": draft, **given}, target, stages).k == asked
 
 
 def test_attention_from_the_environment(make, monkeypatch):
