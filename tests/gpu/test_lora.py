@@ -18,7 +18,7 @@ from tests.support.features.adapter import make_adapter
 from tests.support.features.prompts import LONG, SHORT
 from tests.support.harness import engine, greedy, own_run_dir
 
-TOKENS = 96
+TOKENS = 200
 # Logarithms of probabilities in float16, and of sums in another order.
 NEAR = 0.1
 
