@@ -60,12 +60,9 @@ class _Paged(Plan):
 
     attention: TritonAttention
     _tree = False
-    _seen_to: torch.Tensor
-    # What only trees have; else any tensor.
-    _tile_at: torch.Tensor
-    _linear: torch.Tensor
-    _width: torch.Tensor
-    _step: torch.Tensor
+    # For the kernel: the last entry that each token sees. Then of trees the tiles, linear lengths,
+    # widths and steps, of chunks any four tensors.
+    _places: tuple[torch.Tensor, ...]
 
     def allocate(self, requests: int, queries: int, tokens: int, longest: int) -> None:
         """Allocate what recorded graphs point to. requests: that have a page table; queries: of
@@ -135,11 +132,7 @@ class _Paged(Plan):
             self._partial,
             self._weight,
             self._pages,
-            self._seen_to,
-            self._tile_at,
-            self._linear,
-            self._width,
-            self._step,
+            *self._places,
             shape.scale * LOG2_E.value,
             query.stride(0),
             self._pages.stride(0),
@@ -186,8 +179,7 @@ class _TritonChunks(_Paged, ChunkPlan):
     def __init__(self, attention: TritonAttention, batch: int, queries: int):
         super().__init__(attention, batch, queries)
         self.allocate(batch, queries, batch * queries, attention.max_len + queries)
-        self._seen_to = self.positions
-        self._tile_at = self._linear = self._width = self._step = self.positions
+        self._places = (self.positions,) * 5
 
     def fill(self, chunks: Sequence[Chunk]) -> None:
         super().fill(chunks)
@@ -203,9 +195,8 @@ class _TritonTrees(_Paged, TreePlan):
         self._tiles = tiles
         inputs = self.inputs.device
         self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (4, tiles)})
-        self._seen_to, self._step = inputs["parent"], self.step
-        self._linear, self._width = inputs["linear"], inputs["width"]
-        self._tile_at = self._tile_inputs.device["tile_at"]
+        tiles_at = self._tile_inputs.device["tile_at"]
+        self._places = inputs["parent"], tiles_at, inputs["linear"], inputs["width"], self.step
 
     def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
         super().fill(trees, steps)

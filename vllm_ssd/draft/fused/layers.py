@@ -8,8 +8,6 @@ ours (``kernels.py``). Larger ones are torch's.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch.nn.functional import linear
@@ -38,15 +36,6 @@ _TOKEN_WARPS = 8  # warps of a program that adds and norms
 _OUTPUT_PROGRAMS, _OUTPUT_LOADED = 2, 100 * 1024
 _PARTS = 16  # of these programs' sums are added up at a time
 _LEAST = -(2**63)  # less than any number that stands for a logit and its token
-
-
-class _Tiling(NamedTuple):
-    """How a product is cut. chunk: columns of the weight at a time; splits: programs that share the
-    columns; stages: chunks on their way to a program."""
-
-    chunk: int
-    splits: int
-    stages: int
 
 
 class FusedLayers:
@@ -99,13 +88,11 @@ class FusedLayers:
         """Final hidden states [tokens, C] -> int64 [tokens], the likeliest of the first
         ``vocabulary`` tokens after each, and float32 [tokens], its probability; for up to
         ``MOST_ROWS``."""
-        weight, count = self._weights.output, len(hidden)
-        rows = _rows(count)
-        tiling = self._tiling(_WIDTH, self._channels, self._output_programs, rows, _OUTPUT_LOADED)
+        weight, count, programs = self._weights.output, len(hidden), self._output_programs
         tokens = torch.empty(count, dtype=torch.int64, device=hidden.device)
         probs = torch.empty(count, dtype=torch.float32, device=hidden.device)
-        options = self._product_options(rows, tiling)
-        likeliest_kernel[(self._output_programs,)](
+        _, options = self._cut(count, _WIDTH, self._channels, programs, _OUTPUT_LOADED)
+        likeliest_kernel[(programs,)](
             hidden,
             weight,
             self._best,
@@ -115,7 +102,7 @@ class FusedLayers:
             probs,
             count,
             min(vocabulary, len(weight)),
-            self._output_programs,
+            programs,
             self._weights.logits_multiplier,
             CHANNELS=self._channels,
             LEAST=_LEAST,
@@ -191,19 +178,11 @@ class FusedLayers:
         count, outputs = len(inputs), len(weight)
         if count > MOST_ROWS:
             return linear(inputs.flatten(1), weight).unsqueeze(0)
-        rows, programs = _rows(count), outputs // _WIDTH
-        tiling = self._tiling(_WIDTH, weight.shape[1], programs, rows)
-        size = (tiling.splits, count, outputs)
-        parts = torch.empty(size, dtype=torch.float32, device=inputs.device)
-        project_kernel[(programs, tiling.splits)](
-            inputs,
-            weight,
-            parts,
-            count,
-            OUTPUTS=outputs,
-            INPUTS=weight.shape[1],
-            SPLITS=tiling.splits,
-            **self._product_options(rows, tiling),
+        columns, programs = weight.shape[1], outputs // _WIDTH
+        splits, options = self._cut(count, _WIDTH, columns, programs)
+        parts = torch.empty(splits, count, outputs, dtype=torch.float32, device=inputs.device)
+        project_kernel[(programs, splits)](
+            inputs, weight, parts, count, OUTPUTS=outputs, INPUTS=columns, SPLITS=splits, **options
         )
         return parts
 
@@ -214,26 +193,21 @@ class FusedLayers:
         if count > MOST_ROWS:
             torch.ops._C.silu_and_mul(passed, linear(normed, weight))
             return passed
-        rows, programs = _rows(count), self._inner // _WIDTH
-        tiling = self._tiling(2 * _WIDTH, self._channels, programs, rows)
+        programs = self._inner // _WIDTH
+        _, options = self._cut(count, 2 * _WIDTH, self._channels, programs)
         gate_kernel[(programs,)](
-            normed,
-            weight,
-            passed,
-            count,
-            CHANNELS=self._channels,
-            INNER=self._inner,
-            **self._product_options(rows, tiling),
+            normed, weight, passed, count, CHANNELS=self._channels, INNER=self._inner, **options
         )
         return passed
 
-    def _tiling(
-        self, width: int, columns: int, programs: int, rows: int, memory: int = _MOST_LOADED
-    ) -> _Tiling:
-        """How a product of ``rows`` tokens is cut. A program has ``width`` rows of a weight, and
-        ``memory`` bytes."""
-        roomy = self._memory > _SMALL_MEMORY
-        chunk = 128 if roomy and rows <= _FEW_ROWS else 64
+    def _cut(
+        self, count: int, width: int, columns: int, programs: int, memory: int = _MOST_LOADED
+    ) -> tuple[int, dict[str, int]]:
+        """How a product of ``count`` tokens is cut: the programs that share a weight's columns, and
+        the kernel's options. A program has ``width`` rows of the weight, and ``memory`` bytes."""
+        rows = max(16, triton.next_power_of_2(count))  # that the kernel is compiled for
+        few = rows <= _FEW_ROWS
+        chunk = 128 if few and self._memory > _SMALL_MEMORY else 64  # columns at a time
         while columns % chunk:
             chunk //= 2
         splits = 1
@@ -244,28 +218,20 @@ class FusedLayers:
         ):
             splits *= 2
         loaded = (width + rows) * chunk * self._weights.embedding.itemsize
-        stages = min(self._memory, memory) // loaded
-        return _Tiling(chunk, splits, max(1, min(stages, _MOST_STAGES)))
-
-    def _product_options(self, rows: int, tiling: _Tiling) -> dict[str, int]:
-        return {
+        stages = min(self._memory, memory) // loaded  # chunks on their way to a program
+        return splits, {
             "WIDTH": _WIDTH,
             "ROWS": rows,
-            "CHUNK": tiling.chunk,
+            "CHUNK": chunk,
             "AHEAD": _AHEAD,
-            "num_warps": 4 if rows <= _FEW_ROWS else 8,
-            "num_stages": tiling.stages,
+            "num_warps": 4 if few else 8,
+            "num_stages": max(1, min(stages, _MOST_STAGES)),
             **self._launch,
         }
 
     def _token_options(self) -> dict[str, int]:
         sizes = {"CHANNELS": self._channels, "LANES": self._lanes}
         return {**sizes, "num_warps": _TOKEN_WARPS, **self._launch}
-
-
-def _rows(count: int) -> int:
-    """The rows that a kernel for ``count`` tokens is compiled for."""
-    return max(16, triton.next_power_of_2(count))
 
 
 def _multiprocessors(device: torch.device) -> int:
