@@ -31,6 +31,7 @@ def test_texts_are_those_of_their_adapters(models, tmp_path):
     adapter = LoRARequest("random", 1, str(tmp_path))
     adapters = [adapter, None] * 8  # enough requests that steps without draft tokens are tried
     options = {**OPTIONS, "dtype": "float16", "enable_lora": True, "max_lora_rank": 8}
+    options["max_num_seqs"] = len(adapters)
     speculation = {**SSD, "k": 3, "f": 2, "model": draft, "on_miss": "auto"}
     with engine(target, speculative_config=speculation, **options) as llm:
         outputs = llm.generate(
