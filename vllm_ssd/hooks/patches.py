@@ -96,6 +96,7 @@ PATCHES = (
     *_overridden(
         _SSD, _SCHEDULER, "scheduler.OwnScheduler", ("_update_after_schedule", "make_stats")
     ),
+    *_overridden(_SSD, _SCHEDULER, "scheduler.OneTokenPrompts", ("_update_after_schedule",)),
     # No two requests draw with the same random numbers.
     *_overridden(_SSD, _SCHEDULER, "seeds.OwnSeeds", ("add_request",)),
     # Frontends learn where the engine's counters are.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from vllm_ssd.config.verification import has_states
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.seeds import give_own_seeds
@@ -35,7 +36,7 @@ logger = get_logger(__name__)
 
 def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: Any) -> None:
     """Give the scheduler the methods below, if its engine has ssd: ``OwnSeeds``, and under V2 also
-    ``OwnScheduler``."""
+    ``OwnScheduler`` and, for a target with states, ``OneTokenPrompts``."""
     original(self, *args, **kwargs)
     config: Any = self.vllm_config
     if not uses_ssd(config):
@@ -43,6 +44,8 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
     give_own_seeds(self)
     if not config.use_v2_model_runner:
         return
+    if has_states(config.model_config):
+        put_before(OneTokenPrompts, self)
     from vllm_ssd.service.own_table import open_table
 
     scheduler: Any = self
@@ -95,4 +98,20 @@ class OwnScheduler(Scheduler):
             most = 0
         wanted = scheduler_output.num_spec_tokens_to_schedule
         scheduler_output.num_spec_tokens_to_schedule = min(wanted, most)
+        super()._update_after_schedule(scheduler_output)
+
+
+class OneTokenPrompts(Scheduler):
+    """What a scheduler for a target with states does besides. If a prompt of one token joins other
+    requests, vLLM fills it up with placeholders for draft tokens, so that the step fits a recorded
+    graph. But a state that has read a prompt cannot be taken back to its first token: the text
+    would be wrong. That is so with every speculative method of vLLM 0.33."""
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """Take the placeholders of prompts away."""
+        for request in scheduler_output.scheduled_new_reqs:
+            if request.num_computed_tokens == 0:
+                drafts = scheduler_output.scheduled_spec_decode_tokens.pop(request.req_id, ())
+                scheduler_output.num_scheduled_tokens[request.req_id] -= len(drafts)
+                scheduler_output.total_num_scheduled_tokens -= len(drafts)
         super()._update_after_schedule(scheduler_output)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 from vllm.v1.worker.worker_base import WorkerBase
 
 from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.hooks import scheduler as own_scheduler
 from vllm_ssd.hooks.patches import put_before, wrapped
 from vllm_ssd.hooks.scheduler import with_own_class
 from vllm_ssd.hooks.worker import OwnWorker
@@ -49,7 +51,7 @@ def config(tmp_path, monkeypatch):
     return SimpleNamespace(
         speculative_config=SSDConfig(k=K, run_dir=str(tmp_path)),
         use_v2_model_runner=True,
-        model_config=SimpleNamespace(seed=0),
+        model_config=SimpleNamespace(seed=0, is_hybrid=False, is_attention_free=False),
         parallel_config=SimpleNamespace(data_parallel_index=0),
         scheduler_config=SimpleNamespace(max_num_seqs=2),
     )
@@ -231,6 +233,24 @@ def test_all_requests_are_in_every_step(make_engine, requests, most):
     changes = sum(one != other for one, other in pairwise(followed))
     assert changes <= 4
     assert followed[-1] == 0 or not most, "which is faster here"
+
+
+@pytest.mark.parametrize("states, tokens", [(False, 1 + K), (True, 1)])
+def test_a_prompt_of_one_token_that_joins_others(make_engine, monkeypatch, states, tokens):
+    """vLLM fills it up with placeholders, which a state would take for tokens of the prompt."""
+    monkeypatch.setattr(own_scheduler, "has_states", lambda target: states)
+    scheduler, _ = make_engine(1)
+    run(scheduler, scheduler.schedule())
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    scheduler.add_request(Request("one token", [1], sampling, None))
+    joined = scheduler.schedule()
+    assert joined.num_scheduled_tokens == {"r0": 1 + K, "one token": tokens}
+    assert joined.total_num_scheduled_tokens == 1 + K + tokens
+    run(scheduler, joined)
+    while scheduler.has_unfinished_requests():
+        output = scheduler.schedule()
+        assert {*output.num_scheduled_tokens.values()} == {1 + K}
+        run(scheduler, output)
 
 
 def test_what_is_cut_does_not_follow_from_tokens(make_engine):
