@@ -9,10 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
-
-if torch.cuda.device_count() == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.server import NAME as TARGET
 from benchmarks.common.server import Server

@@ -6,10 +6,6 @@ import pytest
 import torch
 
 from tests.support.attention_cases import Pair, prompts_and_trees, replay_over_grown_contexts
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
-
 from vllm_ssd.draft.attention.flashinfer import FlashInferAttention
 from vllm_ssd.draft.attention.self_test import TOLERANCE, largest_error
 from vllm_ssd.draft.attention.triton import TritonAttention

@@ -3,12 +3,6 @@ so the text is token for token the plain engine's, whatever is verified with it.
 
 from __future__ import annotations
 
-import pytest
-import torch
-
-if torch.cuda.device_count() == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
-
 from benchmarks.common.running import counters
 from tests.gpu.settings import OPTIONS, SSD
 from tests.support.harness import engine, greedy, own_run_dir, texts

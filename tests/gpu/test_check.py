@@ -4,13 +4,9 @@ tried; the table also on the target's."""
 from __future__ import annotations
 
 import pytest
-import torch
 
+from tests.gpu.settings import GPUS
 from vllm_ssd import cli
-
-GPUS = torch.cuda.device_count()
-if GPUS == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])

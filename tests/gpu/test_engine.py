@@ -14,9 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-if torch.cuda.device_count() == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
-
 from benchmarks.common.running import counters
 from benchmarks.standin.checkpoint import WEIGHTS
 from tests.gpu.settings import GPUS, OPTIONS, SSD

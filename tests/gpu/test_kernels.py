@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
-
 from tests.support.control_socket import Sent
 from tests.support.lookup_agreement import host_and_device_agree
 from tests.support.lookup_cases import CASES, GPU_CASES, SHAPE

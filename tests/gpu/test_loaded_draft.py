@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import pytest
 import torch
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.forked import in_fork

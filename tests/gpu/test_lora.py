@@ -6,12 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import torch
-
-if torch.cuda.device_count() == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
-
 from benchmarks.common.running import counters
 from tests.gpu.settings import OPTIONS, SSD
 from tests.support.features.adapter import make_adapter

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
-
-if torch.cuda.device_count() == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
 
 from tests.gpu.settings import OPTIONS, SSD
 from tests.support.sampled_features import features

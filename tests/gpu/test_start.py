@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-if torch.cuda.device_count() == 0:
-    pytest.skip("needs a GPU", allow_module_level=True)
 
 from benchmarks.common.running import counters
 from tests.gpu.settings import GPUS, OPTIONS

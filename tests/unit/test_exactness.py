@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 from tests.support.branch_tokens import alike
 from tests.support.chi_square import chance_of
@@ -46,12 +47,9 @@ class Scene:
 
 
 def cut(logits, top_k, top_p):
-    """Probabilities of what top-k and top-p leave, as vLLM defines them."""
-    ordered, tokens = logits.softmax(-1).sort(dim=-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    kept = (torch.arange(VOCAB) < top_k) & (before < top_p)
-    kept = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, tokens, kept)
-    return logits.masked_fill(~kept, float("-inf")).softmax(-1)
+    """Probabilities of what vLLM's top-k and top-p leave."""
+    k, p = torch.full((len(logits),), top_k), torch.full((len(logits),), top_p)
+    return apply_top_k_top_p_pytorch(logits.clone(), k, p).softmax(-1)
 
 
 class Play:

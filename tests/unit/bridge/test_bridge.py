@@ -123,9 +123,9 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def bridge(server, monkeypatch):
-    monkeypatch.setattr(near, "SILENT_S", 0.5)
+    monkeypatch.setattr(near, "SILENT_S", 2.0)
     monkeypatch.setattr(near, "SEARCH_S", 0.05)
-    monkeypatch.setattr(site, "SILENT_S", 1.0)
+    monkeypatch.setattr(site, "SILENT_S", 4.0)
     one = Bridge(server, monkeypatch)
     yield one
     one.stop()
