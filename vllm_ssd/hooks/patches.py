@@ -116,6 +116,8 @@ PATCHES = (
     Patch(_V1, f"{_RUNNER_V1}.propose_draft_token_ids", "runner_v1.with_drafts_taken"),
     Patch(_V2, f"{_RUNNER_V2}:GPUModelRunner.add_requests", "runner_v2.with_added_requests"),
     Patch(_V2, f"{_STATES}.remove_request", "runner_v2.with_removed_request"),
+    # Layers with states need all requests that decode before all that read prompts.
+    Patch(_V2, f"{_RUNNER_V2}:sort_batch_req_ids", "runner_v2.with_decodes_first"),
     # V2 chooses the draft tokens to verify by ssd's confidences and the measured costs of steps.
     Patch(_V2, f"{_RUNNER_V2}:{_MAKE_ADAPTIVE}", "verification.with_own_manager"),
     *_overridden(

@@ -1,8 +1,10 @@
 """Hooks into Model Runner V2. The runner gets its speculator from a function, and does not tell it
-which requests come and go. So ssd wraps that function, and two methods that hear of requests."""
+which requests come and go. So ssd wraps that function, and two methods that hear of requests. It
+also corrects the order of a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.hooks.engine_args import uses_ssd
@@ -51,3 +53,18 @@ def with_removed_request(original: Original, self: RequestState, req_id: str) ->
     if speculator is not None:
         speculator.on_removed(req_id)
     return original(self, req_id)
+
+
+def with_decodes_first(
+    original: Original,
+    num_tokens_per_req: Mapping[str, int],
+    draft_tokens: Mapping[str, Sequence[int]],
+    decode_query_len: int,
+) -> list[str]:
+    """Order the requests of a batch: those with draft tokens, then the others by their tokens.
+
+    vLLM puts a prompt's part of just 1 + k tokens before the requests that decode without draft
+    tokens. Layers with states take all that follows a prompt for prompts, and begin with the state
+    before these requests' last accepted draft tokens. The text would be wrong."""
+    ordered = original(num_tokens_per_req, draft_tokens, decode_query_len)
+    return sorted(ordered, key=lambda r: 0 if draft_tokens.get(r) else num_tokens_per_req[r])

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from vllm_ssd.config.verification import has_states
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.seeds import give_own_seeds
@@ -35,17 +34,16 @@ logger = get_logger(__name__)
 
 
 def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: Any) -> None:
-    """Give the scheduler the methods below, if its engine has ssd: ``OwnSeeds``, and under V2 also
-    ``OwnScheduler`` and, for a target with states, ``OneTokenPrompts``."""
+    """Give the scheduler the methods below, if its engine has ssd: ``OwnSeeds``,
+    ``OneTokenPrompts``, and under V2 also ``OwnScheduler``."""
     original(self, *args, **kwargs)
     config: Any = self.vllm_config
     if not uses_ssd(config):
         return
     give_own_seeds(self)
+    put_before(OneTokenPrompts, self)
     if not config.use_v2_model_runner:
         return
-    if has_states(config.model_config):
-        put_before(OneTokenPrompts, self)
     from vllm_ssd.service.own_table import open_table
 
     scheduler: Any = self
@@ -102,10 +100,10 @@ class OwnScheduler(Scheduler):
 
 
 class OneTokenPrompts(Scheduler):
-    """What a scheduler for a target with states does besides. If a prompt of one token joins other
-    requests, vLLM fills it up with placeholders for draft tokens, so that the step fits a recorded
-    graph. But a state that has read a prompt cannot be taken back to its first token: the text
-    would be wrong. That is so with every speculative method of vLLM 0.33."""
+    """What any scheduler does besides. If a prompt of one token joins other requests, vLLM fills it
+    up with placeholders for draft tokens, so that all rows have the same length. But layers with
+    states read them as a part of the prompt, and the text is wrong. And ``prompt_logprobs`` has
+    entries for them. That is so with every speculative method of vLLM 0.33."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Take the placeholders of prompts away."""

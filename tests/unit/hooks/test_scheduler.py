@@ -11,12 +11,13 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
+from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 from vllm.v1.worker.worker_base import WorkerBase
 
 from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.hooks import scheduler as own_scheduler
 from vllm_ssd.hooks.patches import put_before, wrapped
+from vllm_ssd.hooks.runner_v2 import with_decodes_first
 from vllm_ssd.hooks.scheduler import with_own_class
 from vllm_ssd.hooks.worker import OwnWorker
 from vllm_ssd.metrics import TargetCounters
@@ -51,7 +52,7 @@ def config(tmp_path, monkeypatch):
     return SimpleNamespace(
         speculative_config=SSDConfig(k=K, run_dir=str(tmp_path)),
         use_v2_model_runner=True,
-        model_config=SimpleNamespace(seed=0, is_hybrid=False, is_attention_free=False),
+        model_config=SimpleNamespace(seed=0),
         parallel_config=SimpleNamespace(data_parallel_index=0),
         scheduler_config=SimpleNamespace(max_num_seqs=2),
     )
@@ -93,7 +94,8 @@ def test_engines_without_draft_tokens_to_count(config, tmp_path, changes, stats,
         SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
     scheduler = Bare(config)
     assert scheduler.make_stats("its own") == stats
-    scheduler._update_after_schedule(SimpleNamespace(num_spec_tokens_to_schedule=K))
+    output = SimpleNamespace(num_spec_tokens_to_schedule=K, scheduled_new_reqs=[])
+    scheduler._update_after_schedule(output)
     assert scheduler.scheduled == drafts
 
 
@@ -235,22 +237,29 @@ def test_all_requests_are_in_every_step(make_engine, requests, most):
     assert followed[-1] == 0 or not most, "which is faster here"
 
 
-@pytest.mark.parametrize("states, tokens", [(False, 1 + K), (True, 1)])
-def test_a_prompt_of_one_token_that_joins_others(make_engine, monkeypatch, states, tokens):
+def test_a_prompt_of_one_token_that_joins_others(make_engine):
     """vLLM fills it up with placeholders, which a state would take for tokens of the prompt."""
-    monkeypatch.setattr(own_scheduler, "has_states", lambda target: states)
     scheduler, _ = make_engine(1)
     run(scheduler, scheduler.schedule())
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     scheduler.add_request(Request("one token", [1], sampling, None))
     joined = scheduler.schedule()
-    assert joined.num_scheduled_tokens == {"r0": 1 + K, "one token": tokens}
-    assert joined.total_num_scheduled_tokens == 1 + K + tokens
+    assert joined.num_scheduled_tokens == {"r0": 1 + K, "one token": 1}
+    assert joined.total_num_scheduled_tokens == 1 + K + 1
     run(scheduler, joined)
     while scheduler.has_unfinished_requests():
         output = scheduler.schedule()
         assert {*output.num_scheduled_tokens.values()} == {1 + K}
         run(scheduler, output)
+
+
+def test_requests_that_decode_come_before_prompts():
+    """Also without draft tokens, and before a prompt that is as long as a row with k of them."""
+    tokens = {"decodes": 1, "prompt": 1 + K, "drafted": 1 + K, "long": 9, "clipped": K}
+    drafts = {"drafted": [-1] * K, "clipped": [-1] * (K - 1)}
+    assert sort_batch_req_ids(tokens, drafts, 1 + K).index("prompt") == 2, "vLLM is mended"
+    ordered = with_decodes_first(sort_batch_req_ids, tokens, drafts, 1 + K)
+    assert ordered == ["drafted", "clipped", "decodes", "prompt", "long"]
 
 
 def test_what_is_cut_does_not_follow_from_tokens(make_engine):
