@@ -122,13 +122,13 @@ CEILINGS = {
     "../benchmarks": 4210,
     "../tests": 20370,
     "table": 2030,
-    "draft": 4980,
+    "draft": 4940,
     "service": 2510,
     "bridge": 1180,
-    "config": 1180,
+    "config": 1190,
     "metrics": 490,
     "worker": 1870,
-    "hooks": 1170,
+    "hooks": 1200,
     "tools": 1650,
 }
 
