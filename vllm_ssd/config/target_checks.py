@@ -87,9 +87,9 @@ def check_host() -> None:
 def check_runner(config: VllmConfig) -> None:
     """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel. Also
     for pipeline stages where V1 would tell only the last one what was drafted, and where vLLM
-    without asynchronous scheduling would schedule a token too few. Also for a schedule by load with
-    a target that has states: with Mamba's, vLLM cannot record CUDA graphs for it; with others, that
-    was not tried."""
+    without asynchronous scheduling would schedule a token too few. Also for targets with states on
+    V1, which was not tried, and with a schedule by load: with Mamba's, vLLM cannot record CUDA
+    graphs for it; with others, that was not tried."""
     v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
     if v2 and current_platform.is_cpu():
         raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
@@ -97,10 +97,14 @@ def check_runner(config: VllmConfig) -> None:
         what = "pipeline parallelism on Model Runner V1 or without asynchronous scheduling"
         fix = "use --tensor-parallel-size instead of --pipeline-parallel-size, or leave out "
         raise _refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
+    if not has_states(config.model_config):
+        return
+    if not v2:
+        what = "targets with state-space or linear layers on Model Runner V1"
+        raise _refusal(what, "leave out VLLM_USE_V2_MODEL_RUNNER=0")
     graphs = config.compilation_config.cudagraph_mode.has_full_cudagraphs()
     speculation: Any = config.speculative_config
-    scheduled = speculation.schedule is not None
-    if v2 and graphs and scheduled and has_states(config.model_config):
+    if graphs and speculation.schedule is not None:
         what = "num_speculative_tokens_per_batch_size for targets with state-space or linear layers"
         raise _refusal(what, "leave it out")
 

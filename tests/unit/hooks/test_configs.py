@@ -210,6 +210,7 @@ def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):
         (True, True, 1, False, False, "V2 on CPUs yet: set VLLM_USE_V2_MODEL_RUNNER=0"),
         (False, False, 2, False, False, "pipeline parallelism on Model Runner V1 or without"),
         (True, False, 2, False, False, "or without asynchronous scheduling yet"),
+        (False, False, 1, False, True, "linear layers on Model Runner V1 yet: leave out"),
         (True, False, 1, False, True, "num_speculative_tokens_per_batch_size for targets"),
     ],
 )
