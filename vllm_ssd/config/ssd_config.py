@@ -177,7 +177,6 @@ class SSDConfig(SpeculativeConfig):
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
         on_cpu = current_platform.is_cpu()
         target = self.target_model_config
-        # LoRA is another reason to verify all draft tokens, but is not known here.
         verifies_all = (
             self.enable_adaptive_verification is False
             or getattr(self.target_parallel_config, "pipeline_parallel_size", 1) > 1

@@ -60,6 +60,8 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
     from vllm_ssd.config.target_checks import check_device, check_target
 
     options = dict(args.speculative_config or {})
+    if args.enable_lora:  # then vLLM verifies all draft tokens, from which the default k follows
+        options = {"enable_adaptive_verification": False, **options}
     for flag, key, value in (
         ("--spec-method", "method", args.spec_method),
         ("--spec-model", "model", args.spec_model),

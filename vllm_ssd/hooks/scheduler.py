@@ -100,10 +100,9 @@ class OwnScheduler(Scheduler):
 
 
 class OneTokenPrompts(Scheduler):
-    """What any scheduler does besides. If a prompt of one token joins other requests, vLLM fills it
-    up with placeholders for draft tokens, so that all rows have the same length. But layers with
-    states read them as a part of the prompt, and the text is wrong. And ``prompt_logprobs`` has
-    entries for them. That is so with every speculative method of vLLM 0.33."""
+    """What any scheduler does besides. vLLM fills up a prompt of one token that joins others with
+    placeholders for draft tokens. Layers with states would read them as a part of the prompt, and
+    ``prompt_logprobs`` would have entries for them: so it is with vLLM 0.33's own methods."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Take the placeholders of prompts away."""

@@ -56,6 +56,18 @@ def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
         assert twin.speculative_config.model == PROPOSER
 
 
+def test_adapters_mean_that_all_draft_tokens_are_verified(engine_args, models):
+    """Which is known before the default k is chosen."""
+
+    def verification(**options) -> bool | None:
+        args = engine_args({"method": "ssd", "model": models.draft, **options}, enable_lora=True)
+        target = args.create_model_config()
+        return args.create_speculative_config(target, ParallelConfig()).enable_adaptive_verification
+
+    assert verification() is False
+    assert verification(**{"enable-adaptive-verification": True}) is True, "vLLM refuses that"
+
+
 def test_other_methods_are_vllms_own(engine_args, models):
     options = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     config = engine_args(dict(options)).create_engine_config().speculative_config
