@@ -14,9 +14,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A process that is spawned imports vLLM anew, for 13 s of a core. `vllm serve` spawns them, as in
-# test_hub_names.py.
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 # Of two files at a time, one has its drafts on the second of two cores, and one on the first; the
 # others are for targets that have processes of their own.
 if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and os.cpu_count() == 2:

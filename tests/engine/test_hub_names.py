@@ -51,7 +51,6 @@ def cache(tmp_path_factory) -> Iterator[Path]:
         patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes minutes on two cores
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # for sleep and new weights over HTTP
-        patch.delenv("VLLM_WORKER_MULTIPROC_METHOD")  # vLLM's own
         # Each rank gets its cores from ssd.
         patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
         yield home
