@@ -92,7 +92,9 @@ class Plan:
         for draft, further, k in product(self.drafts, self.options, self.k):
             for f in [0] if kind == "ssd-f0" else self.f:
                 own = {name: n for name, n in (("k", k), ("f", f)) if n is not None} | further
-                known = dict(zip("kf", default_k_and_f(k, f, on_cpu=not self.gpus))) | further
+                all_verified = further.get("enable_adaptive_verification") is False
+                usual = default_k_and_f(k, f, not self.gpus, all_verified)
+                known = dict(zip("kf", usual)) | further
                 shown = (f" {name}={n}" for name, n in known.items() if (name, n) != ("f", 0))
                 told = "".join([kind, *shown, self._of(draft)])
                 found.append((told, {**fixed, "model": draft.path, **own}))

@@ -1,6 +1,8 @@
 """Several engines in one test process, and the models of most."""
 
 import os
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,10 +16,17 @@ if GPUS:
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 
-def pytest_pycollect_makemodule() -> None:
-    """Skip all files where there is no GPU, before they are imported."""
-    if not GPUS:
+class NeedsGPU(pytest.Module):
+    """A file that is skipped before it is imported."""
+
+    def collect(self) -> NoReturn:
         pytest.skip("needs a GPU")
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    return None if GPUS else NeedsGPU.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
     from vllm_ssd.config.target_checks import check_device, check_target
 
     options = dict(args.speculative_config or {})
-    if args.enable_lora:  # then vLLM verifies all draft tokens, from which the default k follows
+    if args.enable_lora or args.enforce_eager:  # vLLM then verifies all draft tokens: see k
         options = {"enable_adaptive_verification": False, **options}
     for flag, key, value in (
         ("--spec-method", "method", args.spec_method),

@@ -37,7 +37,7 @@ def test_k_and_f_that_are_left_out(make, target, draft, monkeypatch, given, on_g
     config = make(tree_backend="sdpa", **given)
     assert (config.k, config.f, config.num_speculative_tokens) == (*on_gpus, on_gpus[0])
     asked = given.get("k", given.get("num_speculative_tokens", 7))
-    given |= {"tree_backend": "sdpa"}
+    given = {**given, "tree_backend": "sdpa"}
     assert make(enable_adaptive_verification=False, **given).k == asked
     with monkeypatch.context() as hybrid:
         is_target = property(lambda model: model.model == target.model)

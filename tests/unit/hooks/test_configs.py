@@ -56,15 +56,17 @@ def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
         assert twin.speculative_config.model == PROPOSER
 
 
-def test_adapters_mean_that_all_draft_tokens_are_verified(engine_args, models):
-    """Which is known before the default k is chosen."""
+@pytest.mark.parametrize("known", [{"enable_lora": True}, {"enforce_eager": True}, {}])
+def test_what_means_that_all_draft_tokens_are_verified(engine_args, models, known):
+    """And is known before the default k is chosen."""
 
     def verification(**options) -> bool | None:
-        args = engine_args({"method": "ssd", "model": models.draft, **options}, enable_lora=True)
+        ours = {"method": "ssd", "model": models.draft, **options}
+        args = engine_args(ours, **{"enforce_eager": False, **known})
         target = args.create_model_config()
         return args.create_speculative_config(target, ParallelConfig()).enable_adaptive_verification
 
-    assert verification() is False
+    assert verification() is (False if known else None)
     assert verification(**{"enable-adaptive-verification": True}) is True, "vLLM refuses that"
 
 

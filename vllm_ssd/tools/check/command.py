@@ -27,7 +27,7 @@ def add_command(commands: Any) -> None:
     about = "The model to serve. Without it, only the machine is checked."
     parser.add_argument("target", nargs="?", metavar="TARGET", help=about)
     add_option(parser, "--draft DRAFT", "The draft model. Default: by the target's family.")
-    about = "Draft tokens per round, 1 to 16. Default: 15 on GPUs, 7 on CPUs."
+    about = "Draft tokens per round, 1 to 16. Default: mostly 15 on GPUs, 7 on CPUs."
     add_option(parser, "--k TOKENS", about, int)
     about = "Bonus tokens predicted for each accepted length. Default: 2 on GPUs, 3 on CPUs."
     add_option(parser, "--f COUNT", about, int)
