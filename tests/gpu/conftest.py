@@ -8,9 +8,8 @@ import pytest
 
 from tests.gpu.settings import FOLDER, GPUS
 
-if GPUS:
-    # Some tests compute on the GPU themselves, after which CUDA does not survive a fork.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+# Some tests compute on the GPU themselves, after which CUDA does not survive a fork.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 # vLLM's attention for float32 is Triton's, which rounds to tf32 unless it is told not to: errors of
 # 1e-3, and texts that part where two tokens are nearly alike.
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 
 from vllm_ssd.config.draft_server import with_common_options
 from vllm_ssd.config.ssd_config import SSDConfig
+from vllm_ssd.config.verification import verifies_all
 from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.placement import device_names, local_engines, own_draft_name
 
@@ -69,6 +70,8 @@ def make_ssd_config(
     _take_vllms_name_of_k(meant)
     if any(isinstance(meant.get(option), str) for option in _OF_SHARED_DRAFTS):
         meant = with_common_options(meant)
+    if verifies_all(target_model_config, target_parallel_config):
+        meant.setdefault("enable_adaptive_verification", False)
     engines = local_engines(target_parallel_config)
     try:
         config = SSDConfig(

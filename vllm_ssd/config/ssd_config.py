@@ -18,7 +18,6 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
 from vllm_ssd.config.draft_checks import check_draft, check_source, longest_text
 from vllm_ssd.config.shared_tokens import tokens_of_draft
-from vllm_ssd.config.verification import has_states
 from vllm_ssd.draft.attention.registry import (
     Backend,
     TreeBackend,
@@ -176,12 +175,7 @@ class SSDConfig(SpeculativeConfig):
     def __post_init__(self) -> None:
         # vLLM's own __post_init__ is not called: it refuses methods that it does not know.
         on_cpu = current_platform.is_cpu()
-        target = self.target_model_config
-        verifies_all = (
-            self.enable_adaptive_verification is False
-            or getattr(self.target_parallel_config, "pipeline_parallel_size", 1) > 1
-            or (target is not None and has_states(target))
-        )
+        verifies_all = self.enable_adaptive_verification is False
         self.k, self.f = default_k_and_f(self.k, self.f, on_cpu, verifies_all)
         self.num_speculative_tokens = self.k
         self.asked_for_adaptive_verification |= self.enable_adaptive_verification is True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
 
 # Attention backends that can verify rows whose lengths only the GPU knows. None: vLLM chooses.
 _BACKENDS = {None, "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN"}
@@ -24,6 +24,11 @@ def choose_verification(config: VllmConfig) -> None:
 def has_states(target: ModelConfig) -> bool:
     """Whether the target has state-space or linear layers."""
     return bool(target.is_hybrid or target.is_attention_free)
+
+
+def verifies_all(target: ModelConfig, parallel: ParallelConfig) -> bool:
+    """Whether vLLM will verify all draft tokens, as far as a target and its stages tell."""
+    return has_states(target) or parallel.pipeline_parallel_size > 1
 
 
 def _is_possible(config: VllmConfig) -> bool:
