@@ -76,6 +76,26 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     assert off, "no batch was large enough to try that"
 
 
+@pytest.mark.parametrize("name", ["Granite 4-H", "Falcon-H1"])
+def test_prompts_as_long_as_rows_join_rows_without_draft_tokens(name, tmp_path: Path):
+    """So many that no draft tokens fit a step beside them, and all prompts do not fit one."""
+    k = 3  # of the draft
+    prompts = [[(13 * n + m**2) % VOCAB for m in range(1 + k)] for n in range(144)]
+    options = {
+        **COMMON,
+        "dtype": FAMILIES[name].dtype,
+        "skip_tokenizer_init": True,
+        "max_num_seqs": len(prompts),
+        "max_num_batched_tokens": 256,
+        "mamba_ssm_cache_dtype": "float32",
+    }
+    ssd = {"method": "ssd", "draft_server": NAME, "max_wait_ms": 2000, "on_miss": "wait"}
+    near = NEAR[FAMILIES[name].dtype]
+    batches = [prompts[:24], prompts[60:84], prompts[100:124]]
+    folder = FAMILIES[name].write(tmp_path)
+    check_texts(folder, batches, TOKENS, options, [ssd], near, joined_by=prompts[24:])
+
+
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 @pytest.mark.skipif(find_spec(EXPERTS) is None, reason="this vLLM comes without experts")
 def test_experts_of_two_engines(draft, tmp_path: Path):

@@ -21,17 +21,18 @@ def check_texts(
     speculations: Sequence[dict[str, Any]],
     near: float,
     accepts: bool = True,
+    joined_by: Sequence[list[int]] = (),
 ) -> int:
     """An ``AssertionError`` if an engine with one of these speculative configs says other texts, of
     ``count`` tokens each, than an engine without; or accepts no draft, if ``accepts``. Prints how
-    many are equal. near: see ``parting``. Returns the rounds without draft tokens in the last
-    engine."""
-    plain, *_ = in_fork(complete, folder, batches, count, options)
+    many are equal. near: see ``parting``; joined_by: see ``complete``. Returns the rounds without
+    draft tokens in the last engine."""
+    plain, *_ = in_fork(complete, folder, batches, count, options, joined_by)
     assert len({token for text in plain for token in text.tokens}) > count, "the same always"
     off = 0
     for speculation in speculations:
         speculative = {**options, "speculative_config": speculation}
-        found, accepted, off = in_fork(complete, folder, batches, count, speculative)
+        found, accepted, off = in_fork(complete, folder, batches, count, speculative, joined_by)
         equal = sum(ours.tokens == theirs.tokens for ours, theirs in zip(plain, found))
         print(f"{speculation}: {equal} of {len(plain)} texts equal, {accepted} drafts accepted")
         pairs = zip(plain, found, strict=True)
@@ -50,11 +51,15 @@ class Completion(NamedTuple):
 
 
 def complete(
-    folder: str, batches: Sequence[Sequence[list[int]]], count: int, options: dict[str, Any]
+    folder: str,
+    batches: Sequence[Sequence[list[int]]],
+    count: int,
+    options: dict[str, Any],
+    joined_by: Sequence[list[int]] = (),
 ) -> tuple[list[Completion], int, int]:
     """The texts of batches of prompts, ``count`` tokens each, one batch after the other; how many
-    drafts were accepted; and the rounds without draft tokens. The engine must be in this
-    process."""
+    drafts were accepted; and the rounds without draft tokens. joined_by: prompts that join each
+    batch after some steps. The engine must be in this process."""
     from vllm import SamplingParams
 
     import tests.support.random_models  # noqa: F401, for its load format
@@ -67,20 +72,38 @@ def complete(
     outputs = []
     with engine(folder, **options) as llm:
         for prompts in batches:
-            inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-            outputs += llm.generate(inputs, greedy, use_tqdm=False)
+            outputs += _generate(llm, prompts, joined_by, greedy)
         run_dir = run_dir_of([psutil.Process()])
         found = counters(run_dir) if run_dir else {"accepted": [], "off": 0}
-    texts = [output.outputs[0] for output in outputs]
-    completions = [
-        Completion(
-            list(text.token_ids),
-            [lead([t.logprob for t in each.values()]) for each in text.logprobs],
-        )
-        for text in texts
-    ]
+    completions = [completion(output) for output in outputs]
     accepted = sum(length * rows for length, rows in enumerate(found["accepted"]))
     return completions, int(accepted), int(found["off"])
+
+
+def completion(output: Any) -> Completion:
+    """What one of vLLM's outputs says. It has the log probabilities of two tokens at each place."""
+    (text,) = output.outputs
+    leads = [lead(token.logprob for token in each.values()) for each in text.logprobs]
+    return Completion(list(text.token_ids), leads)
+
+
+def _generate(
+    llm: Any, prompts: Sequence[list[int]], joined_by: Sequence[list[int]], sampling: Any
+) -> list[Any]:
+    """vLLM's outputs for the prompts, and for those that join them after four steps."""
+    requests = [
+        (str(number), {"prompt_token_ids": prompt}, sampling)
+        for number, prompt in enumerate([*prompts, *joined_by])
+    ]
+    for request in requests[: len(prompts)]:
+        llm.llm_engine.add_request(*request)
+    steps = [llm.llm_engine.step() for _ in range(4)]
+    for request in requests[len(prompts) :]:
+        llm.llm_engine.add_request(*request)
+    while llm.llm_engine.has_unfinished_requests():
+        steps.append(llm.llm_engine.step())
+    done = {output.request_id: output for step in steps for output in step if output.finished}
+    return [done[number] for number, *_ in requests]
 
 
 def lead(chances: Iterable[float]) -> float:
