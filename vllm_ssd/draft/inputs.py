@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, cycle
 
 import numpy as np
 import torch
@@ -18,27 +18,6 @@ def fill_rows(array: NDArray, rows: Sequence[Sequence[int]], filling: int) -> No
     given = np.arange(array.shape[1]) < lengths[:, None]
     array[:] = filling
     array[: len(rows)][given] = np.fromiter(chain.from_iterable(rows), np.int64)
-
-
-class _Staging:
-    """Pinned memory for numbers on their way to a GPU, ``_COPIES`` times. Pinning it anew would
-    take longer than each transfer."""
-
-    def __init__(self, size: int):
-        self._copies = [
-            (torch.empty(size, dtype=torch.int64, pin_memory=True), torch.cuda.Event())
-            for _ in range(_COPIES)
-        ]
-        self._next = 0
-
-    def send(self, numbers: NDArray[np.int64], device: torch.Tensor) -> None:
-        """Copy numbers, int64 [size], to the device, in stream order."""
-        copy, sent = self._copies[self._next]
-        self._next = (self._next + 1) % _COPIES
-        sent.synchronize()  # wait for the last transfer from here
-        copy.numpy()[:] = numbers
-        device.copy_(copy, non_blocking=True)
-        sent.record()
 
 
 class Inputs:
@@ -60,8 +39,13 @@ class Inputs:
         self._flat = np.zeros(sum(sizes), dtype=np.int64)
         on_host = torch.from_numpy(self._flat)
         # On a CPU there is nothing to send: both sides share their memory.
-        self._sent = on_host if device.type == "cpu" else on_host.to(device)
-        self._staging = None if device.type == "cpu" else _Staging(len(self._flat))
+        self._sent = on_host
+        if device.type != "cpu":
+            self._sent = on_host.to(device)
+            # Pinned memory, because pinning it anew would take longer than each transfer.
+            self._copies = cycle(
+                [(on_host.pin_memory(), torch.cuda.Event()) for _ in range(_COPIES)]
+            )
         self.host: dict[str, NDArray] = {}
         self.device: dict[str, torch.Tensor] = {}
         start = 0
@@ -75,5 +59,10 @@ class Inputs:
 
     def send(self) -> None:
         """Copy all to the device, in stream order; the host arrays may be refilled right after."""
-        if self._staging is not None:
-            self._staging.send(self._flat, self._sent)
+        if self._sent.is_cpu:
+            return
+        copy, sent = next(self._copies)
+        sent.synchronize()  # wait for the last transfer from here
+        copy.numpy()[:] = self._flat
+        self._sent.copy_(copy, non_blocking=True)
+        sent.record()
