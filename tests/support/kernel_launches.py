@@ -68,8 +68,7 @@ def _look_up(table: SpeculationTable) -> None:
     rows, lengths = (_zeros(size, dtype=torch.int32) for size in (_BATCH, shape.slots))
     texts = _zeros(shape.slots, _MAX_LEN, dtype=torch.int32)
     client = DeviceClient(connection, lengths, texts)
-    draft_probs = _zeros(_BATCH, _K, shape.top_m) if shape.top_m else None
-    client.exchange(rows, rows, rows, _zeros(_BATCH, _K), draft_probs)
+    client.exchange(rows, rows, rows, _zeros(_BATCH, _K), _zeros(_BATCH, _K, shape.top_m))
 
 
 def _look(table: SpeculationTable) -> None:

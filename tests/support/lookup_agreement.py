@@ -120,13 +120,12 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
                 tokens = continuation(text.tolist(), K, VOCAB)
                 of_row[:] = certain(torch.tensor(tokens), shape.top_m)
             expected.append(tokens + [token] * (K - len(tokens)))
-        on_device = torch.full_like(draft_probs, -7, device=device) if shape.top_m else None
+        on_device = torch.full_like(draft_probs, -7, device=device)
         drafts = target.launch([(*row[:2], row[3]) for row in rows], on_device, most).tolist()
         # vLLM does not see those beyond ``most``, which are what is left for the next round.
         assert [row[:most] for row in drafts] == [row[:most] for row in expected]
         assert all(0 <= token < VOCAB for row in drafts for token in row)
-        if on_device is not None:
-            assert torch.equal(on_device.cpu()[:, :most], draft_probs[:, :most])
+        assert torch.equal(on_device.cpu()[:, :most], draft_probs[:, :most])
         assert target.table.slots.tobytes() == table.slots.tobytes()
         for name in table.target.dtype.names:
             if name not in ("started_s", "wait_us", "waits"):

@@ -72,6 +72,8 @@ class Target:
         with num_rejected."""
         slots, sampled, rejected = zip(*((*row, 0)[:3] for row in rows))
         drafts = torch.full((len(rows), K), -7, dtype=torch.int64, device=self.device)
+        if draft_probs is None:
+            draft_probs = drafts.new_zeros(len(rows), K, self.table.shape.top_m)
         lengths, texts = self.on_device
         lengths.copy_(torch.tensor(self.lengths))
         texts.copy_(torch.from_numpy(self.texts))

@@ -125,7 +125,7 @@ class DeviceClient:
         num_rejected: torch.Tensor,
         slots: torch.Tensor,
         drafts: torch.Tensor,
-        draft_probs: torch.Tensor | None = None,
+        draft_probs: torch.Tensor,
         has_prompts: bool = False,
         most_drafts: int | None = None,
     ) -> None:
@@ -134,8 +134,8 @@ class DeviceClient:
 
         All tensors are on the device. num_sampled: int32 [rows], 0 for no outcome. num_rejected:
         int32 [rows], draft tokens verified and not accepted. slots: int [rows]. draft_probs: int64
-        [rows, k, top_m], written: the draft tokens' distributions; None if top_m is 0. has_prompts:
-        whether some rows read their prompts. most_drafts: draft tokens per row at most, None = k.
+        [rows, k, top_m], written: the draft tokens' distributions. has_prompts: whether some rows
+        read their prompts. most_drafts: draft tokens per row at most, None = k.
         """
         self._send_lost_again()
         if self._staged:
@@ -145,8 +145,8 @@ class DeviceClient:
         if most_drafts is not None:
             plan = plan._replace(drafts=min(plan.drafts, most_drafts))
         self._count_undrafted()
-        arguments = self._arguments(num_sampled, num_rejected, slots, drafts, draft_probs, plan)
-        look_up_kernel[(len(drafts),)](*arguments, num_warps=1)
+        of_rows = (num_sampled, num_rejected, slots, drafts, draft_probs)
+        look_up_kernel[(len(drafts),)](*self._arguments(plan, *of_rows), num_warps=1)
         self.confidence.calibrate()
         self._shown.copy_(self._counted, non_blocking=True)
         self.counters.log()
@@ -155,10 +155,9 @@ class DeviceClient:
         """Compile what the first ``exchange`` would compile, which takes 4 s. A thread of its own
         compiles while the target is loaded."""
         k, top_m = self._table.shape.k, self._table.shape.top_m
-        row = self._zeros(1, dtype=torch.int32)
-        probs = self._zeros(1, k, top_m) if top_m else None
-        slots, drafts = self._zeros(1), self._zeros(1, k)
-        arguments = self._arguments(row, row, slots, drafts, probs, WaitPlan(0, 0))
+        sampled, slots = self._zeros(1, dtype=torch.int32), self._zeros(1)
+        of_rows = (sampled, sampled, slots, self._zeros(1, k), self._zeros(1, k, top_m))
+        arguments = self._arguments(WaitPlan(0, 0), *of_rows)
 
         def compile_() -> None:
             with torch.cuda.device(self._device):
@@ -166,24 +165,16 @@ class DeviceClient:
 
         Thread(target=compile_, name="ssd-compiles", daemon=True).start()
 
-    def _arguments(
-        self,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        slots: torch.Tensor,
-        drafts: torch.Tensor,
-        draft_probs: torch.Tensor | None,
-        plan: WaitPlan,
-    ) -> tuple[Any, ...]:
-        """Return the arguments of ``look_up_kernel``."""
+    def _arguments(self, plan: WaitPlan, *of_rows: torch.Tensor) -> tuple[Any, ...]:
+        """Return the arguments of ``look_up_kernel``. of_rows: the first ones, up to the drafts'
+        distributions, all with a row per request."""
         return (
-            *(num_sampled, num_rejected, slots),
-            *(drafts, drafts if draft_probs is None else draft_probs),
+            *of_rows,
             *self._kept,
             self._longest_wait_us if draft_lives(self._table) else 0,
             *plan,
             int(self._planner.waits_for_texts),
-            int(len(drafts) < MANY_ROWS),
+            int(len(of_rows[0]) < MANY_ROWS),
             self._turn,
             *self._constants,
         )

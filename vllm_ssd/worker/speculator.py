@@ -41,14 +41,13 @@ class SSDSpeculator(BaseSpeculator):
         rows = vllm_config.scheduler_config.max_num_seqs
         self._drafts = torch.zeros(rows, config.k, dtype=torch.int64, device=device)
         self._draft_logits: DraftLogits | None = None
-        self._draft_probs: torch.Tensor | None = None
+        self._draft_probs = torch.zeros(
+            rows, config.k, config.top_m, dtype=torch.int64, device=device
+        )
         if config.top_m:
             vocab_size = vllm_config.model_config.get_vocab_size()
             self._draft_logits = DraftLogits(rows, config.k, config.top_m, vocab_size, device)
             self.draft_logits = self._draft_logits.logits
-            self._draft_probs = torch.zeros(
-                rows, config.k, config.top_m, dtype=torch.int64, device=device
-            )
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self.has_proposed = True  # in the last step
         self._client: DeviceClient | None = None
@@ -104,9 +103,7 @@ class SSDSpeculator(BaseSpeculator):
                 slots = input_batch.idx_mapping_np[_got_token(input_batch)]
                 self._client.go_without(slots, input_batch.num_reqs, input_batch.has_prefill)
             return drafts
-        draft_probs = (
-            None if self._draft_probs is None else self._draft_probs[: input_batch.num_reqs]
-        )
+        draft_probs = self._draft_probs[: input_batch.num_reqs]
         if self._client is not None:
             self._client.exchange(
                 num_sampled,
@@ -122,7 +119,7 @@ class SSDSpeculator(BaseSpeculator):
             self._tp_group.broadcast(self._confidences, src=0)
         # vLLM's sampler does not read the distributions of greedy requests' drafts.
         sampled = self._sampled[input_batch.idx_mapping_np].any()
-        if sampled and self._draft_logits is not None and draft_probs is not None:
+        if sampled and self._draft_logits is not None:
             self._tp_group.broadcast(draft_probs, src=0)
             self._draft_logits.update(input_batch.idx_mapping, draft_probs, temperature)
         return drafts
