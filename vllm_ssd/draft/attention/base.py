@@ -49,9 +49,13 @@ class AttentionShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-class PagedAttention(ABC):
+class PagedAttention:
     """Owns the KV memory: per layer, keys and values of shape [num_blocks + 1, block_size, H_kv,
     D]. Padding writes to the last block. max_len: the longest KV of a request."""
+
+    chunks: type[ChunkPlan]
+    trees: type[TreePlan]
+    """The classes of its plans."""
 
     graphs = False
     """Whether CUDA graphs may be recorded over the plans."""
@@ -71,14 +75,14 @@ class PagedAttention(ABC):
         self._one = torch.ones(1, dtype=torch.float32, device=shape.device)
         self.plan: Plan  # the one that the layers follow
 
-    @abstractmethod
     def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
         """A plan for up to ``batch`` chunks of up to ``queries`` tokens, causal in each request."""
+        return self.chunks(self, batch, queries)
 
-    @abstractmethod
     def tree_plan(self, rows: int, steps: int) -> TreePlan:
         """A plan for trees that have up to ``rows`` branches and ``most_tiles(rows)`` tiles
         together, and take ``steps`` steps."""
+        return self.trees(self, rows, steps)
 
     def tile(self, rows: int) -> int:
         """Branches that a plan for ``rows`` attends together: those of a tree take whole tiles."""
@@ -214,13 +218,14 @@ class TreePlan(Plan):
     [rows], each row's own.
     """
 
-    def __init__(self, attention: PagedAttention, rows: int, tiles: int, steps: int):
+    def __init__(self, attention: PagedAttention, rows: int, steps: int):
         super().__init__(attention)
         device = attention.shape.device
-        self.rows, self.tiles, self.steps = rows, tiles, steps
+        self.rows, self.steps = rows, steps
+        self.tiles = attention.most_tiles(rows)
         of_rows = dict.fromkeys(("parent", "branch", "tree", "step"), (rows,))
         # Rows of padding are those of one more tree.
-        of_trees = dict.fromkeys(("linear", "width", "kv_len", "first"), (tiles + 1,))
+        of_trees = dict.fromkeys(("linear", "width", "kv_len", "first"), (self.tiles + 1,))
         self.inputs = Inputs(device, {"step_slots": (steps, rows), **of_rows, **of_trees})
         self.step = self.inputs.device["step"]
         self.slots = torch.zeros(rows, dtype=torch.int64, device=device)

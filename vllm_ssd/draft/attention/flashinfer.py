@@ -22,25 +22,6 @@ WORKSPACE_BYTES, WORKSPACE_BYTES_ROCM = 256 * 2**20, 512 * 2**20
 _NO_SPLIT = 256  # queries: the KV of requests with as many or more is not split
 
 
-class FlashInferAttention(PagedAttention):
-    """Plans attention when trees come or go. Every step has the KV length of its tree's last one; a
-    mask made on the device says which entries exist yet."""
-
-    graphs = True
-
-    def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
-        super().__init__(shape, num_blocks, block_size, max_len)
-        size = WORKSPACE_BYTES_ROCM if torch.version.hip else WORKSPACE_BYTES
-        # Shared by all wrappers: they run on one stream.
-        self.workspace = torch.empty(size, dtype=torch.uint8, device=shape.device)
-
-    def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
-        return _FlashInferChunks(self, batch, queries)
-
-    def tree_plan(self, rows: int, steps: int) -> TreePlan:
-        return _FlashInferTrees(self, rows, self.most_tiles(rows), steps)
-
-
 def plan_hints(queries: int | None, known: Container[str]) -> dict[str, Any]:
     """Arguments of a wrapper's ``plan`` that only some builds have. queries: of each request, None
     if they differ. known: this build's arguments."""
@@ -154,12 +135,12 @@ class _FlashInferChunks(ChunkPlan):
 class _FlashInferTrees(TreePlan):
     """Its last request is the padding, and those between the trees and it have no query."""
 
-    def __init__(self, attention: FlashInferAttention, rows: int, tiles: int, steps: int):
-        super().__init__(attention, rows, tiles, steps)
+    def __init__(self, attention: FlashInferAttention, rows: int, steps: int):
+        super().__init__(attention, rows, steps)
         self._row_bytes = -(-attention.max_len // 8)
         device = attention.shape.device
         self._masks = torch.zeros(rows * self._row_bytes, dtype=torch.uint8, device=device)
-        self._wrapper = _Wrapper(attention, tiles + 1, None, self._masks)
+        self._wrapper = _Wrapper(attention, self.tiles + 1, None, self._masks)
 
     def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
         super().fill(trees, steps)
@@ -179,3 +160,17 @@ class _FlashInferTrees(TreePlan):
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         return self._wrapper.run(layer, query)
+
+
+class FlashInferAttention(PagedAttention):
+    """Plans attention when trees come or go. Every step has the KV length of its tree's last one; a
+    mask made on the device says which entries exist yet."""
+
+    chunks, trees = _FlashInferChunks, _FlashInferTrees
+    graphs = True
+
+    def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
+        super().__init__(shape, num_blocks, block_size, max_len)
+        size = WORKSPACE_BYTES_ROCM if torch.version.hip else WORKSPACE_BYTES
+        # Shared by all wrappers: they run on one stream.
+        self.workspace = torch.empty(size, dtype=torch.uint8, device=shape.device)

@@ -12,20 +12,6 @@ from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttent
 from vllm_ssd.draft.attention.masks import Chunk, Tree, causal_mask, tree_mask
 
 
-class SDPAAttention(PagedAttention):
-    """Pads KV and queries to the longest of the batch. Masked entries cost time, but are never
-    seen."""
-
-    def most_tiles(self, rows: int) -> int:
-        return rows
-
-    def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
-        return _SDPAChunks(self, batch, queries)
-
-    def tree_plan(self, rows: int, steps: int) -> TreePlan:
-        return _SDPATrees(self, rows, self.most_tiles(rows), steps)
-
-
 class _Gathered(Plan):
     """A plan that gathers KV. kv_slots: int64 [requests, width], of every entry that a request may
     see; masks: by window, float [requests, 1, queries, width], because a bool mask would keep torch
@@ -144,3 +130,13 @@ class _SDPATrees(_Gathered, TreePlan):
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         out = self.look_padded(layer, query[self._row_of])
         return out.reshape(-1, *query.shape[1:])[self._place_of]
+
+
+class SDPAAttention(PagedAttention):
+    """Pads KV and queries to the longest of the batch. Masked entries cost time, but are never
+    seen."""
+
+    chunks, trees = _SDPAChunks, _SDPATrees
+
+    def most_tiles(self, rows: int) -> int:
+        return rows

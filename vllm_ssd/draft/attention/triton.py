@@ -34,26 +34,6 @@ _SMALL_HEAD = 128  # bytes
 _TILE_ROWS, _FEW_ROWS = 64, 32
 
 
-class TritonAttention(PagedAttention):
-    """Serves heads whose size is a power of two."""
-
-    graphs = True
-
-    def __init__(self, shape: AttentionShape, *sizes: int):
-        super().__init__(shape, *sizes)
-        self.group = shape.num_heads // shape.num_kv_heads  # query heads that share their KV
-
-    def tile(self, rows: int) -> int:
-        most = _TILE_ROWS // 2 if rows <= _FEW_ROWS else _TILE_ROWS
-        return min(max(most // self.group, 1), _TILE_ROWS // 4)
-
-    def chunk_plan(self, batch: int, queries: int) -> ChunkPlan:
-        return _TritonChunks(self, batch, queries)
-
-    def tree_plan(self, rows: int, steps: int) -> TreePlan:
-        return _TritonTrees(self, rows, self.most_tiles(rows), steps)
-
-
 class _Paged(Plan):
     """Has page tables on the device and launches the kernels. Trees have their tiles in one line,
     and each chunk has ``_tiles``."""
@@ -189,12 +169,12 @@ class _TritonChunks(_Paged, ChunkPlan):
 class _TritonTrees(_Paged, TreePlan):
     _tree = True
 
-    def __init__(self, attention: TritonAttention, rows: int, tiles: int, steps: int):
-        super().__init__(attention, rows, tiles, steps)
-        self.allocate(tiles, attention.tile(rows), rows, attention.max_len)
-        self._tiles = tiles
+    def __init__(self, attention: TritonAttention, rows: int, steps: int):
+        super().__init__(attention, rows, steps)
+        self.allocate(self.tiles, attention.tile(rows), rows, attention.max_len)
+        self._tiles = self.tiles
         inputs = self.inputs.device
-        self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (4, tiles)})
+        self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (4, self.tiles)})
         tiles_at = self._tile_inputs.device["tile_at"]
         self._places = inputs["parent"], tiles_at, inputs["linear"], inputs["width"], self.step
 
@@ -211,3 +191,18 @@ class _TritonTrees(_Paged, TreePlan):
         host[:] = 0
         host[:, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, size)
         self._tile_inputs.send()
+
+
+class TritonAttention(PagedAttention):
+    """Serves heads whose size is a power of two."""
+
+    chunks, trees = _TritonChunks, _TritonTrees
+    graphs = True
+
+    def __init__(self, shape: AttentionShape, *sizes: int):
+        super().__init__(shape, *sizes)
+        self.group = shape.num_heads // shape.num_kv_heads  # query heads that share their KV
+
+    def tile(self, rows: int) -> int:
+        most = _TILE_ROWS // 2 if rows <= _FEW_ROWS else _TILE_ROWS
+        return min(max(most // self.group, 1), _TILE_ROWS // 4)
