@@ -5,9 +5,20 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import vllm.ir
+from vllm.config import VllmConfig, get_layers_from_vllm_config, set_current_vllm_config
+from vllm.distributed.parallel_state import (
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
+from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_ssd.draft.attention.base import AttentionShape, PagedAttention
 from vllm_ssd.draft.attention.registry import load_backend
@@ -17,9 +28,6 @@ from vllm_ssd.draft.fused.self_test import fused_layers
 from vllm_ssd.draft.likeliest import likeliest
 from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.draft.vocabulary import SharedVocabulary
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 BLOCK_SIZE = 16
 _KV_SHARE = 0.8  # share of memory left by the weights; graphs and forwards need the rest
@@ -34,8 +42,7 @@ class DraftModel:
     layers do."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
-        from vllm.config import set_current_vllm_config
-        from vllm.engine.arg_utils import EngineArgs
+        # Not at the top, because it takes seconds: ``vllm-ssd check`` loads no draft.
         from vllm.model_executor.model_loader import get_model
 
         # Latent attention (MLA) as plain attention, which is what trees have.
@@ -104,8 +111,6 @@ class DraftModel:
 
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Compute ``forward`` with vLLM's layers."""
-        from vllm.forward_context import set_forward_context
-
         known = torch.where((token_ids >= 0) & (token_ids < self.embedded), token_ids, 0)
         with set_forward_context(None, self._config, num_tokens=len(token_ids)):
             hidden: torch.Tensor = self._model(known, positions)
@@ -177,19 +182,11 @@ def _shared(layer: Any) -> str | None:
 
 def _join_a_world_of_one(scratch: Path) -> None:
     """Set up parallel groups, which vLLM's layers ask for even in a single process."""
-    from vllm.distributed.parallel_state import (
-        ensure_model_parallel_initialized,
-        init_distributed_environment,
-    )
-    from vllm.platforms import current_platform
-
     if current_platform.is_cpu():
         from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
 
         _set_torch_accelerator_to_noop()
     else:
-        from vllm.v1.worker.workspace import init_workspace_manager
-
         torch.cuda.set_device(0)  # the only one this process sees
         init_workspace_manager(torch.device("cuda:0"), 1)
     meeting = scratch / "rendezvous"
@@ -201,9 +198,6 @@ def _join_a_world_of_one(scratch: Path) -> None:
 def _choose_kernels(config: VllmConfig) -> None:
     """Choose kernels in the way that vLLM's workers do before loading. Otherwise each norm runs as
     several small kernels."""
-    import vllm.ir
-    from vllm.platforms import current_platform
-
     if hasattr(current_platform, "register_triton_kernel_overrides"):
         current_platform.register_triton_kernel_overrides()
     config.kernel_config.ir_op_priority.set_default()
@@ -212,9 +206,6 @@ def _choose_kernels(config: VllmConfig) -> None:
 
 def _attention_layers(config: VllmConfig) -> list[Any]:
     """The model's attention layers in order of execution, which is order of construction."""
-    from vllm.config import get_layers_from_vllm_config
-    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-
     return list(get_layers_from_vllm_config(config, AttentionLayerBase).values())
 
 
