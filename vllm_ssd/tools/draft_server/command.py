@@ -36,15 +36,7 @@ def add_command(commands: Any) -> None:
     )
     about = "The draft model, with the vocabulary of all targets."
     parser.add_argument("model", metavar="MODEL", help=about)
-    _add_process(parser.add_argument_group("the process"))
-    _add_model(parser.add_argument_group("the model"))
-    _add_drafting(parser.add_argument_group("drafting"))
-    _add_cluster(parser.add_argument_group("in a Ray cluster, for engines on any of its nodes"))
-    parser.set_defaults(run=run)
-
-
-def _add_process(group: Any) -> None:
-    add = partial(add_option, group)
+    add = partial(add_option, parser.add_argument_group("the process"))
     about = "Name of the draft. Engines of this user give it as their draft_server."
     add("--name NAME", about, required=True)
     about = (
@@ -56,10 +48,8 @@ def _add_process(group: Any) -> None:
     add("--start-timeout-s SECONDS", about, _json)
     about = "Consecutive restarts allowed for a draft that dies or hangs. Default: 3."
     add("--max-restarts COUNT", about, _json)
-
-
-def _add_model(group: Any) -> None:
-    add = partial(add_option, group)
+    model = parser.add_argument_group("the model")
+    add = partial(add_option, model)
     add("--dtype TYPE", "Data type: auto, float32, bfloat16 or float16.", default="auto")
     about = "Tokens of text after which drafting stops for a request. Default: the model's limit."
     add("--max-model-len TOKENS", about, int)
@@ -69,7 +59,7 @@ def _add_model(group: Any) -> None:
     add("--revision NAME", "Branch, tag or commit of the model on the Hugging Face Hub.")
     add("--code-revision NAME", "Branch, tag or commit of the code that comes with the model.")
     about = "Run the code that comes with the model."
-    group.add_argument("--trust-remote-code", action="store_true", help=about)
+    model.add_argument("--trust-remote-code", action="store_true", help=about)
     about = 'How weights are loaded: load_format and download_dir, as in \'{"load_format":"pt"}\'.'
     add("--draft-load-config JSON", about, _json)
     about = "Most memory for the KV cache, in GiB. Default: 1 on CPUs, as needed on GPUs."
@@ -78,10 +68,7 @@ def _add_model(group: Any) -> None:
     add("--draft-max-num-batched-tokens TOKENS", about, _json)
     about = "Attention: triton, flashinfer, sdpa, or auto for the first that computes correctly."
     add("--tree-backend NAME", f"{about} Default: auto.")
-
-
-def _add_drafting(group: Any) -> None:
-    add = partial(add_option, group)
+    add = partial(add_option, parser.add_argument_group("drafting"))
     add("--k TOKENS", "Draft tokens per round, 1 to 16. Default: 15 on GPUs, 7 on CPUs.", _json)
     about = (
         "Bonus tokens predicted for each accepted length, in the mean. Raise it if most rounds "
@@ -101,14 +88,14 @@ def _add_drafting(group: Any) -> None:
         "measure a gain. Default: 1."
     )
     add("--saguaro FACTOR", about, _json)
-
-
-def _add_cluster(group: Any) -> None:
-    add = partial(add_option, group)
+    add = partial(
+        add_option, parser.add_argument_group("in a Ray cluster, for engines on any of its nodes")
+    )
     about = "Run the draft on a free GPU of this Ray cluster: auto, or HOST:PORT."
     add("--ray-address ADDRESS", about)
     about = "Use only nodes with these labels of 'ray start --labels'."
     add("--ray-labels KEY=VALUE,...", about)
+    parser.set_defaults(run=run)
 
 
 def _json(text: str) -> Any:
