@@ -27,5 +27,5 @@ def alike(
         tokens.reshape(-1),
         top_probs.reshape(-1),
         torch.full_like(tokens.reshape(-1), step),
-        None if draft_probs is None else draft_probs.flatten(0, 1),
+        tokens.new_zeros(tokens.numel(), 0) if draft_probs is None else draft_probs.flatten(0, 1),
     )

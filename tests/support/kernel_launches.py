@@ -82,7 +82,7 @@ def _publish(shape: TableShape) -> None:
     rows, each = _zeros(_BATCH), _zeros(_BATCH, _BRANCHES)
     for outcomes in (each, each[:, :1]):  # and fallbacks
         publisher.predict(PredictedOutcomes(rows, rows, outcomes, outcomes))
-    draft_probs = _zeros(_BATCH, _BRANCHES, top_m) if top_m else None
+    draft_probs = _zeros(_BATCH, _BRANCHES, top_m)
     probs = _zeros(_BATCH, _BRANCHES, dtype=torch.float32)
     publisher.extend(alike(rows, rows, each, probs, 0, draft_probs))
 

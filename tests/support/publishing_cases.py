@@ -67,9 +67,9 @@ def publishing_leaves_the_same_bytes(
         rows = torch.tensor([first[2], 0, first[0], second[0]], device=where)  # one is padding
         published.append((publisher, tables, rows))
 
-    def give(publish: str, kind: type, *columns: torch.Tensor | None) -> None:
+    def give(publish: str, kind: type, *columns: torch.Tensor) -> None:
         for publisher, _, rows in published:
-            there = [each if each is None else each.to(rows.device) for each in columns]
+            there = [each.to(rows.device) for each in columns]
             getattr(publisher, publish)(kind(rows, *there))
 
     (_, ours, _), (_, theirs, _) = published
@@ -86,7 +86,7 @@ def publishing_leaves_the_same_bytes(
             counts = torch.tensor([branches, branches - 1, 1, branches - 2])
             rows, first = int(counts.sum()), counts.cumsum(0) - counts
             tokens, steps = torch.randint(0, 100, (rows,)), torch.full((rows,), step)
-            probs = torch.randint(0, 2**62, (rows, top_m)) if top_m else None
+            probs = torch.randint(0, 2**62, (rows, top_m))
             shape = [torch.cat([each, each[:1]]) for each in (first, counts)]  # and what is padding
             new = stamps, *shape, tokens, torch.rand(rows), steps, probs
             give("extend", BranchTokens, *new)

@@ -148,7 +148,7 @@ class Prediction(Record):
         self._stamps, self._depths = records["stamp"], records["depth"]
         self._heads = _heads(records)
         self._tokens, self._top_probs = records["tokens"], records["top_probs"]
-        self._probs = records["draft_probs"] if shape.top_m else None
+        self._probs = records["draft_probs"]
         self._told, self._told_depths = np.zeros_like(self._stamps), np.zeros_like(self._depths)
 
     def changes(self, generations: NDArray[np.uint64]) -> Iterator[Changed]:
@@ -165,7 +165,7 @@ class Prediction(Record):
             new_tokens = *at, slice(head[0]), slice(known, depth)
             tokens, probs = self._tokens[new_tokens].T.tobytes(), b""
             tokens += self._top_probs[new_tokens].T.tobytes()
-            if self._probs is not None:
+            if self._top_m:
                 by_step = self._probs[new_tokens].swapaxes(0, 1)
                 probs = pack_probs(by_step.reshape(-1, self._top_m))
             if self._stamps.item(at) != stamp:
@@ -196,7 +196,7 @@ class Prediction(Record):
             self._heads[at] = head
         new = *at, slice(branches), slice(known, known + steps)
         self._tokens[new], self._top_probs[new] = tokens.T, top_probs.view("<f4").T
-        if self._probs is not None and probs is not None:
+        if probs is not None:
             self._probs[new] = probs.reshape(steps, branches, self._top_m).swapaxes(0, 1)
         self._depths[at] = known + steps
         self._stamps[at] = stamp

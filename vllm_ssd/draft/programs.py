@@ -234,11 +234,9 @@ class Grow:
         self._model.attention.plan = plan
         hidden = self._model.forward(self._states.newest[homes], plan.positions)
         self._states.memory.index_copy_(0, homes * self._states.places + step, hidden)
-        draft_probs = None
         if self._sampler is None:
             chosen, top_probs = self._model.likeliest(hidden)
-            if self._top_m:
-                draft_probs = one_hot(chosen, self._top_m, self._model.vocab_size)
+            draft_probs = one_hot(chosen, self._top_m, self._model.vocab_size)
         else:
             logits, random = self._model.logits(hidden), (inputs["temperature"], inputs["uniforms"])
             chosen, top_probs, draft_probs = self._sampler.sample(logits, *random, step)

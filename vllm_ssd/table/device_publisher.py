@@ -51,8 +51,6 @@ class DevicePublisher:
         predict_kernel[(batch,)](*outcomes, branches, self._layout, num_warps=1)
 
     def extend(self, new: BranchTokens) -> None:
-        # A kernel needs a tensor here even if it reads none.
-        draft_probs = new.tokens if new.draft_probs is None else new.draft_probs
         of_trees = (new.where, new.stamps, new.first, new.count)
-        of_rows = (new.tokens, new.top_probs, draft_probs, new.step)
+        of_rows = (new.tokens, new.top_probs, new.draft_probs, new.step)
         extend_kernel[(len(new.where),)](*of_trees, *of_rows, self._layout, num_warps=1)

@@ -136,9 +136,7 @@ class PredictionReader:
         depth = min(max(int(record["depth"]), 0), self._k) if known else 0
         place = match.argmax() if known else 0, slice(depth)
         tokens: list[int] = record["tokens"][place].tolist()
-        draft_probs = (
-            record["draft_probs"][place].copy() if self._top_m else np.zeros((depth, 0), int)
-        )
+        draft_probs = record["draft_probs"][place].copy()
         if record["stamp"] != there:
             return LookupResult(False, False, [], nothing)
         in_vocabulary = all(0 <= token < self._vocab_size for token in tokens)

@@ -36,8 +36,8 @@ class BranchTokens:
     For each tree, int64 [trees], where, stamps: as in ``PredictedOutcomes``; first, count: its
     first row and number of rows. For each row, tokens: int64 [rows]; top_probs: float32 [rows], as
     the table has them; step: int64 [rows], the branch's tokens before this one; draft_probs: int64
-    [rows, top_m], the distributions that the tokens were sampled from, None if they were not
-    sampled. ``first`` and ``count`` may have further entries.
+    [rows, top_m], the distributions that the tokens were sampled from. ``first`` and ``count`` may
+    have further entries.
     """
 
     where: torch.Tensor
@@ -47,7 +47,7 @@ class BranchTokens:
     tokens: torch.Tensor
     top_probs: torch.Tensor
     step: torch.Tensor
-    draft_probs: torch.Tensor | None
+    draft_probs: torch.Tensor
 
 
 class Publisher(Protocol):
@@ -98,9 +98,7 @@ class HostPublisher:
             first = firsts[tree]
             rows = slice(first, first + counts[tree])
             tokens, top_probs = new.tokens[rows].tolist(), new.top_probs[rows].numpy(force=True)
-            draft_probs = (
-                None if new.draft_probs is None else new.draft_probs[rows].numpy(force=True)
-            )
+            draft_probs = new.draft_probs[rows].numpy(force=True)
             writer.extend(slot, stamp, tokens, draft_probs, top_probs)
 
     def _real(

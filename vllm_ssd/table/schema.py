@@ -195,8 +195,6 @@ class TableShape:
             ],
             align=True,
         )
-        sampled_from = ("draft_probs", "i8", (self.branches, self.k, self.top_m))
-        draft_probs = [sampled_from] if self.top_m else []  # none if all drafts are certain
         prediction = np.dtype(
             [
                 ("stamp", "u8"),  # the round whose outcome is predicted, and the mark
@@ -208,7 +206,7 @@ class TableShape:
                 # The largest probability that the draft gave to any token at each token's place,
                 # whichever token was sampled; nan: not known.
                 ("top_probs", "f4", (self.branches, self.k)),
-                *draft_probs,
+                ("draft_probs", "i8", (self.branches, self.k, self.top_m)),
             ],
             align=True,
         )
