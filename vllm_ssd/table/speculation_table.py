@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -56,14 +57,10 @@ class SpeculationTable:
         finally:
             os.close(fd)
         table = cls(path, shape, pages, writable=True)
-        header = table.header
-        header["version"], header["slots"], header["k"] = VERSION, shape.slots, shape.k
-        header["branches"], header["tail"] = shape.branches, shape.tail
-        header["top_m"] = shape.top_m
-        if owner is not None:
-            header["model"], header["engine"] = owner.model.encode(), owner.engine
-            header["pid"], header["draft_server"] = owner.pid, owner.draft_server.encode()
-        header["magic"] = MAGIC  # last: a reader sees a complete header or none
+        table.header["version"] = VERSION
+        for name, value in (asdict(shape) | asdict(owner or TableOwner())).items():
+            table.header[name] = value.encode() if isinstance(value, str) else value
+        table.header["magic"] = MAGIC  # last: a reader sees a complete header or none
         return table
 
     @classmethod
@@ -91,8 +88,7 @@ class SpeculationTable:
                 f"{path} is not a speculation table of version {VERSION}: it belongs to another "
                 "version of vllm-ssd"
             )
-        sizes = ("slots", "k", "branches", "tail", "top_m")
-        shape = TableShape(*(int(header[name]) for name in sizes))
+        shape = TableShape(*(int(header[field.name]) for field in fields(TableShape)))
         if len(pages) < shape.size:
             raise ValueError(f"{path} is truncated")
         return cls(path, shape, pages, writable)
