@@ -14,7 +14,7 @@ from vllm_ssd.bridge.finding import described
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.server_spec import absolute, plain
-from vllm_ssd.table.draft_names import NAME, CommonOptions, DraftName, find_all
+from vllm_ssd.table.draft_names import NAME, CommonOptions, find_all
 
 logger = get_logger(__name__)
 
@@ -40,14 +40,14 @@ _OWN_WORDS = {"model", "max_model_len", "draft_device", "draft_dtype"}
 FLAGS = {*COMMON, *OF_ITS_PROCESS, "start_timeout_s"} - _OWN_WORDS
 
 
-def name_draft(name: str, config: SSDConfig) -> DraftName:
-    """Name and common options that a draft with this config publishes."""
+def common_options(config: SSDConfig) -> CommonOptions:
+    """The options that a draft with this config fixes for its engines."""
     options = {option: getattr(config, option) for option in COMMON}
     options["model"] = absolute(config.draft_model)
     assert config.draft_model_config is not None
     options["revision"] = plain(config.draft_model_config.revision)
     options["draft_top_m"] = config.top_m or None
-    return DraftName(name, CommonOptions(**options))
+    return CommonOptions(**options)
 
 
 def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:

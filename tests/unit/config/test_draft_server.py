@@ -17,7 +17,7 @@ from vllm_ssd.config import draft_server
 from vllm_ssd.config.options import OPTIONS, make_ssd_config
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import TableOwner, TableShape
-from vllm_ssd.table.draft_names import publish
+from vllm_ssd.table.draft_names import DraftName, publish
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def serve(make):
     begun = []
 
     def serve(name: str, published=(), named=None, **options) -> None:
-        named = named or draft_server.name_draft(name, make(**options))
+        named = named or DraftName(name, draft_server.common_options(make(**options)))
         if published:
             named = replace(named, options=replace(named.options, **published))
         begun.append(OwnFiles(TableShape(1, 2, 3), TableOwner()))
@@ -72,7 +72,7 @@ def test_branches_are_compared_by_their_commits(hub, serve):
     target, draft = "Qwen/Qwen3-32B", "Qwen/Qwen3-0.6B"
     make = partial(make_ssd_config, target_model_config=ModelConfig(target))
     make = partial(make, target_parallel_config=ParallelConfig())
-    named = draft_server.name_draft("drafts", make({"model": draft}))
+    named = DraftName("drafts", draft_server.common_options(make({"model": draft})))
     serve("drafts", named=named)
     for revision in (None, "main", commit_of(draft)):
         config = make({"draft_server": "drafts", "revision": revision})

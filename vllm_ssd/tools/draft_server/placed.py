@@ -198,7 +198,7 @@ class DraftOnNode(Site):
         self._drafts = drafts = LocalDrafts(make_configs(args), args.name, keep_in_thread)
         try:
             drafts.start()
-            self.open(drafts.run_dirs[0], drafts.options, drafts.max_num_seqs)
+            self.open(drafts.run_dir, drafts.options, drafts.max_num_seqs)
             drafts.wait_ready()
         except BaseException:
             self.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -13,13 +12,13 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from vllm_ssd.config.draft_checks import check_source
-from vllm_ssd.config.draft_server import FLAGS, name_draft
+from vllm_ssd.config.draft_server import FLAGS, common_options
 from vllm_ssd.service.cores import available_cores, parse_cores
 from vllm_ssd.service.draft_device import choose_lone_device
 from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.launch import DraftLauncher, Keep, keep_in_process
 from vllm_ssd.service.placement import device_names
-from vllm_ssd.table.draft_names import CommonOptions
+from vllm_ssd.table.draft_names import DraftName
 
 END_S = 15.0  # timeout for the drafts' end; the steps of their keepers take less
 
@@ -32,10 +31,8 @@ class LocalDrafts:
     def __init__(self, configs: Sequence[VllmConfig], name: str, keep: Keep = keep_in_process):
         """Make a draft for each config. All have one service name. keep: see ``DraftLauncher``."""
         self.max_num_seqs = configs[0].scheduler_config.max_num_seqs
-        speculation: Any = configs[0].speculative_config
-        named = name_draft(name, speculation)
-        assert named.options is not None
-        self.options: CommonOptions = named.options
+        self.options = common_options(configs[0].speculative_config)
+        named = DraftName(name, self.options)
         devices = [choose_lone_device(config, current_platform) for config in configs]
         self._launchers = [
             DraftLauncher(config, named, device, keep) for config, device in zip(configs, devices)
@@ -47,9 +44,9 @@ class LocalDrafts:
             launcher.start()
 
     @property
-    def run_dirs(self) -> list[Path]:
-        """A run directory for each draft."""
-        return [launcher.run_dir for launcher in self._launchers]
+    def run_dir(self) -> Path:
+        """The run directory of the first draft."""
+        return self._launchers[0].run_dir
 
     def wait_ready(self) -> None:
         """Wait until all drafts serve; ``RuntimeError`` with a sentence if one fails."""
