@@ -1,4 +1,4 @@
-"""Fallbacks as a draft publishes them."""
+"""Fallbacks as a draft publishes them, and distributions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_ssd.table import FALLBACK
-from vllm_ssd.table.draft_probs import pack
+from vllm_ssd.table.draft_probs import ONE, pack
 from vllm_ssd.table.predictions import PredictionWriter
 
 
@@ -34,3 +34,8 @@ def sampled_from(drafts: Sequence[int], top_m: int) -> torch.Tensor:
     """int64 [len(drafts), top_m]: what these may have been sampled from."""
     tokens = torch.tensor(drafts).unsqueeze(1) + torch.arange(top_m)
     return pack(tokens, torch.full(tokens.shape, 1 / top_m))
+
+
+def certain(tokens: torch.Tensor, top_m: int) -> torch.Tensor:
+    """Tokens int64 [..] that are proposed with certainty -> draft_probs int64 [.., top_m]."""
+    return (tokens | ONE).unsqueeze(-1).expand(*tokens.shape, top_m)

@@ -7,10 +7,10 @@ import torch
 
 from tests.support.chaos import Chaos
 from tests.support.control_socket import Sent
+from tests.support.fallbacks import certain
 from tests.support.guess import continuation, in_vocabulary
 from tests.support.lookup_cases import MAX_LEN, SAMPLED, SHAPE, VOCAB, K, Target, beat
 from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.worker.client import UNSEEN, Row, SpeculationClient
 from vllm_ssd.worker.connection import Connection
 from vllm_ssd.worker.slots import SlotState

@@ -15,12 +15,12 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 from tests.support.branch_tokens import alike
 from tests.support.chi_square import chance_of
+from tests.support.fallbacks import certain
 from vllm_ssd.draft.fan_out import choose
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.draft.vocabulary import SharedVocabulary
 from vllm_ssd.table import SpeculationTable, TableShape, make_stamp
-from vllm_ssd.table.draft_probs import certain
 from vllm_ssd.table.predictions import PredictionReader
 from vllm_ssd.table.publisher import HostPublisher, PredictedOutcomes
 from vllm_ssd.worker.dense_probs import DraftLogits, dense

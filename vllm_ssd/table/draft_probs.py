@@ -38,11 +38,6 @@ def unpack(draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return halves[..., 0].long(), halves[..., 1].view(torch.float32)
 
 
-def certain(tokens: torch.Tensor, top_m: int) -> torch.Tensor:
-    """Tokens int64 [..] that are proposed with certainty -> draft_probs int64 [.., top_m]."""
-    return (tokens | ONE).unsqueeze(-1).expand(*tokens.shape, top_m)
-
-
 def are_sound(tokens: Sequence[int], draft_probs: NDArray[np.int64], vocab_size: int) -> bool:
     """True if drafts can have been sampled from ``draft_probs``, int64 [len(tokens), top_m].
 

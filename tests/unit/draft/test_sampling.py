@@ -7,9 +7,10 @@ import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
+from tests.support.fallbacks import certain
 from vllm_ssd.draft.sampling import Sampler
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table.draft_probs import are_sound, certain, pack, unpack
+from vllm_ssd.table.draft_probs import are_sound, pack, unpack
 from vllm_ssd.worker.dense_probs import DraftLogits, dense
 
 K, F, VOCAB, TOP_M = 3, 2, 11, 5
