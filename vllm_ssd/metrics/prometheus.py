@@ -6,6 +6,7 @@ an engine, and they continue while the draft is away.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -41,15 +42,12 @@ class SpeculationCollector(Collector):
     def __init__(self, model: str, run_dirs: Mapping[int, Path]):
         self._model = model
         self._run_dirs = run_dirs
-        self._opened: dict[Path, SpeculationTable | None] = {}
+        self._table_of = functools.cache(_open)
 
     def tables(self) -> Iterator[tuple[int, SpeculationTable]]:
         """Yield each engine's index and its table, which is opened on first use."""
         for engine, run_dir in sorted(self._run_dirs.items()):
-            if run_dir not in self._opened:
-                self._opened[run_dir] = _open(run_dir)
-            table = self._opened[run_dir]
-            if table is not None:
+            if (table := self._table_of(run_dir)) is not None:
                 yield engine, table
 
     def describe(self) -> Iterable[metrics_core.Metric]:
