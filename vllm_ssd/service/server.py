@@ -150,7 +150,8 @@ class DraftServer:
         the draft as lost after ``start_timeout_s`` seconds."""
         self._status["away"] = why
         self._status["heartbeat"] = 0
-        self._part_with_all()
+        for run_dir in list(self._joined):
+            self._part(run_dir)
 
     def _reload(self, message: Reload) -> str:
         self._go_away(ASLEEP if self._asleep else RELOADING)
@@ -194,10 +195,6 @@ class DraftServer:
         if joined is not None:
             joined.leave()
             self._tell_number()
-
-    def _part_with_all(self) -> None:
-        for run_dir in list(self._joined):
-            self._part(run_dir)
 
     def _tell_number(self) -> None:
         assert self._draft.engine is not None
