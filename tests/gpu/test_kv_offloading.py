@@ -13,7 +13,7 @@ from benchmarks.common.running import counters, run_dir_of
 from tests.gpu.settings import OPTIONS, SSD
 from tests.support.completions import Completion, completion, parting
 from tests.support.forked import in_fork
-from tests.support.harness import engine, greedy
+from tests.support.harness import engine, greedy, wait_for
 from tests.support.random_models import HYBRIDS, OTHERS, VOCAB, write_draft
 
 FAMILIES = {**HYBRIDS, **OTHERS}
@@ -55,10 +55,17 @@ def texts_and_again(folder: str, options: dict[str, Any]) -> tuple[list[Completi
         for _ in range(2):
             prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
             outputs += llm.generate(prompts, asked, use_tqdm=False)
-            assert llm.reset_prefix_cache()
+            wait_for("KV to be on the host", lambda: forget(llm), 30)
         metrics = {metric.name: metric for metric in llm.get_metrics()}
         run_dir = run_dir_of([psutil.Process()])
         lengths = counters(run_dir)["accepted"] if run_dir else []
     loaded = metrics.get("vllm:external_prefix_cache_hits")
     accepted = sum(length * rows for length, rows in enumerate(lengths))
     return [completion(each) for each in outputs], int(loaded.value) if loaded else 0, int(accepted)
+
+
+def forget(llm: Any) -> bool:
+    """Let the engine step, which moves KV, and have its GPU forget the KV that is moved. Returns
+    whether there is no other."""
+    llm.generate([{"prompt_token_ids": [1]}], greedy(1, detokenize=False), use_tqdm=False)
+    return bool(llm.reset_prefix_cache())
