@@ -120,16 +120,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20380,
-    "table": 2030,
-    "draft": 4940,
-    "service": 2510,
+    "../tests": 20520,
+    "table": 2020,
+    "draft": 4910,
+    "service": 2500,
     "bridge": 1180,
-    "config": 1190,
+    "config": 1200,
     "metrics": 490,
-    "worker": 1870,
-    "hooks": 1200,
-    "tools": 1650,
+    "worker": 1850,
+    "hooks": 1230,
+    "tools": 1640,
 }
 
 

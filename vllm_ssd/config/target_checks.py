@@ -74,14 +74,14 @@ def check_target(args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
         ),
     ):
         if present:
-            raise _refusal(what, fix)
+            raise refusal(what, fix)
 
 
 def check_host() -> None:
     """Raise ``ValueError`` unless this is an x86-64 host: the speculation table needs stores that
     become visible to other processes in program order."""
     if host.machine() != "x86_64":
-        raise _refusal(f"{host.machine()} hosts", "serve on an x86-64 host")
+        raise refusal(f"{host.machine()} hosts", "serve on an x86-64 host")
 
 
 def check_runner(config: VllmConfig) -> None:
@@ -92,24 +92,25 @@ def check_runner(config: VllmConfig) -> None:
     graphs for it; with others, that was not tried."""
     v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
     if v2 and current_platform.is_cpu():
-        raise _refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
+        raise refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
     if pipeline and not (v2 and config.scheduler_config.async_scheduling):
         what = "pipeline parallelism on Model Runner V1 or without asynchronous scheduling"
         fix = "use --tensor-parallel-size instead of --pipeline-parallel-size, or leave out "
-        raise _refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
+        raise refusal(what, f"{fix}--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0")
     if not has_states(config.model_config):
         return
     if not v2:
         what = "targets with state-space or linear layers on Model Runner V1"
-        raise _refusal(what, "leave out VLLM_USE_V2_MODEL_RUNNER=0")
+        raise refusal(what, "leave out VLLM_USE_V2_MODEL_RUNNER=0")
     graphs = config.compilation_config.cudagraph_mode.has_full_cudagraphs()
     speculation: Any = config.speculative_config
     if graphs and speculation.schedule is not None:
         what = "num_speculative_tokens_per_batch_size for targets with state-space or linear layers"
-        raise _refusal(what, "leave it out")
+        raise refusal(what, "leave it out")
 
 
-def _refusal(what: str, fix: str) -> ValueError:
+def refusal(what: str, fix: str) -> ValueError:
+    """The error that says what ssd does not do, and what to write instead."""
     return ValueError(f"the speculative method 'ssd' does not support {what} yet: {fix}")
 
 

@@ -1,0 +1,24 @@
+"""Refuses prompts in pieces (streaming input) where vLLM would go on from a wrong state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_ssd.hooks.engine_args import uses_ssd
+from vllm_ssd.hooks.patches import Original
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+async def with_pieces_refused(original: Original, self: AsyncLLM, *args: Any, **kwargs: Any) -> Any:
+    """With each new piece, vLLM forgets how many draft tokens the last step accepted. Layers with
+    states would go on from the state before these, and the text would be wrong."""
+    if uses_ssd(self.vllm_config):
+        from vllm_ssd.config.target_checks import refusal
+        from vllm_ssd.config.verification import has_states
+
+        if has_states(self.model_config):
+            what = "prompts in pieces for targets with state-space or linear layers"
+            raise refusal(what, "send each prompt at once")
+    return await original(self, *args, **kwargs)
