@@ -120,7 +120,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20520,
+    "../tests": 20580,
     "table": 2020,
     "draft": 4910,
     "service": 2500,
