@@ -23,35 +23,6 @@ PATHS = [str(Path(__file__).with_name("entry")), str(ROOT), os.environ.get("PYTH
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
 
 
-# Two files run at a time, on two cores: the longest come first, lest one be left at the end, and
-# such as wait beside such as compute.
-LONGEST = [
-    f"test_{name}.py"
-    for name in (
-        "features",
-        "remote_draft",
-        "restart",
-        "draft_service",
-        "start",
-        "equal_draft",
-        "lossless",
-        "server",
-        "tune",
-        "sampling",
-        "upstream",
-        "hub_names",
-    )
-]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.engine)
-    rank = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
-
-
 @pytest.fixture(scope="session")
 def target() -> str:
     """SmolLM2-135M-Instruct."""

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -19,11 +20,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
 def same_environment():
     """vLLM sets variables when a config is made (LD_PRELOAD, VLLM_*), and Ray when it starts:
     engines that are started later in this process would inherit them."""
-    before = dict(os.environ)
-    yield
-    if os.environ != before:
-        os.environ.clear()
-        os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -45,22 +43,3 @@ def hub(_hub_home, monkeypatch) -> None:
     monkeypatch.setattr(repo_utils, "time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(_hub_home / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
-# Two files run at a time: the longest come first, lest one be left at the end.
-LONGEST = [
-    f"test_{name}.py"
-    for name in (
-        "loaded_draft",
-        "fused_layers",
-        "lookup_kernel",
-        "kernels_for_amd",
-        "changing_batches",
-        "architectures",
-    )
-]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
