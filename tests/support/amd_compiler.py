@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,23 +19,6 @@ from triton.runtime.jit import JITFunction
 
 # The GPUs and their local memory, in bytes of a compute unit.
 LOCAL_MEMORY = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
-
-
-class NoGPU:
-    """A Triton driver that has no GPU. target: compiles for this ``GPUTarget``; name: Triton caches
-    kernels under it."""
-
-    def __init__(self, target: GPUTarget, name: str):
-        self._target, self._name = target, name
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> str:
-        return self._name
-
-    def get_current_stream(self, device: str | None = None) -> int:
-        return 0
 
 
 @contextmanager
@@ -50,8 +34,13 @@ def only_compiling(arch: str) -> Iterator[list[Any]]:
             compiled.append(kernel)
         return kernel
 
+    no_gpu = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("hip", arch, 64),
+        get_current_device=lambda: arch,  # under which Triton caches kernels
+        get_current_stream=lambda device=None: 0,
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.runtime.driver, "_active", NoGPU(GPUTarget("hip", arch, 64), arch))
+        patch.setattr(triton.runtime.driver, "_active", no_gpu)
         patch.setattr(JITFunction, "run", compile_only)
         yield compiled
 

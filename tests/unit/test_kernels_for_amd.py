@@ -4,9 +4,8 @@ lost. That the GPUs compute the right thing, this does not show."""
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,18 +44,11 @@ else:
     # For gfx950, LLVM makes one more trip for the distributions of sampled drafts.
     _TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 4 + 4}
 
-    @dataclass
-    class Compiled:
+    @pytest.fixture(scope="module", params=LOCAL_MEMORY)
+    def compiled(request, tmp_path_factory) -> SimpleNamespace:
         """All launches for one GPU. kernels: each with the name of its launch. errors: of launches
         that do not compile."""
-
-        arch: str
-        kernels: list[tuple[str, Any]]
-        errors: list[str]
-
-    @pytest.fixture(scope="module", params=LOCAL_MEMORY)
-    def compiled(request, tmp_path_factory) -> Compiled:
-        found = Compiled(request.param, [], [])
+        found = SimpleNamespace(arch=request.param, kernels=[], errors=[])
         for title, launch in launches(tmp_path_factory.mktemp("tables")):
             with only_compiling(found.arch) as kernels:
                 try:
