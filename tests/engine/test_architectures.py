@@ -30,9 +30,9 @@ MIXED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attent
 # Name -> what its config has beside the sizes. The draft of Gemma 2, which is none itself as its
 # logits are capped, is a Gemma 3.
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, **MIXED},
-    "gemma2": {"architectures": ["Gemma2ForCausalLM"], **MIXED},
-    "gemma3_text": {"architectures": ["Gemma3ForCausalLM"], **MIXED},
+    "gpt_oss": {"num_local_experts": 4, **MIXED},
+    "gemma2": MIXED,
+    "gemma3_text": MIXED,
 }
 
 

@@ -11,23 +11,11 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,?!:'-"
-
-
-_NAMES = {
-    "llama": "Llama",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "gpt_oss": "GptOss",
-    "ernie4_5": "Ernie4_5",
-    "ernie4_5_moe": "Ernie4_5_Moe",
-    "gemma3_text": "Gemma3",
-    "olmo2": "Olmo2",
-    "olmo3": "Olmo3",
-    "mistral": "Mistral",
-    "granitemoehybrid": "GraniteMoeHybrid",
-}
 
 
 def _sizes(
@@ -35,7 +23,7 @@ def _sizes(
 ) -> Any:
     return {
         "model_type": kind,
-        "architectures": [f"{_NAMES[kind]}ForCausalLM"],
+        "architectures": [ARCHITECTURES[kind]],
         "vocab_size": tokens,
         "hidden_size": hidden,
         "num_hidden_layers": layers,

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES,
+)
 from vllm.config import ModelConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -67,19 +70,18 @@ _LATENT = {
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. changes: to the common sizes, None = left out. dtype: of the target; vLLM's
-    latent attention and Gated DeltaNet have no float32 on GPUs. needs: a module without which vLLM
-    does not serve it on GPUs."""
+    """An architecture. kind: its name in transformers. changes: to the common sizes, None = left
+    out. dtype: of the target; vLLM's latent attention and Gated DeltaNet have no float32 on GPUs.
+    needs: a module without which vLLM does not serve it on GPUs."""
 
     kind: str
-    architecture: str
     changes: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     needs: str = ""
 
     def write(self, folder: Path, **sizes: Any) -> str:
         """Its config with these sizes, without weights; returns the folder."""
-        config = {"model_type": self.kind, "architectures": [self.architecture]}
+        config = {"model_type": self.kind, "architectures": [ARCHITECTURES[self.kind]]}
         sizes = {**_SIZES, **self.changes, **sizes}
         config |= {name: size for name, size in sizes.items() if size is not None or "_id" in name}
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,10 +90,9 @@ class Family:
 
 
 HYBRIDS = {
-    "Qwen3.5": Family("qwen3_5_text", "Qwen3_5ForCausalLM", _DELTA_NET, "bfloat16"),
+    "Qwen3.5": Family("qwen3_5_text", _DELTA_NET, "bfloat16"),
     "Qwen3-Next": Family(
         "qwen3_next",
-        "Qwen3NextForCausalLM",
         {
             **_DELTA_NET,
             "num_experts": 4,
@@ -104,7 +105,6 @@ HYBRIDS = {
     ),
     "Granite 4-H": Family(
         "granitemoehybrid",
-        "GraniteMoeHybridForCausalLM",
         {
             **_MAMBA_2,
             "layer_types": ["mamba", "mamba", "attention", "mamba"],
@@ -116,7 +116,6 @@ HYBRIDS = {
     ),
     "Nemotron-H": Family(
         "nemotron_h",
-        "NemotronHForCausalLM",
         {
             "layers_block_type": ["mamba", "mlp", "attention", "mamba"],
             "mamba_num_heads": 8,
@@ -126,10 +125,9 @@ HYBRIDS = {
             "chunk_size": 64,
         },
     ),
-    "Falcon-H1": Family("falcon_h1", "FalconH1ForCausalLM", {**_MAMBA_2, "mamba_d_ssm": 512}),
+    "Falcon-H1": Family("falcon_h1", {**_MAMBA_2, "mamba_d_ssm": 512}),
     "LFM2": Family(
         "lfm2",
-        "Lfm2ForCausalLM",
         {
             "head_dim": None,
             "conv_dim": HIDDEN,
@@ -143,7 +141,6 @@ HYBRIDS = {
     ),
     "Kimi-Linear": Family(
         "kimi_linear",
-        "KimiLinearForCausalLM",
         {
             "num_key_value_heads": 4,
             "kv_lora_rank": 512,
@@ -164,26 +161,21 @@ HYBRIDS = {
     ),
 }
 OTHERS = {
-    "DeepSeek V3": Family(
-        "deepseek_v3", "DeepseekV3ForCausalLM", {**_LATENT, "first_k_dense_replace": 4}, "bfloat16"
-    ),
+    "DeepSeek V3": Family("deepseek_v3", {**_LATENT, "first_k_dense_replace": 4}, "bfloat16"),
     "DeepSeek V3, groups of experts": Family(
         "deepseek_v3",
-        "DeepseekV3ForCausalLM",
         {**_LATENT, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
         "bfloat16",
         needs=EXPERTS,
     ),
     "GLM-4.7-Flash": Family(
         "glm4_moe_lite",
-        "Glm4MoeLiteForCausalLM",
         {**_LATENT, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
         "bfloat16",
         needs=EXPERTS,
     ),
     "Llama 4": Family(
         "llama4_text",
-        "Llama4ForCausalLM",
         {
             "intermediate_size_mlp": 512,
             "moe_layers": [],
@@ -194,7 +186,6 @@ OTHERS = {
     ),
     "Llama 4, experts": Family(
         "llama4_text",
-        "Llama4ForCausalLM",
         {
             "intermediate_size_mlp": 512,
             "interleave_moe_layer_step": 1,
@@ -207,7 +198,6 @@ OTHERS = {
     ),
     "MiniMax-M2": Family(
         "minimax_m2",
-        "MiniMaxM2ForCausalLM",
         {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
@@ -219,16 +209,10 @@ OTHERS = {
         },
         needs=EXPERTS,
     ),
-    "Mixtral": Family(
-        "mixtral",
-        "MixtralForCausalLM",
-        {"num_local_experts": 4, "num_experts_per_tok": 2},
-        needs=EXPERTS,
-    ),
-    "ERNIE 4.5": Family("ernie4_5", "Ernie4_5ForCausalLM"),
+    "Mixtral": Family("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, needs=EXPERTS),
+    "ERNIE 4.5": Family("ernie4_5"),
     "ERNIE 4.5, experts": Family(
         "ernie4_5_moe",
-        "Ernie4_5_MoeForCausalLM",
         {
             "moe_num_experts": 4,
             "moe_k": 2,

@@ -29,40 +29,22 @@ WINDOW = 12  # tokens that some layers see; texts are longer
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 # Name -> what its config has beside the sizes.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
-    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
-    "mistral with windows": {"architectures": ["MistralForCausalLM"], "sliding_window": WINDOW},
-    "phi3": {"architectures": ["Phi3ForCausalLM"], "pad_token_id": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": None},
+    "mistral with windows": {"sliding_window": WINDOW},
+    "phi3": {"pad_token_id": None},
     "llama": {"rope_parameters": SCALED_ROTARY},
     "granite": {
-        "architectures": ["GraniteForCausalLM"],
         "embedding_multiplier": 3.0,
         "attention_multiplier": 0.1,
         "residual_multiplier": 0.7,
         "logits_scaling": 2.0,
     },
-    "gemma3_text": {
-        "architectures": ["Gemma3ForCausalLM"],
-        "head_dim": 16,
-        "tie_word_embeddings": False,
-        **MIXED,
-    },
-    "gpt_oss": {
-        "architectures": ["GptOssForCausalLM"],
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        **MIXED,
-    },
-    "gemma2": {
-        "architectures": ["Gemma2ForCausalLM"],
-        "head_dim": 16,
-        "attn_logit_softcapping": 2.0,
-        **MIXED,
-    },
+    "gemma3_text": {"head_dim": 16, "tie_word_embeddings": False, **MIXED},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **MIXED},
+    "gemma2": {"head_dim": 16, "attn_logit_softcapping": 2.0, **MIXED},
     "gemma4_text": {
-        "architectures": ["Gemma4ForCausalLM"],
         "num_hidden_layers": 6,
         "head_dim": 16,
         "global_head_dim": 32,
@@ -74,7 +56,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "gemma3n_text": {
-        "architectures": ["Gemma3nForCausalLM"],
         "num_hidden_layers": 6,
         "head_dim": 16,
         "sliding_window": WINDOW,
@@ -86,7 +67,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.0] * 6,
     },
     "granitemoehybrid": {
-        "architectures": ["GraniteMoeHybridForCausalLM"],
         "layer_types": ["attention", "attention"],
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
@@ -97,7 +77,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "mamba_d_head": 32,
     },
     "deepseek_v2": {
-        "architectures": ["DeepseekV2ForCausalLM"],
         "kv_lora_rank": 16,
         "q_lora_rank": None,
         "qk_nope_head_dim": 24,
@@ -109,9 +88,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "num_key_value_heads": 2,
     },
-    "idefics3": {"architectures": ["Idefics3ForConditionalGeneration"]},
-    "olmo2": {"architectures": ["Olmo2ForCausalLM"], "pad_token_id": None},
-    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "num_key_value_heads": 2},
+    "idefics3": {},
+    "olmo2": {"pad_token_id": None},
+    "gpt_neox": {"num_key_value_heads": 2},
 }
 
 # Models that see images, and how. As drafts they read texts only.
@@ -125,16 +104,8 @@ IMAGES = {
         "num_attention_heads": 2,
     }
 }
-UNFUSED = (
-    "gemma2",
-    "gemma3n_text",
-    "gemma4_text",
-    "gemma3_text",
-    "gpt_oss",
-    "olmo2",
-    "gpt_neox",
-    "deepseek_v2",
-)  # vLLM's layers compute them
+# vLLM's layers compute them.
+UNFUSED = "gemma2 gemma3n_text gemma4_text gemma3_text gpt_oss olmo2 gpt_neox deepseek_v2".split()
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +125,6 @@ def make_model(name):
             kind,
             text_config=text,
             vision_config=IMAGES[kind],
-            architectures=sizes["architectures"],
             image_token_id=VOCAB - 1,
             pad_token_id=0,
         )
