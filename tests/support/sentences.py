@@ -1,9 +1,21 @@
 """What users read."""
 
+from __future__ import annotations
 
-def one_sentence(error) -> str:
-    """What a caught exception says, which is one sentence."""
-    text = str(error.value)
-    assert "\n" not in text
-    assert ". " not in text
-    return text
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def refused(*parts: str, kind: type[Exception] = ValueError) -> Iterator[Any]:
+    """What is done meanwhile is refused with this kind of error: one sentence with these parts."""
+    with pytest.raises(kind) as error:
+        yield error
+    assert type(error.value) is kind, "a page of pydantic's, for example"
+    said = str(error.value)
+    assert "\n" not in said
+    assert ". " not in said
+    assert all(part in said for part in parts), said

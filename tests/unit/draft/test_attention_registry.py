@@ -8,7 +8,7 @@ from vllm.config import ModelConfig
 
 from tests.support.gpu_hosts import gpus
 from tests.support.model_folders import write_model
-from tests.support.sentences import one_sentence
+from tests.support.sentences import refused
 from vllm_ssd.draft.attention.registry import resolve_tree_backends
 
 GPU, AMD = gpus(1), gpus(1, rocm=True)
@@ -20,9 +20,9 @@ def draft(tmp_path) -> ModelConfig:
 
 
 def refusal(backend, draft, platform) -> str:
-    with pytest.raises(ValueError) as error:
+    with refused() as error:
         resolve_tree_backends(backend, draft, platform)
-    return one_sentence(error)
+    return str(error.value)
 
 
 BOTH = {"triton", "flashinfer"}

@@ -13,7 +13,7 @@ from vllm.config import CompilationConfig, ParallelConfig, SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from tests.support.model_folders import write_model
-from tests.support.sentences import one_sentence
+from tests.support.sentences import refused
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.target_checks import check_target
@@ -26,10 +26,9 @@ def refusal(engine_args, models):
 
     def refusal(options: dict | None = None, **args) -> str:
         options = {"method": "ssd", "model": models.draft} | (options or {})
-        with pytest.raises(ValueError) as error:
+        with refused() as error:
             engine_args(options, **args).create_engine_config()
-        assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
-        return one_sentence(error)
+        return str(error.value)
 
     return refusal
 
@@ -102,11 +101,8 @@ def test_other_methods_are_vllms_own(engine_args, models):
     ],
 )
 def test_how_to_ask_for_ssd(engine_args, options, wrong):
-    with pytest.raises(ValueError) as error:
+    with refused(wrong, '"method":"ssd"') as error:
         engine_args(options).create_engine_config()
-    assert type(error.value) is ValueError, "pydantic's page instead of a sentence"
-    said = one_sentence(error)
-    assert wrong in said and '"method":"ssd"' in said
     assert error.value.__suppress_context__ or error.value.__context__ is None
 
 
@@ -203,9 +199,8 @@ def test_targets_from_what_vllm_says(models, monkeypatch, on_cpu, differs, said)
         parallel.distributed_executor_backend = differs["executor"]
     if said is None:
         return check_target(EngineArgs(model=models.target), target, parallel)
-    with pytest.raises(ValueError) as error:
+    with refused(said):
         check_target(EngineArgs(model=models.target), target, parallel)
-    assert said in one_sentence(error)
 
 
 def test_a_hybrid_target_on_a_cpu(refusal, tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.loaded_draft import HEADS, TEXT, VOCAB, predicted, tiny_draft
-from tests.support.sentences import one_sentence
+from tests.support.sentences import refused
 
 
 @pytest.fixture
@@ -45,9 +45,8 @@ def test_its_memory_is_given_back_and_its_weights_may_be_others(write, tmp_path)
             ("wider", "is of another model than the draft"),
             ("none", "cannot be loaded from"),
         ):
-            with pytest.raises(ValueError) as error:
+            with refused(problem):
                 draft.take_weights(str(tmp_path / name))
-            assert problem in one_sentence(error)
             assert draft.engine is None
         draft.load()
         assert predicted(draft) == first

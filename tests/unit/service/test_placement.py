@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.gpu_hosts import gpus, parallel
-from tests.support.sentences import one_sentence
+from tests.support.sentences import refused
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.target_checks import check_device
 from vllm_ssd.service.placement import (
@@ -69,9 +69,8 @@ def test_the_draft_that_engines_start_has_one_name_for_all_of_them():
     ],
 )
 def test_too_few_gpus(engines, target, count, expected):
-    with pytest.raises(ValueError) as error:
+    with refused(expected):
         check_device(SSDConfig(engines=engines), target, gpus(count))
-    assert expected in one_sentence(error)
 
 
 def test_an_engine_that_nobody_foresaw():
@@ -123,9 +122,8 @@ def test_the_users_gpu_among_device_ids_and_on_rocm():
     ],
 )
 def test_gpus_that_are_not_there(device, engines, expected):
-    with pytest.raises(ValueError) as error:
+    with refused(expected):
         check_device(SSDConfig(draft_device=device, engines=engines), parallel(1), gpus(3))
-    assert expected in one_sentence(error)
 
 
 def test_engines_of_this_host():

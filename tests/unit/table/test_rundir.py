@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sentences import one_sentence
+from tests.support.sentences import refused
 from vllm_ssd.service.own_table import NoRoom, OwnFiles, engines_of
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.tools.stats import Reading
@@ -111,9 +111,8 @@ def test_no_room_for_files(monkeypatch, module, function, said):
 
     before = set(rundir.living()), set(rundir.tables())
     monkeypatch.setattr(module, function, full)
-    with pytest.raises(NoRoom) as error:
+    with refused("No space left on device", said, kind=NoRoom):
         OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    assert "No space left on device" in one_sentence(error) and said in one_sentence(error)
     assert before == (set(rundir.living()), set(rundir.tables()))
 
 
