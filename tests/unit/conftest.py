@@ -25,6 +25,20 @@ def same_environment():
 
 
 @pytest.fixture(scope="session")
+def models(tmp_path_factory) -> SimpleNamespace:
+    """A tiny target, a tiny draft, and another one with another vocabulary."""
+    from tests.support.model_folders import write_model
+
+    def make(name: str, **shape) -> str:
+        return write_model(tmp_path_factory.mktemp(name), **shape)
+
+    others = [f"v{i}" for i in range(60)]
+    return SimpleNamespace(
+        target=make("target", layers=2), draft=make("draft"), other=make("other", words=others)
+    )
+
+
+@pytest.fixture(scope="session")
 def _hub_home(tmp_path_factory) -> Path:
     from tests.support.hub_cache import store_configs
 

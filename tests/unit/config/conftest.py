@@ -3,20 +3,19 @@
 import pytest
 from vllm.config import ModelConfig, ParallelConfig
 
-from tests.support.model_folders import write_model
 from tests.support.sentences import refused
 from vllm_ssd.config.options import make_ssd_config
 from vllm_ssd.config.ssd_config import SSDConfig
 
 
-@pytest.fixture(scope="session")
-def draft(tmp_path_factory) -> str:
-    return write_model(tmp_path_factory.mktemp("draft"))
+@pytest.fixture
+def draft(models) -> str:
+    return models.draft
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory) -> ModelConfig:
-    return ModelConfig(write_model(tmp_path_factory.mktemp("target"), layers=2), dtype="float32")
+def target(models) -> ModelConfig:
+    return ModelConfig(models.target, dtype="float32")
 
 
 @pytest.fixture

@@ -14,40 +14,25 @@ from vllm.exceptions import VLLMValidationError
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.sample.logits_processor import LogitsProcessor, build_logitsprocs
 
-from tests.support.model_folders import write_model
 from vllm_ssd.plugin import register
 
 
 @pytest.fixture(scope="module")
-def methods(tmp_path_factory) -> dict[str, Any]:
-    """Speculative configs; "none" is for engines without."""
-    draft = write_model(tmp_path_factory.mktemp("draft"))
-    return {
+def configs(models) -> dict[str, VllmConfig]:
+    """Of engines with speculation, and of one without."""
+    register()
+    options = {
         "none": None,
         "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
-        "ssd": {"method": "ssd", "k": 3, "model": draft},
+        "ssd": {"method": "ssd", "k": 3, "model": models.draft},
     }
-
-
-@pytest.fixture(scope="module")
-def make(methods, tmp_path_factory) -> Callable[..., VllmConfig]:
-    register()
-    target = write_model(tmp_path_factory.mktemp("target"), layers=2)
-
-    def make(method: str, **options: Any) -> VllmConfig:
-        arguments = {"model": target, "dtype": "float32", "enforce_eager": True, **options}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-            return EngineArgs(
-                **arguments, speculative_config=methods[method]
-            ).create_engine_config()
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def configs(make, methods) -> dict[str, VllmConfig]:
-    return {method: make(method) for method in methods}
+    plain = {"model": models.target, "dtype": "float32", "enforce_eager": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        return {
+            method: EngineArgs(**plain, speculative_config=given).create_engine_config()
+            for method, given in options.items()
+        }
 
 
 def refusals(do: Callable[[str], Any]) -> tuple[tuple[type, str], tuple[type, str]]:

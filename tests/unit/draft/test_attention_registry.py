@@ -7,7 +7,6 @@ import torch
 from vllm.config import ModelConfig
 
 from tests.support.gpu_hosts import gpus
-from tests.support.model_folders import write_model
 from tests.support.sentences import refused
 from vllm_ssd.draft.attention.registry import resolve_tree_backends
 
@@ -15,8 +14,8 @@ GPU, AMD = gpus(1), gpus(1, rocm=True)
 
 
 @pytest.fixture
-def draft(tmp_path) -> ModelConfig:
-    return ModelConfig(write_model(tmp_path), dtype="bfloat16")
+def draft(models) -> ModelConfig:
+    return ModelConfig(models.draft, dtype="bfloat16")
 
 
 def refusal(backend, draft, platform) -> str:

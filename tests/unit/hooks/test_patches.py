@@ -19,7 +19,6 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.worker_base import WorkerBase
 
-from tests.support.model_folders import write_model
 from tests.support.sentences import refused
 from tests.unit.test_structure import MODULES
 from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch, patches_of
@@ -27,16 +26,6 @@ from vllm_ssd.hooks.runner_v2 import with_speculator
 from vllm_ssd.plugin import register
 
 WORKER = "vllm.v1.worker.worker_base"
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory) -> str:
-    return write_model(tmp_path_factory.mktemp("target"), layers=2)
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory) -> str:
-    return write_model(tmp_path_factory.mktemp("draft"))
 
 
 def forked(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -143,8 +132,8 @@ def register_without_workers(target: str, draft: str) -> None:
     assert originals == (EngineArgs.create_engine_config, Executor.__init__)
 
 
-def test_a_vllm_without_workers(in_a_new_process, target, draft):
-    in_a_new_process(register_without_workers, target, draft)
+def test_a_vllm_without_workers(in_a_new_process, models):
+    in_a_new_process(register_without_workers, models.target, models.draft)
 
 
 class Target(Executor):
@@ -179,5 +168,5 @@ def register_with_broken_modules(target: str, draft: str) -> None:
         assert with_speculator(lambda *_: "vLLM's", config, "cpu", None) == "vLLM's"
 
 
-def test_other_methods_work_where_our_modules_do_not(in_a_new_process, target, draft):
-    in_a_new_process(register_with_broken_modules, target, draft)
+def test_other_methods_work_where_our_modules_do_not(in_a_new_process, models):
+    in_a_new_process(register_with_broken_modules, models.target, models.draft)

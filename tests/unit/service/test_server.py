@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from tests.support.loaded_draft import tiny_spec
-from tests.support.model_folders import write_model
 from tests.unit.service.test_joined_draft import until
 from vllm_ssd.service import server
 from vllm_ssd.service.own_ray import has_ended
@@ -63,11 +62,10 @@ def test_its_files_do_not_look_old(make):
     rundir.remove(run_dir)
 
 
-def test_what_vllm_refuses_reaches_the_keeper(tmp_path, monkeypatch):
+def test_what_vllm_refuses_reaches_the_keeper(models, tmp_path, monkeypatch):
     """Ray sends errors as ``pickle`` does, which does not take those of pydantic."""
     monkeypatch.setattr(server, "hush_vllm", lambda: None)  # other tests wait for its lines
-    folder = write_model(tmp_path / "model")
-    spec = tiny_spec(folder, "sdpa", tmp_path)
+    spec = tiny_spec(models.draft, "sdpa", tmp_path)
     spec.model.engine_args.update(max_num_batched_tokens=8, max_num_seqs=9)
     table = SpeculationTable.create(rundir.new_table_path(tmp_path), spec.policy.table_shape(1))
     with pytest.raises(ValueError) as error:

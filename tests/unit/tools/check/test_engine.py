@@ -26,17 +26,6 @@ from vllm_ssd.tools.check.engine import (
 from vllm_ssd.tools.check.findings import refusal
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> SimpleNamespace:
-    def make(name, **shape):
-        return write_model(tmp_path_factory.mktemp(name), **shape)
-
-    others = [f"v{i}" for i in range(60)]
-    return SimpleNamespace(
-        target=make("target", layers=2), draft=make("draft"), other=make("other", words=others)
-    )
-
-
 def look(models, draft, *further):
     """All findings, and the subject."""
     words = ["--dtype", "float32", "--enforce-eager", *further]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from vllm.renderers import hf
 
-from tests.support.model_folders import write_model
 from tests.support.sentences import refused
 from vllm_ssd import cli
 from vllm_ssd.tools.tune import command
@@ -13,15 +12,12 @@ from vllm_ssd.tools.tune.command import read_prompts
 
 
 @pytest.fixture
-def tune(tmp_path, monkeypatch):
+def tune(models, tmp_path, monkeypatch):
     """Calls the command for a target, in a folder that has drafts, too; its exit status."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # else vLLM wants most of the memory
-    for name in ("target", "draft", "other"):
-        (tmp_path / name).mkdir()
-    write_model(tmp_path / "target", layers=2)
-    write_model(tmp_path / "draft")
-    write_model(tmp_path / "other", words=[f"v{i}" for i in range(60)])
+    for name, folder in vars(models).items():
+        (tmp_path / name).symlink_to(folder)
     engine = ["--dtype", "float32", "--enforce-eager"]
     return lambda *words: cli.main(["tune", "target", *words, *engine])
 
