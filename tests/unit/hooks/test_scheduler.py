@@ -1,195 +1,80 @@
-"""vLLM's scheduler under Model Runner V2: its metrics of speculative decoding are of the draft's
-tokens that were verified; and what it schedules while the worker does without drafts, before and
-after."""
+"""What vLLM's own scheduler under Model Runner V2 schedules while the worker does without drafts,
+before and after."""
 
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+import torch
 from vllm import SamplingParams
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
-from vllm.v1.worker.worker_base import WorkerBase
+from vllm.v1.structured_output import StructuredOutputManager
 
-from tests.support.v2_scheduler import K, apply_named, run, v2_scheduler
-from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.hooks.patches import put_before, wrapped
-from vllm_ssd.hooks.runner_v2 import with_decodes_first
-from vllm_ssd.hooks.scheduler import with_own_class
-from vllm_ssd.hooks.worker import OwnWorker
-from vllm_ssd.metrics import TargetCounters
+from vllm_ssd.hooks.patches import PATCHES, apply_one
 from vllm_ssd.table import SpeculationTable, TableShape, rundir
 from vllm_ssd.worker.draft_limit import DraftLimits
 
-
-class Bare(Scheduler):
-    """A scheduler as far as it is used."""
-
-    @partial(wrapped, wrapper=with_own_class)
-    def __init__(self, config):
-        self.vllm_config = config
-
-    def make_stats(self, stats, other=None):
-        return stats
-
-    max_num_scheduled_tokens, max_num_running_reqs = 8 * (K + 1), 7
-    running = waiting = ()
-
-    def _update_after_schedule(self, output):
-        """Drafts of a row that the next step will have."""
-        self.scheduled = output.num_spec_tokens_to_schedule
-
-    def add_request(self, request):
-        self.sampling = request.sampling_params
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    return SimpleNamespace(
-        speculative_config=SSDConfig(k=K, run_dir=str(tmp_path)),
-        use_v2_model_runner=True,
-        model_config=SimpleNamespace(seed=0),
-        parallel_config=SimpleNamespace(data_parallel_index=0),
-        scheduler_config=SimpleNamespace(max_num_seqs=2),
-    )
-
-
-@pytest.fixture
-def counters(tmp_path):
-    """The worker's."""
-    table = SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
-    return TargetCounters(table)
-
-
-def test_what_was_verified_is_counted_once(counters, config):
-    scheduler = Bare(config)
-    assert scheduler.make_stats("k tokens of each row") is None
-    counters.verified(accepted=1, drafts=3)
-    counters.verified(accepted=2, drafts=2)
-    counters.verified(accepted=2, drafts=0)  # guesses
-    stats = scheduler.make_stats("k tokens of each row", other=1)
-    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (2, 5, 3)
-    assert stats.num_accepted_tokens_per_pos == [2, 1, 0]
-    assert scheduler.make_stats("k tokens of each row") is None
-
-
-@pytest.mark.parametrize(
-    "changes, stats, drafts",
-    [
-        ({"table": None}, "its own", K),
-        ({"use_v2_model_runner": False}, "its own", K),  # it counts by itself
-        ({"speculative_config": None}, "its own", K),
-        ({"speculative_config": SSDConfig(k=K, draft_sample_method="greedy")}, None, 0),
-    ],
-    ids=["no table", "V1", "another method", "no files"],
-)
-def test_engines_without_draft_tokens_to_count(config, tmp_path, changes, stats, drafts):
-    """No files: there was no room for them, and drafts are not required."""
-    vars(config).update(changes)
-    if "table" not in changes:
-        SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
-    scheduler = Bare(config)
-    assert scheduler.make_stats("its own") == stats
-    output = SimpleNamespace(num_spec_tokens_to_schedule=K, scheduled_new_reqs=[])
-    scheduler._update_after_schedule(output)
-    assert scheduler.scheduled == drafts
-
-
-ALIKE = {"on_miss": "wait", "max_wait_ms": 5000}  # all rounds are, on V1
-FEWER = {"num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 64, 1)]}
-
-
-@pytest.mark.parametrize(
-    "options, rows",
-    [
-        ({}, 7),
-        ({**ALIKE, "enable_adaptive_verification": True}, 7),
-        ({**ALIKE, **FEWER}, 7),
-        ({**ALIKE, "max_wait_ms": 4999}, 7),
-        (ALIKE, 8),
-        (ALIKE, 7),
-    ],
-)
-def test_requests_share_random_numbers_only_where_all_rounds_are_alike(
-    config, options, rows, monkeypatch
-):
-    """Else the numbers of one decide how many of another's draft tokens are verified. Rounds differ
-    also if a wait times out, and if not all draft tokens of all rows fit a step."""
-    config.speculative_config = SSDConfig(k=K, **options)
-    monkeypatch.setattr(Bare, "max_num_running_reqs", rows)
-    config.use_v2_model_runner = False
-    scheduler, found = Bare(config), []
-    for seed in (asked := [5, 5, 6, None]):
-        request = SimpleNamespace(sampling_params=SamplingParams(seed=seed))
-        given = request.sampling_params
-        scheduler.add_request(request)
-        found.append(scheduler.sampling.seed)
-        assert given.seed == seed, "the caller's own"
-    alike = options == ALIKE and rows == 7
-    assert found == asked if alike else len({*asked, *found}) == 6
-
-
-@pytest.mark.parametrize("v2, kept", [(False, True), (True, False)])
-def test_a_request_without_draft_tokens_keeps_its_seed(counters, config, v2, kept):
-    """Without ssd it has none on V1, and its text is plain vLLM's. On V2 it is given guesses."""
-    config.use_v2_model_runner = v2
-    scheduler = Bare(config)
-    for extra in ({"ssd": False}, {"ssd": True}):
-        sampling = SamplingParams(seed=5, extra_args=extra)
-        scheduler.add_request(SimpleNamespace(sampling_params=sampling))
-        assert (scheduler.sampling.seed == 5) == (kept and not extra["ssd"])
-
-
-class Worker(WorkerBase):
-    """A worker as far as it is used."""
-
-    def __init__(self, config):
-        self.vllm_config = config
-
-    def compile_or_warm_up_model(self):
-        np.random.seed(0)
-
-
-@pytest.mark.parametrize("draft_server, numbers", [(None, 1), ("drafts", 2)])
-def test_engines_that_share_a_draft_share_no_random_numbers(config, draft_server, numbers):
-    """Those of requests without a seed; vLLM seeds two such engines alike."""
-    found = set()
-    for run_dir in ("a", "b"):
-        config.speculative_config = SimpleNamespace(draft_server=draft_server, run_dir=run_dir)
-        worker = Worker(config)
-        put_before(OwnWorker, worker)
-        worker.compile_or_warm_up_model()
-        found.add(np.random.randint(2**31))
-    assert len(found) == numbers
-
-
+K, BLOCKS = 3, 512
 TOKENS = 40
 
 
 @pytest.fixture
-def make_engine(engine_args, models, tmp_path, monkeypatch):
-    """Makes a scheduler of some requests, and the worker's table."""
+def make(engine_args, models, tmp_path, monkeypatch):
+    """Makes a scheduler of some requests, of as many tokens each, and the worker's table."""
     monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "t")
-    apply_named("scheduler.with_own_class")
+    (patch,) = (patch for patch in PATCHES if patch.wrapper == "scheduler.with_own_class")
+    apply_one(patch)
 
     def make(requests, tokens=TOKENS, **args):
         options = {"method": "ssd", "k": K, "model": models.draft}
-        args = engine_args(options, enable_prefix_caching=False, **args)
+        config = engine_args(options, enable_prefix_caching=False, **args).create_engine_config()
+        config.scheduler_config.async_scheduling = True
+        config.speculative_config.run_dir = "of an engine that has files"
+        config.cache_config.num_gpu_blocks = BLOCKS
         (tmp_path / "t").unlink(missing_ok=True)
         table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
-        asked = {f"r{number}": tokens for number in range(requests)}
+        layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
         with monkeypatch.context() as patch:
-            return v2_scheduler(args, patch, asked, blocks=512), table
+            patch.setattr(VllmConfig, "use_v2_model_runner", True)  # which needs a GPU
+            scheduler = AsyncScheduler(
+                vllm_config=config,
+                kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], layer)]),
+                structured_output_manager=StructuredOutputManager(config),
+                block_size=16,
+            )
+        for number in range(requests):
+            add(scheduler, f"r{number}", [1, 2, 3, 4], tokens)
+        return scheduler, table
 
     return make
 
 
-def test_drafts_come_and_go_with_the_plan(make_engine):
-    scheduler, table = make_engine(2)
+def add(scheduler, name, prompt, tokens=TOKENS):
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    scheduler.add_request(Request(name, prompt, sampling, None))
+
+
+def run(scheduler, output, token=7):
+    """A scheduled step's results: every other draft is accepted."""
+    names = list(output.num_scheduled_tokens)
+    drafts = [len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names]
+    sampled = [[token] * (1 + count // 2) for count in drafts]
+    places = {name: place for place, name in enumerate(names)}
+    found = scheduler.update_from_output(output, ModelRunnerOutput(names, places, sampled))
+    return SimpleNamespace(
+        drafts=drafts,
+        tokens=[output.num_scheduled_tokens[name] for name in names],
+        next_drafts=output.num_spec_tokens_to_schedule,
+        outputs=found[0].outputs if 0 in found else [],
+    )
+
+
+def test_drafts_come_and_go_with_the_plan(make):
+    scheduler, table = make(2)
     requests = list(scheduler.requests.values())
     ahead = scheduler.schedule()  # vLLM schedules a step before the last one has ended
     steps = []
@@ -212,10 +97,10 @@ def test_drafts_come_and_go_with_the_plan(make_engine):
 
 
 @pytest.mark.parametrize("requests, most", [(13, 3), (16, 3), (17, 2), (20, 2), (33, 0)])
-def test_all_requests_are_in_every_step(make_engine, requests, most):
+def test_all_requests_are_in_every_step(make, requests, most):
     """Also where k draft tokens of each do not fit, and whether there are drafts or not. So batches
     do not change their size with the limit, which then settles."""
-    scheduler, table = make_engine(
+    scheduler, table = make(
         requests, tokens=300, max_num_seqs=64, max_num_batched_tokens=16 * (K + 1)
     )
     limits, followed, drafts = DraftLimits(may_be_off=True), [], set()
@@ -237,12 +122,11 @@ def test_all_requests_are_in_every_step(make_engine, requests, most):
     assert followed[-1] == 0 or not most, "which is faster here"
 
 
-def test_a_prompt_of_one_token_that_joins_others(make_engine):
+def test_a_prompt_of_one_token_that_joins_others(make):
     """vLLM fills it up with placeholders, which a state would take for tokens of the prompt."""
-    scheduler, _ = make_engine(1)
+    scheduler, _ = make(1)
     run(scheduler, scheduler.schedule())
-    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    scheduler.add_request(Request("one token", [1], sampling, None))
+    add(scheduler, "one token", [1])
     joined = scheduler.schedule()
     assert joined.num_scheduled_tokens == {"r0": 1 + K, "one token": 1}
     assert joined.total_num_scheduled_tokens == 1 + K + 1
@@ -253,21 +137,12 @@ def test_a_prompt_of_one_token_that_joins_others(make_engine):
         run(scheduler, output)
 
 
-def test_requests_that_decode_come_before_prompts():
-    """Also without draft tokens, and before a prompt that is as long as a row with k of them."""
-    tokens = {"decodes": 1, "prompt": 1 + K, "drafted": 1 + K, "long": 9, "clipped": K}
-    drafts = {"drafted": [-1] * K, "clipped": [-1] * (K - 1)}
-    assert sort_batch_req_ids(tokens, drafts, 1 + K).index("prompt") == 2, "vLLM is mended"
-    ordered = with_decodes_first(sort_batch_req_ids, tokens, drafts, 1 + K)
-    assert ordered == ["drafted", "clipped", "decodes", "prompt", "long"]
-
-
-def test_what_is_cut_does_not_follow_from_tokens(make_engine):
+def test_what_is_cut_does_not_follow_from_tokens(make):
     """The scheduler cuts draft tokens before there are any: by the number of running requests, the
     step's token budget and the longest text."""
     found = []
     for token in (7, 9):
-        scheduler, _ = make_engine(5, tokens=60, max_num_batched_tokens=21, max_model_len=40)
+        scheduler, _ = make(5, tokens=60, max_num_batched_tokens=21, max_model_len=40)
         ahead, steps = scheduler.schedule(), []
         while scheduler.has_unfinished_requests():
             following = scheduler.schedule()
