@@ -4,23 +4,30 @@ places another one."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.common.running import counters, processes_of
+from tests.engine.conftest import ROOT
 from tests.engine.joined import AT_ONCE, Joined, joined
 from tests.support.another_node import Node, another_node, why_not
 from tests.support.draft_command import BACK, LOST, Service
-from tests.support.harness import END_S, wait_for, wait_gone
-from tests.support.ray_cluster import ray_cluster
+from tests.support.harness import END_S, START_S, wait_for, wait_gone
 from vllm_ssd.metrics import rates
 from vllm_ssd.table import SpeculationTable, rundir
 
 CUT_S = 10.0
+PORT = 6401  # of Ray
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +45,46 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(node, folder) -> Iterator[dict[str, str]]:
-    with ray_cluster(node, "draft=yes", folder / "ray") as environment:
-        yield environment
+    """Of Ray, of this node and another one: the environment of who is to reach it."""
+    address = f"{node.here}:{PORT}"
+    # Paths of Ray's sockets are long enough.
+    with ExitStack() as ends, tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as files:
+        token = Path(files) / "token"
+        with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        head = ["--head", f"--port={PORT}", f"--node-ip-address={node.here}", "--num-cpus=0"]
+        head += ["--include-dashboard=false", f"--temp-dir={files}"]
+        other = [f"--address={address}", f"--node-ip-address={node.there}", "--num-cpus=1"]
+        other += ["--labels=draft=yes"]
+        ends.enter_context(ray_node(head, folder / "ray.head", environment))
+        ends.enter_context(ray_node(other, folder / "ray.other", environment, node))
+        yield {**environment, "RAY_ADDRESS": address}
+
+
+@contextmanager
+def ray_node(
+    options: Sequence[str], log: Path, further: dict[str, str], node: Node | None = None
+) -> Iterator[None]:
+    """Once it is up. 'ray start --block' ends what it has started when it is told to."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    command += ["--disable-usage-stats", *options]
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    # With Ray's own, 15, a worker would get next to nothing beside other tests until it is ours.
+    niceness = {"RAY_worker_niceness": "5"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            node.command(*command) if node else command,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **further, **niceness, "PYTHONPATH": paths},
+        )
+    try:
+        wait_for("Ray node", lambda: "Ray runtime started" in log.read_text(), START_S)
+        yield
+    finally:
+        process.terminate()
+        process.wait(END_S)
 
 
 @pytest.fixture(scope="module")
