@@ -27,29 +27,27 @@ def damaged(spoken_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starts(spoken_pair, damaged, tmp_path_factory):
-    """All of them: what each says and how it ends, once it has. Two at a time, as a start keeps one
-    core busy."""
+    """All of them: what each says, once it has ended. Two at a time, as a start keeps one core
+    busy."""
     target, draft = spoken_pair
-    folder, setting = tmp_path_factory.mktemp("start"), "tests.engine.conftest"
-    start = make_start(folder, setting, target)
+    start = make_start(tmp_path_factory.mktemp("start"), "tests.engine.conftest", target)
+    many = {**TOO_MANY, "model": draft}
     with ThreadPoolExecutor(2) as pool:
         yield {
-            "damaged, not required": pool.submit(start, model=damaged, required=False),
-            "damaged": pool.submit(start, model=damaged),
-            "table": pool.submit(start, *SMALL, model=draft, **TOO_MANY),
-            "not required": pool.submit(start, *SMALL, model=draft, required=False, **TOO_MANY),
+            "damaged, not required": pool.submit(start, serves=True, model=damaged, required=False),
+            "damaged": pool.submit(start, serves=False, model=damaged),
+            "table": pool.submit(start, *SMALL, serves=False, **many),
+            "not required": pool.submit(start, *SMALL, serves=True, required=False, **many),
         }
 
 
 def test_a_damaged_draft(starts):
-    said, status = starts["damaged"].result()
-    assert status != 0 and "served:" not in said, said
+    said = starts["damaged"].result()
     assert "SSD: the draft could not be started: SafetensorError: " in said, said
 
 
 def test_a_damaged_draft_that_is_not_required(starts):
-    said, status = starts["damaged, not required"].result()
-    assert status == 0 and "served:" in said, said
+    said = starts["damaged, not required"].result()
     assert "SSD: the draft could not be started: SafetensorError: " in said, said
     assert "serving begins without drafts" in said
 
@@ -64,14 +62,12 @@ needs_root = pytest.mark.skipif(
 def test_a_container_with_little_shared_memory(starts):
     """64 MB is what containers have if nobody says otherwise: too little for the table of many
     branches."""
-    said, status = starts["table"].result()
-    assert status != 0 and "served:" not in said, said
+    said = starts["table"].result()
     assert "no room for the speculation table of " in said and "--shm-size" in said, said
 
 
 @needs_root
 def test_drafts_that_are_not_required_and_have_no_room(starts):
-    said, status = starts["not required"].result()
-    assert status == 0 and "served:" in said, said
+    said = starts["not required"].result()
     (why,) = (line for line in said.splitlines() if "SSD: " in line and "ERROR" in line)
     assert "no room for the speculation table of " in why and "begins without drafts" in why

@@ -26,15 +26,16 @@ if __name__ == "__main__":
 
 
 def make_start(folder: Path, setting: str, target: str, **engine: Any) -> Callable[..., Any]:
-    """Starts an engine that serves one request and ends; what it printed, and its exit status.
-    setting: the module that sets its environment. engine: its options.
+    """Starts an engine that serves one request and ends; what it printed. setting: the module that
+    sets its environment. engine: its options.
 
-    What it returns takes options of method ssd, and words before the command.
+    What it returns takes options of method ssd, words before the command, and whether the engine
+    ``serves`` the request and ends well, or does neither.
     """
     script = folder / "start.py"
     script.write_text(SCRIPT)
 
-    def run(*before: str, **options: Any) -> tuple[str, int]:
+    def run(*before: str, serves: bool, **options: Any) -> str:
         speculation = {"method": "ssd", "k": 3, "f": 1, **options}
         arguments = json.dumps({**engine, "speculative_config": speculation})
         done = subprocess.run(
@@ -46,6 +47,7 @@ def make_start(folder: Path, setting: str, target: str, **engine: Any) -> Callab
             text=True,
             timeout=START_S,
         )
-        return done.stdout, done.returncode
+        assert ("served:" in done.stdout) == (done.returncode == 0) == serves, done.stdout
+        return done.stdout
 
     return run
