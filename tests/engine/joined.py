@@ -71,9 +71,8 @@ def joined(target: Path, folder: Path, number: int, **options: str) -> Iterator[
     arguments = {**OPTIONS, "model": str(target), "speculative_config": SPECULATION | options}
     prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(number * AT_ONCE)]
     with ExitStack() as ends:
-        servers = [serve.Server(arguments, folder / f"server-{n}.log") for n in range(number)]
-        for server in servers:
-            ends.callback(lambda each=server: each.process.poll() is None and each.end())
+        logs = [folder / f"server-{n}.log" for n in range(number)]
+        servers = [ends.enter_context(serve.Server(arguments, log)) for log in logs]
         answers = tiny_answers(target, prompts, TOKENS)
         made = []
         for first, server in enumerate(servers):

@@ -18,10 +18,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from openai import OpenAI
 
 from benchmarks.common.running import counters, processes_of, run_dir_of
-from tests.support.harness import END_S, START_S, serves, wait_for, wait_gone
+from tests.support.harness import END_S, START_S, serves, tokens_after, wait_for, wait_gone
 from tests.support.hub_cache import answer, folder_of, store_pair
 from tests.support.pages import text_of
 from tests.support.wheel import build_wheel, environment, install, unpack_sources
@@ -84,18 +83,10 @@ def test_a_command_of_the_readme(cache, tmp_path):
     """Texts are the target's own, drafts are accepted, and nothing is left at the end. Only the
     first of the ranks looks into the table, and all verify the same drafts. Sleep and new weights
     reach workers in processes of their own. (In test_equal_draft.py the engine core is one.)"""
-    client = OpenAI(base_url=f"{URL}/v1", api_key="none")
     expected = [answer(prompt, TOKENS) for prompt in PROMPTS]
 
     def ask(prompt: str) -> list[int]:
-        said = client.completions.create(
-            model=COMMAND[2],
-            prompt=prompt,
-            max_tokens=TOKENS,
-            temperature=0,
-            extra_body={"return_token_ids": True},
-        )
-        return said.choices[0].token_ids
+        return tokens_after(URL, COMMAND[2], prompt, TOKENS)
 
     with served(COMMAND, tmp_path / "log") as server:
         process = psutil.Process(server.pid)

@@ -8,13 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from openai import OpenAI
 
 from benchmarks.common import server as serve
 from benchmarks.common.running import counters, processes_of, run_dir_of
 from tests.engine.test_lossless import PROMPTS, STORIES
 from tests.support.greedy_texts import text_answers
-from tests.support.harness import ENGINE, OWN_PROCESS, SSD, START_S, wait_for, wait_gone
+from tests.support.harness import (
+    ENGINE,
+    OWN_PROCESS,
+    SSD,
+    START_S,
+    tokens_after,
+    wait_for,
+    wait_gone,
+)
 from tests.support.scraping import scrape
 from vllm_ssd.table import SpeculationTable, TableOwner, rundir
 
@@ -25,22 +32,13 @@ def test_two_engines_of_one_server(spoken_pair, tmp_path, monkeypatch):
     speculation = {**SSD, "k": 3, "f": 1, "model": draft}
     arguments = {**ENGINE, **OWN_PROCESS, "model": target, "max_model_len": 256}
     arguments["data_parallel_size"] = 2
-    log = tmp_path / "log"
-    server = serve.Server({**arguments, "speculative_config": speculation}, log)
-    try:
+    arguments["speculative_config"] = speculation
+    with serve.Server(arguments, tmp_path / "log") as server:
         expected = text_answers(target, PROMPTS[STORIES], 24)
         server.wait_healthy(START_S)
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
         def ask(prompt: str) -> list[int]:
-            answer = client.completions.create(
-                model=serve.NAME,
-                prompt=prompt,
-                max_tokens=24,
-                temperature=0,
-                extra_body={"return_token_ids": True},
-            )
-            return answer.choices[0].token_ids
+            return tokens_after(server.url, serve.NAME, prompt, 24)
 
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(ask, PROMPTS[STORIES]))
@@ -69,9 +67,6 @@ def test_two_engines_of_one_server(spoken_pair, tmp_path, monkeypatch):
         worker = next(p for p in core.children() if "Worker" in " ".join(p.cmdline()))
         worker.kill()
         wait_gone(first)
-    finally:
-        if server.process.poll() is None:
-            server.end()
     for run_dir in owners:
         wait_gone(run_dir, own)
 

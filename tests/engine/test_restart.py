@@ -41,35 +41,25 @@ LOST, BACK = ("ERROR", "SSD: the draft is lost"), ("WARNING", "SSD: the draft is
 KEEPER_GONE = ("ERROR", "SSD: the draft's keeper is gone")
 
 
-@pytest.fixture(scope="module")
-def questions():
-    """More than run at once, each of another length. (No token means anything.)"""
-    prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(AT_ONCE + OTHERS)]
-    return [Question(prompt, TOKENS) for prompt in prompts]
-
-
-@pytest.fixture(scope="module")
-def server_and_plain(tiny, questions, tmp_path_factory):
-    """A server with method ssd, and the target's own answers."""
+@pytest.fixture
+def served(tiny, tmp_path):
+    """A server with method ssd, and requests with the target's own answers: more than run at once,
+    each of another length. (No token means anything.)"""
     options = {"max_num_seqs": AT_ONCE, "max_model_len": 256, "skip_tokenizer_init": True}
-    # "auto" would try other plans now and then, which have other hits.
-    speculation = {**SSD, "k": 3, "f": 1, "model": str(tiny)}
     arguments = {**ENGINE, **OWN_PROCESS, **PATIENT, **options, "model": str(tiny)}
-    arguments["speculative_config"] = speculation
-    server = serve.Server(arguments, tmp_path_factory.mktemp("logs") / "server.log")
-    try:
-        plain = tiny_answers(tiny, [question.prompt for question in questions], TOKENS)
+    # "auto" would try other plans now and then, which have other hits.
+    arguments["speculative_config"] = {**SSD, "k": 3, "f": 1, "model": str(tiny)}
+    prompts = [[(7 * n + m**2) % 400 for m in range(5 + 2 * n)] for n in range(AT_ONCE + OTHERS)]
+    with serve.Server(arguments, tmp_path / "server.log") as server:
+        plain = tiny_answers(tiny, prompts, TOKENS)
         server.wait_healthy(START_S)
-        yield server, plain
-    finally:
-        if server.process.poll() is None:
-            server.end()
+        questions = [Question(prompt, TOKENS) for prompt in prompts]
+        yield server, Load(server.url, AT_ONCE, questions, plain)
 
 
-def test_the_draft_comes_back_every_time(server_and_plain, questions):
-    server, plain = server_and_plain
+def test_the_draft_comes_back_every_time(served):
+    server, load = served
     draft = Draft(server.run_dir())
-    load = Load(server.url, AT_ONCE, questions, plain)
     with load.running():
         usual = max(at_work(draft, load) for _ in range(2))
         assert usual > 0.5, "the draft does not have the time it needs"

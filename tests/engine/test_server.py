@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,19 +76,15 @@ def servers(spoken_pair, tmp_path_factory):
     # vLLM's workers in processes of their own end at once at SIGTERM, and their requests with them.
     more = {"shutdown_timeout": 300, "distributed_executor_backend": ONE_PROCESS}
     more["per_request_spec_decode_metrics"] = "detailed"
-    started = [
-        serve.Server(given, folder / f"{name}.log", environment)
-        for name, given in (("one", arguments | more), ("two", arguments))
-    ]
-    try:
+    with ExitStack() as ends:
+        started = [
+            ends.enter_context(serve.Server(given, folder / f"{name}.log", environment))
+            for name, given in (("one", arguments | more), ("two", arguments))
+        ]
         for served in started:
             served.wait_healthy(START_S)
         run_dirs = [served.run_dir() for served in started]
         yield [Server(served, d, processes_of(d)) for served, d in zip(started, run_dirs)]
-    finally:
-        for served in started:
-            if served.process.poll() is None:
-                served.end()
 
 
 def lines_of_ssd(server: Server) -> list[str]:

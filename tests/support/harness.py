@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import torch
@@ -118,6 +119,15 @@ def damage(run_dir: Path) -> Iterator[None]:
 
     with meanwhile(write):
         yield
+
+
+def tokens_after(url: str, model: str, prompt: str, tokens: int) -> list[int]:
+    """The greedy text of a server after this prompt."""
+    asked = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    asked["return_token_ids"] = True
+    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=START_S).raise_for_status()
+    found: list[int] = answer.json()["choices"][0]["token_ids"]
+    return found
 
 
 def greedy(max_tokens: int = 64, **options: Any) -> Any:
