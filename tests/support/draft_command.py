@@ -14,7 +14,6 @@ import psutil
 
 from benchmarks.common.running import processes_of
 from tests.engine.deaths import Draft
-from tests.support.another_node import Node
 from tests.support.harness import END_S, START_S, wait_for
 from vllm_ssd.table.draft_names import find_all
 
@@ -34,11 +33,11 @@ class Service:
         self._environment = environment
 
     @contextmanager
-    def running(self, node: Node | None = None) -> Iterator[None]:
-        """From its start, on this node or another, until it is ended, by the test or at the end."""
+    def running(self) -> Iterator[None]:
+        """From its start until it is ended, by the test or at the end."""
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                node.command(*self._command) if node else self._command,
+                self._command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._environment},

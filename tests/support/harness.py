@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,24 +87,6 @@ def serves(counted: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def meanwhile(do: Callable[[], None]) -> Iterator[None]:
-    """Do something a thousand times a second."""
-    done = threading.Event()
-
-    def repeat() -> None:
-        while not done.wait(1e-3):
-            do()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-@contextmanager
 def damage(run_dir: Path) -> Iterator[None]:
     """Meanwhile: random bytes anywhere in what the draft says, a thousand times a second."""
     table = SpeculationTable.open(table_path(run_dir))
@@ -112,13 +95,21 @@ def damage(run_dir: Path) -> Iterator[None]:
     chance = random.Random(1)
     of_draft = table.slots.view(np.uint8).reshape(len(table.slots), -1)[:, first:]
 
-    def write() -> None:
-        slot, start = chance.randrange(len(of_draft)), chance.randrange(size)
-        noise = chance.randbytes(min(chance.choice([1, 8, 64]), size - start))
-        of_draft[slot, start : start + len(noise)] = np.frombuffer(noise, np.uint8)
+    done = threading.Event()
 
-    with meanwhile(write):
-        yield
+    def write() -> None:
+        while not done.wait(1e-3):
+            slot, start = chance.randrange(len(of_draft)), chance.randrange(size)
+            noise = chance.randbytes(min(chance.choice([1, 8, 64]), size - start))
+            of_draft[slot, start : start + len(noise)] = np.frombuffer(noise, np.uint8)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            yield
+        finally:
+            done.set()
+        writing.result()
 
 
 def tokens_after(url: str, model: str, prompt: str, tokens: int) -> list[int]:
