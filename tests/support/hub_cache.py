@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES,
-)
+from transformers.models.auto import modeling_auto
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,?!:'-"
 
@@ -23,7 +21,7 @@ def _sizes(
 ) -> Any:
     return {
         "model_type": kind,
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]],
         "vocab_size": tokens,
         "hidden_size": hidden,
         "num_hidden_layers": layers,

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES,
-)
+from transformers.models.auto import modeling_auto
 from vllm.config import ModelConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -67,6 +65,12 @@ _LATENT = {
     "moe_intermediate_size": 128,
 }
 
+_LLAMA_4 = {
+    "intermediate_size_mlp": 512,
+    "attention_chunk_size": 64,
+    "no_rope_layers": [1, 1, 1, 0],
+}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -81,7 +85,8 @@ class Family:
 
     def write(self, folder: Path, **sizes: Any) -> str:
         """Its config with these sizes, without weights; returns the folder."""
-        config = {"model_type": self.kind, "architectures": [ARCHITECTURES[self.kind]]}
+        architecture = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[self.kind]
+        config = {"model_type": self.kind, "architectures": [architecture]}
         sizes = {**_SIZES, **self.changes, **sizes}
         config |= {name: size for name, size in sizes.items() if size is not None or "_id" in name}
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,24 +180,15 @@ OTHERS = {
         needs=EXPERTS,
     ),
     "Llama 4": Family(
-        "llama4_text",
-        {
-            "intermediate_size_mlp": 512,
-            "moe_layers": [],
-            "interleave_moe_layer_step": 0,
-            "attention_chunk_size": 64,
-            "no_rope_layers": [1, 1, 1, 0],
-        },
+        "llama4_text", {**_LLAMA_4, "moe_layers": [], "interleave_moe_layer_step": 0}
     ),
     "Llama 4, experts": Family(
         "llama4_text",
         {
-            "intermediate_size_mlp": 512,
+            **_LLAMA_4,
             "interleave_moe_layer_step": 1,
             "num_local_experts": 4,
             "num_experts_per_tok": 1,
-            "attention_chunk_size": 64,
-            "no_rope_layers": [1, 1, 1, 0],
         },
         needs=EXPERTS,
     ),
@@ -288,8 +284,8 @@ def write_draft(folder: Path, tokens: int = VOCAB) -> Path:
 
 def make_llama(layers: int = 2, std: float = 0.06, tokens: int = VOCAB) -> LlamaForCausalLM:
     """A model of transformers, with the tables of all. std: of its layers' weights."""
-    sizes = {**_SIZES, "num_hidden_layers": layers, "architectures": ["LlamaForCausalLM"]}
-    sizes["vocab_size"] = tokens
+    sizes = {**_SIZES, "vocab_size": tokens, "num_hidden_layers": layers}
+    sizes["architectures"] = ["LlamaForCausalLM"]
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**sizes)).float()
     with torch.no_grad():

@@ -3,7 +3,8 @@
 import os
 import random
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -32,31 +33,21 @@ STAMPS = [int(make_stamp(generation, round_)) for generation in (1, 2) for round
 OUTCOMES = [(accepted, bonus) for accepted in range(SHAPE.k + 1) for bonus in range(2)]
 
 
-@dataclass
-class Target:
-    """The target's ends of the records."""
-
-    outcomes: OutcomeWriter
-    predictions: PredictionReader
-    states: DraftStates
-
-
-@dataclass
-class Draft:
-    """The draft's."""
-
-    outcomes: OutcomeReader
-    predictions: PredictionWriter
-    states: DraftStates
-
-
 def make_sides(path):
-    """Both sides of a new table, each with a mapping of its own."""
+    """What the target and the draft use of a new table, each with a mapping of its own."""
     table = SpeculationTable.create(path, SHAPE)
     other = SpeculationTable.open(path)
     return (
-        Target(OutcomeWriter(table), PredictionReader(table, VOCAB), DraftStates(table)),
-        Draft(OutcomeReader(other), PredictionWriter(other), DraftStates(other)),
+        SimpleNamespace(
+            outcomes=OutcomeWriter(table),
+            predictions=PredictionReader(table, VOCAB),
+            states=DraftStates(table),
+        ),
+        SimpleNamespace(
+            outcomes=OutcomeReader(other),
+            predictions=PredictionWriter(other),
+            states=DraftStates(other),
+        ),
     )
 
 
