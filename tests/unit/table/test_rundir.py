@@ -4,21 +4,18 @@ import contextlib
 import errno
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.sentences import refused
-from vllm_ssd.service.own_table import NoRoom, OwnFiles, engines_of
-from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.tools.stats import Reading
+from vllm_ssd.service.own_table import NoRoom, OwnFiles
+from vllm_ssd.table import TableOwner, TableShape, rundir
 
 HOLD = """
 import sys, time
@@ -37,9 +34,18 @@ def has_table(path: Path) -> bool:
     return False
 
 
+@pytest.fixture
+def mine():
+    """A run directory that lives until its locks are closed, and its locks."""
+    path, locks = rundir.create()
+    yield path, locks
+    close(locks)
+    rundir.remove(path)
+
+
 def close(locks: list[int]) -> None:
-    for lock in locks:
-        os.close(lock)
+    while locks:
+        os.close(locks.pop())
 
 
 @pytest.fixture
@@ -53,23 +59,18 @@ def owner():
     rundir.remove(path)
 
 
-def test_a_killed_owners_files_are_swept_and_only_those(owner):
+def test_a_killed_owners_files_are_swept_and_only_those(owner, mine):
     process, path = owner
-    mine, locks = rundir.create()
-    try:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-        assert rundir.is_alive(path) and path in rundir.living()
-        rundir.sweep()
-        assert path.exists() and mine.exists()
-        process.kill()
-        process.wait()
-        assert not rundir.is_alive(path)
-        rundir.sweep()
-        assert not path.exists() and not has_table(path)
-        assert mine.exists()
-    finally:
-        close(locks)
-        rundir.remove(mine)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert rundir.is_alive(path) and path in rundir.living()
+    rundir.sweep()
+    assert path.exists() and mine[0].exists()
+    process.kill()
+    process.wait()
+    assert not rundir.is_alive(path)
+    rundir.sweep()
+    assert not path.exists() and not has_table(path)
+    assert mine[0].exists()
 
 
 def test_a_name_that_another_has_is_not_taken(monkeypatch):
@@ -116,8 +117,8 @@ def test_no_room_for_files(monkeypatch, module, function, said):
     assert before == (set(rundir.living()), set(rundir.tables()))
 
 
-def test_tables_without_a_directory_are_swept():
-    path, locks = rundir.create()
+def test_tables_without_a_directory_are_swept(mine):
+    path, locks = mine
     table = rundir.new_table_path(path)
     table.touch()
     close(locks)
@@ -130,8 +131,8 @@ def test_tables_without_a_directory_are_swept():
     assert not table.exists()
 
 
-def test_a_living_engine_with_another_temporary_folder_keeps_its_table(monkeypatch):
-    path, locks = rundir.create()
+def test_a_living_engine_with_another_temporary_folder_keeps_its_table(mine, monkeypatch):
+    path, _ = mine
     table = rundir.new_table_path(path)
     table.touch()
     os.utime(table, (0, 0))
@@ -145,12 +146,10 @@ def test_a_living_engine_with_another_temporary_folder_keeps_its_table(monkeypat
         assert not table.exists()
         monkeypatch.undo()
     assert path.exists()
-    close(locks)
-    rundir.remove(path)
 
 
-def test_foreign_links_are_not_followed(tmp_path):
-    path, locks = rundir.create()
+def test_foreign_links_are_not_followed(mine, tmp_path):
+    path, locks = mine
     close(locks)
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -163,7 +162,6 @@ def test_foreign_links_are_not_followed(tmp_path):
         assert link not in rundir.living()
     finally:
         link.unlink()
-        rundir.remove(path)
 
 
 def test_files_are_touched_while_folders_of_ray_come_and_go(tmp_path, monkeypatch):
@@ -189,81 +187,6 @@ def test_files_are_touched_while_folders_of_ray_come_and_go(tmp_path, monkeypatc
     rundir.touch(tmp_path / "gone")
 
 
-def in_time(function):
-    """What a function returns, which must not wait for anybody."""
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(function()), daemon=True)
-    thread.start()
-    thread.join(20)
-    assert answers, "it waits, or has raised"
-    return answers[0]
-
-
-def test_what_others_put_beside_the_tables_is_left_alone(monkeypatch, tmp_path):
-    """It is not waited for, not followed and not removed."""
-    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
-    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target", draft_server="one"))
-    (table,) = tmp_path.iterdir()
-    fifo, link, bound, folder = (tmp_path / f"{mine.run_dir.name}-{end}.table" for end in "@+=,")
-    os.mkfifo(fifo)
-    link.symlink_to(table)
-    folder.mkdir()
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            monkeypatch.chdir(tmp_path)  # the paths of sockets are short
-            server.bind(bound.name)
-            assert in_time(rundir.tables) == [table]
-            assert [owner.model for owner in in_time(lambda: engines_of("one"))] == ["target"]
-            assert [report.path for report in in_time(Reading.now).reports] == [table]
-            in_time(lambda: rundir.sweep() or True)
-        assert set(tmp_path.iterdir()) == {table, fifo, link, bound, folder}
-        for path in (fifo, link, bound, folder):
-            with pytest.raises(PermissionError, match="not a file of this user's"):
-                rundir.open_own(path)
-    finally:
-        mine.remove()
-
-
-def test_files_of_another_user(monkeypatch, tmp_path):
-    """As if all those that are there were one's."""
-    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
-    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    (table,) = tmp_path.iterdir()
-    user = os.getuid()
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "getuid", lambda: user + 1)
-        theirs = table.rename(tmp_path / f"vllm-ssd-{user + 1}-x.table")
-        assert rundir.tables() == []
-        with pytest.raises(PermissionError, match="not a file of this user's"):
-            SpeculationTable.open(theirs)
-        with pytest.raises(PermissionError):
-            rundir.open_own(mine.run_dir, folder=True)
-    theirs.rename(table)
-    assert rundir.tables() == [table]
-    mine.remove()
-
-
-def test_a_table_that_cannot_be_looked_at_is_not_taken_for_abandoned(monkeypatch, tmp_path):
-    """As with too many open files."""
-    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)
-    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    (table,) = tmp_path.iterdir()
-    os.utime(table, (0, 0))
-    hidden = mine.run_dir.rename(mine.run_dir.with_name(f"hidden-{mine.run_dir.name}"))
-
-    def too_many(path, *_, **__):
-        raise OSError(24, "Too many open files")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rundir, "open_own", too_many)
-        for look in (rundir.sweep, rundir.tables):
-            with pytest.raises(OSError, match="Too many"):
-                look()
-    assert table.exists()
-    hidden.rename(mine.run_dir)
-    mine.remove()
-
-
 def test_an_engine_outlives_a_cleaner_of_its_files(owner):
     process, path = owner
     watched = rundir.open_own(path, folder=True)
@@ -278,8 +201,8 @@ def test_an_engine_outlives_a_cleaner_of_its_files(owner):
     os.close(watched)
 
 
-def test_files_look_used_once_touched():
-    path, locks = rundir.create()
+def test_files_look_used_once_touched(mine):
+    path, _ = mine
     (path / "ray").mkdir()
     files = [path, path / "lock", path / "ray", path / "ray" / "socket"]
     files[-1].touch()
@@ -296,12 +219,10 @@ def test_files_look_used_once_touched():
     (path / "new").touch()
     rundir.touch(path)
     assert files[-1].stat().st_mtime > before, "a new file does not make the others look used"
-    close(locks)
-    rundir.remove(path)
 
 
-def test_files_that_another_sweep_has_just_removed(monkeypatch):
-    path, locks = rundir.create()
+def test_files_that_another_sweep_has_just_removed(mine, monkeypatch):
+    path, locks = mine
     table = rundir.new_table_path(path)
     table.touch()
     close(locks)
