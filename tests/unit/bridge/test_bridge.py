@@ -18,12 +18,12 @@ from tests.support.common_options import COMMON_OPTIONS
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import refused
 from tests.unit.draft.loop import PROMPT, Reference, Target
-from tests.unit.service.test_served_engine import Engine, Running, until
+from tests.unit.service.test_served_engine import Running, until
 from vllm_ssd.bridge import finding, near, site
 from vllm_ssd.bridge.changes import Plan, encode
 from vllm_ssd.bridge.near import Near, NearSpec
 from vllm_ssd.bridge.site import Site
-from vllm_ssd.table import ASLEEP, SpeculationTable, TableShape, rundir
+from vllm_ssd.table import ASLEEP, SpeculationTable, rundir
 from vllm_ssd.table.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.table.sockets import Sockets
@@ -45,10 +45,11 @@ class Link:
 
     def actor(self, of):
         """A handle of it."""
-        names = ("describe", "status", "join", "push", "pull", "leave", "wake")
-        submit = self._threads.submit
-        calls = {name: partial(submit, getattr(of, name)) for name in names}
-        return SimpleNamespace(**{n: SimpleNamespace(remote=call) for n, call in calls.items()})
+        calls = {
+            name: SimpleNamespace(remote=partial(self._threads.submit, getattr(of, name)))
+            for name in ("describe", "status", "join", "push", "pull", "leave", "wake")
+        }
+        return SimpleNamespace(**calls)
 
     def get(self, task, timeout=None):
         try:
@@ -134,16 +135,14 @@ def bridge(server, monkeypatch):
 @pytest.fixture
 def engine(server, bridge):
     """One that has joined."""
-    shape = server.table.shape
-    one = Engine(TableShape(3, shape.k, shape.branches))
+    one = server.engine()
     connection = Connection(one.table, one.control, WaitPolicy("wait", 5.0), VOCAB, 128)
     one.client = SpeculationClient(connection)
     assert bridge.join(one) == ""
     # Of the test before, one may be there for as long as nobody has looked at who is gone.
     until("end of all others", lambda: server.joined() == 1)
     yield one
-    one.control.close()
-    one.files.remove()
+    one.remove()
 
 
 def play(server, engine, rounds, name="one"):
@@ -170,15 +169,8 @@ def test_drafts_are_those_of_a_draft_that_is_near(server, engine, bridge):
 
 def test_what_does_not_fit_is_refused(server, bridge, tmp_path):
     shape = server.table.shape
-    fits, other, wide, long = (
-        Engine(TableShape(slots, k, shape.branches, tail))
-        for slots, k, tail in (
-            (3, shape.k, shape.tail),
-            (3, shape.k + 1, shape.tail),
-            (1025, shape.k, shape.tail),
-            (3, shape.k, 2 * shape.tail),
-        )
-    )
+    sizes = {}, {"k": shape.k + 1}, {"slots": 1025}, {"tail": 2 * shape.tail}
+    fits, other, wide, long = (server.engine(**each) for each in sizes)
     for run_dir, said in (
         (other.run_dir, "made for k=3"),
         (wide.run_dir, "or the draft server with --max-num-seqs 1025"),
@@ -189,8 +181,7 @@ def test_what_does_not_fit_is_refused(server, bridge, tmp_path):
         assert answer is not None and said in answer
     assert bridge.join(fits) == "" and fits.predicted(3) == server.expected
     for one in (fits, other, wide, long):
-        one.control.close()
-        one.files.remove()
+        one.remove()
 
 
 def test_a_silent_link_is_waited_for_by_nobody(server, bridge, engine):
@@ -239,9 +230,7 @@ def test_a_draft_that_sleeps_with_its_last_engine(server, bridge, engine):
 
 def test_the_draft_with_the_fewest_engines_is_joined(server, bridge, engine, tmp_path):
     """Here one has an engine of its own node, and the other one has none."""
-    second = Running(tmp_path)
-    shape = server.table.shape
-    other = Engine(TableShape(3, shape.k, shape.branches))
+    second, other = Running(tmp_path), server.engine()
     try:
         assert bridge.ask(Leave(str(engine.run_dir))) == ""
         until("end", lambda: server.joined() == 0)
@@ -251,8 +240,7 @@ def test_the_draft_with_the_fewest_engines_is_joined(server, bridge, engine, tmp
         assert second.joined() == 1
         assert engine.predicted(3) == second.expected
     finally:
-        other.control.close()
-        other.files.remove()
+        other.remove()
         second.stop()
 
 
@@ -269,12 +257,11 @@ def test_what_one_end_says_wrong_ends_the_session(server, bridge, engine):
 
 def test_what_all_engines_have_in_common(server, bridge, monkeypatch):
     """An engine asks in a process of its own; here it is this one."""
-    named = {"draft_server": "drafts", "ray_address": "auto"}
     problem = "there is no draft server 'drafts' in the Ray cluster at auto: start it with"
 
-    def ask_for(**other):
+    def ask_for(draft_server="drafts", ray_address="auto"):
         finding._ask.cache_clear()
-        return finding.described({**named, **other})
+        return finding.described({"draft_server": draft_server, "ray_address": ray_address})
 
     def run(command, **_):
         return SimpleNamespace(stdout=json.dumps(finding._find(*command[-2:])).encode())

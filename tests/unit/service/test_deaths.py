@@ -17,7 +17,7 @@ import pytest
 from benchmarks.common.running import leftovers, processes_of
 from tests.support.gpu_hosts import engine, gpus, parallel
 from tests.support.loaded_draft import tiny_spec
-from tests.unit.service.test_joined_draft import begin, lives, said, until
+from tests.unit.service.fake_service import begin, lives, said, until
 from vllm_ssd.service import launch
 from vllm_ssd.service.joined_draft import JoinedDraft
 from vllm_ssd.service.own_ray import OTHER_RAY, has_ended

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.service.test_joined_draft import until
+from tests.unit.service.fake_service import until
 from vllm_ssd.bridge import cluster
 from vllm_ssd.service.own_ray import OwnRay
 

@@ -54,6 +54,10 @@ class Engine:
         while self.files.locks:
             os.close(self.files.locks.pop())
 
+    def remove(self):
+        self.control.close()
+        self.files.remove()
+
     def alive(self) -> bool:
         return bool(self.table.draft["heartbeat"][0])
 
@@ -104,6 +108,11 @@ class Running:
     def joined(self) -> int:
         return int(self.table.draft["joined"][0])
 
+    def engine(self, **shape) -> Engine:
+        """One that has not joined yet, with a table like this one."""
+        ours = self.table.shape
+        return Engine(TableShape(**{"slots": 3, "k": ours.k, "branches": ours.branches, **shape}))
+
     def stop(self):
         self.draft.engine.step = sys.exit
         self._thread.join(SERVED_S)
@@ -125,14 +134,12 @@ def engine(server):
     made = []
 
     def make(**shape) -> Engine:
-        ours = server.table.shape
-        sizes = {"slots": 3, "k": ours.k, "branches": ours.branches, **shape}
-        made.append(Engine(TableShape(**sizes)))
+        made.append(server.engine(**shape))
         return made[-1]
 
     yield make
     for each in made:
-        each.files.remove()
+        each.remove()
         ask(server.run_dir, Leave(str(each.run_dir)), SERVED_S)
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.loaded_draft import tiny_spec
-from tests.unit.service.test_joined_draft import until
+from tests.unit.service.fake_service import until
 from vllm_ssd.service import server
 from vllm_ssd.service.own_ray import has_ended
 from vllm_ssd.service.server import DraftServer
