@@ -4,7 +4,6 @@ process. With a real keeper and a real Ray; the draft only says that it lives.""
 import logging
 import os
 import resource
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,6 +25,7 @@ from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner, TableShape, rundir
 
 STUB = Path(__file__).with_name("without_torch")
+KEEPER = "vllm_ssd.service.keeper"  # in its command line
 NAME = f"own:{os.getpid()}-deaths"
 OTHERS = [*OTHER_RAY, "VLLM_DP_MASTER_IP", "VLLM_BATCH_INVARIANT"]  # for the target only
 LOST, BACK = "SSD: the draft is lost", "SSD: the draft is back: loaded in no time"
@@ -147,24 +147,8 @@ def server(group):
     group.server().kill()
 
 
-def hung_server(group):
-    group.server().suspend()
-
-
-def raylet(group):
-    group.named("raylet/raylet").kill()
-
-
-def gcs(group):
-    group.named("gcs_server").kill()
-
-
 def keeper(group):
-    group.named("vllm_ssd.service.keeper").kill()
-
-
-def keeper_that_is_told_to_end(group):
-    group.named("vllm_ssd.service.keeper").send_signal(signal.SIGTERM)
+    group.named(KEEPER).kill()
 
 
 def keeper_of_a_hung_server(group):
@@ -175,9 +159,9 @@ def keeper_of_a_hung_server(group):
 # Who dies; what then happens; what the log says.
 DEATHS = [
     (server, "stay stay fail", [LOST, STAYS, STAYS, NOT_BACK, BACK]),
-    (raylet, "no-ray", [LOST, NOT_BACK, BACK]),
-    (gcs, "", [LOST, BACK]),
-    (keeper_that_is_told_to_end, "", [KEEPER_GONE, BACK]),
+    (lambda group: group.named("raylet/raylet").kill(), "no-ray", [LOST, NOT_BACK, BACK]),
+    (lambda group: group.named("gcs_server").kill(), "", [LOST, BACK]),
+    (lambda group: group.named(KEEPER).terminate(), "", [KEEPER_GONE, BACK]),
     (keeper_of_a_hung_server, "", [KEEPER_GONE, BACK]),
 ]
 
@@ -195,15 +179,15 @@ def test_one_death_after_the_other(start, caplog, many_files):
         caplog.clear()
         die(group)
         until(lambda: not group.serves())
-        assert has_ended(old), die.__name__
+        assert has_ended(old)
         until(lambda number=number: one._table.draft["restarts"][0] == number and lives(one))
         assert [line[: len(what)] for line, what in zip(said(caplog), told, strict=True)] == told
         assert group.server() != old
-        assert int(group.draft["restarts"]) > before, die.__name__
+        assert int(group.draft["restarts"]) > before
     assert not set(OTHERS) & set(group.server().environ())
     # The one that follows has the memory that a sleeping engine gives back, unless it sleeps, too.
     old = group.server()
-    hung_server(group)
+    old.suspend()
     one.sleep()
     assert has_ended(old) and group.draft["away"] == ASLEEP and not group.serves()
     one.wake()
