@@ -61,7 +61,6 @@ def run_all(llm) -> dict[str, object]:
         "batch": texts(llm.generate(PROMPTS, greedy(), use_tqdm=False)),
         "single": texts(single),
         "stop": texts(llm.generate(PROMPTS[:6], greedy(48, stop=STOP), use_tqdm=False)),
-        "after_abort": abort_one(llm),
         "beside_sampled": beside_sampled(llm),
     }
 
@@ -84,24 +83,6 @@ def preemptions(llm) -> int:
     return metric.value
 
 
-def abort_one(llm) -> list[object]:
-    """Three requests, the second aborted after a few steps; the others' texts."""
-    inner = llm.llm_engine
-    names = [
-        inner.add_request(f"abort-{i}", prompt, greedy(40)) or f"abort-{i}"
-        for i, prompt in enumerate(PROMPTS[:3])
-    ]
-    done, step = {}, 0
-    while inner.has_unfinished_requests():
-        for output in inner.step():
-            if output.finished:
-                done[output.request_id] = output
-        step += 1
-        if step == 5:
-            inner.abort_request([names[1]])
-    return texts([output for name, output in sorted(done.items()) if "-1" not in name])
-
-
 @pytest.fixture(scope="module")
 def plain(spoken_pair) -> dict[str, Any]:
     """What the target's own texts come to in ``run_all``."""
@@ -112,7 +93,6 @@ def plain(spoken_pair) -> dict[str, Any]:
         "batch": batch,
         "single": cut(batch[6:18:3], 32),
         "stop": stopped(target, cut(batch[:6], 48), STOP),
-        "after_abort": cut(batch[:3:2], 40),
         "beside_sampled": cut(batch[:8:2], 32),
     }
 
@@ -140,7 +120,7 @@ def llm(spoken_pair, tmp_path_factory) -> Iterator[Any]:
 
 
 def test_same_tokens_as_the_target(llm, plain):
-    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings, an abort."""
+    """24 prompts x 64 tokens at batch 8, some alone, chunked prefill, stop strings."""
     found = run_all(llm)
     counted = counters(own_run_dir())
     # By how fast drafts come there are some preemptions, or none.
