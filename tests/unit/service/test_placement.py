@@ -59,20 +59,6 @@ def test_the_draft_that_engines_start_has_one_name_for_all_of_them():
     assert own_draft_name(1, ports[0], {}) != own_draft_name(1, ports[0], {}), "they do not meet"
 
 
-@pytest.mark.parametrize(
-    "engines, target, count, expected",
-    [
-        (1, parallel(2), 2, "uses 2 of 2 visible GPUs and its draft needs 1 more"),
-        (3, parallel(1), 3, "uses 3 of 3 visible GPUs and its draft needs 1 more"),
-        (1, parallel(1), 1, 'for development share one of the target with "draft_device": 0'),
-        (1, parallel(2, ids=[5, 4]), 2, 'with "draft_device": 1'),
-    ],
-)
-def test_too_few_gpus(engines, target, count, expected):
-    with refused(expected):
-        check_device(SSDConfig(engines=engines), target, gpus(count))
-
-
 def test_an_engine_that_nobody_foresaw():
     with pytest.raises(ValueError, match="lower --tensor-parallel-size"):
         place_draft(None, 1, parallel(1, engine=1), gpus(2), 1)
@@ -111,19 +97,23 @@ def test_the_users_gpu_among_device_ids_and_on_rocm():
 
 
 @pytest.mark.parametrize(
-    "device, engines, expected",
+    "engines, device, target, count, expected",
     [
-        (3, 1, "draft_device 3 does not exist: choose from 0 to 2"),
-        ("2,3", 2, "draft_device 3 does not exist: choose from 0 to 2"),
-        ("GPU-7", 1, "draft_device GPU-7 is not the UUID of a visible GPU: choose one"),
-        ("0-1", 1, "must be the index or the UUID of a visible GPU"),
-        ("1,2", 1, "names 2 GPUs and this host has 1 engine: name one GPU for the draft of each"),
-        ("0,1", 3, "names 2 GPUs and this host has 3 engines"),
+        (1, None, parallel(2), 2, "uses 2 of 2 visible GPUs and its draft needs 1 more"),
+        (3, None, parallel(1), 3, "uses 3 of 3 visible GPUs and its draft needs 1 more"),
+        (1, None, parallel(1), 1, 'share one of the target with "draft_device": 0'),
+        (1, None, parallel(2, ids=[5, 4]), 2, 'with "draft_device": 1'),
+        (1, 3, parallel(1), 3, "draft_device 3 does not exist: choose from 0 to 2"),
+        (2, "2,3", parallel(1), 3, "draft_device 3 does not exist: choose from 0 to 2"),
+        (1, "GPU-7", parallel(1), 3, "is not the UUID of a visible GPU: choose one"),
+        (1, "0-1", parallel(1), 3, "must be the index or the UUID of a visible GPU"),
+        (1, "1,2", parallel(1), 3, "this host has 1 engine: name one GPU for the draft of each"),
+        (3, "0,1", parallel(1), 3, "names 2 GPUs and this host has 3 engines"),
     ],
 )
-def test_gpus_that_are_not_there(device, engines, expected):
+def test_gpus_that_are_not_there(engines, device, target, count, expected):
     with refused(expected):
-        check_device(SSDConfig(draft_device=device, engines=engines), parallel(1), gpus(3))
+        check_device(SSDConfig(draft_device=device, engines=engines), target, gpus(count))
 
 
 def test_engines_of_this_host():
