@@ -24,6 +24,28 @@ def same_environment():
         yield
 
 
+@pytest.fixture
+def make_run_dir():
+    """Makes run directories, each with its locks. What holds one lives until these are closed."""
+    from vllm_ssd.table import rundir
+
+    made = []
+
+    def make() -> tuple[Path, list[int]]:
+        made.append(rundir.create())
+        return made[-1]
+
+    yield make
+    for run_dir, locks in made:
+        close(locks)
+        rundir.remove(run_dir)
+
+
+def close(locks: list[int]) -> None:
+    while locks:
+        os.close(locks.pop())
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> SimpleNamespace:
     """A tiny target, a tiny draft, and another one with another vocabulary."""

@@ -49,17 +49,14 @@ def make():
         one._control.close()
 
 
-def test_its_files_do_not_look_old(make):
+def test_its_files_do_not_look_old(make, make_run_dir):
     """A cleaner may have removed the lock file already."""
-    run_dir, locks = rundir.create()
+    run_dir, _ = make_run_dir()
     (run_dir / "lock").unlink()
     os.utime(run_dir, (0, 0))
     with pytest.raises(Enough):
         make(run_dir)._loop()
     assert run_dir.stat().st_mtime > 0
-    for lock in locks:
-        os.close(lock)
-    rundir.remove(run_dir)
 
 
 def test_what_vllm_refuses_reaches_the_keeper(models, tmp_path, monkeypatch):
@@ -94,14 +91,11 @@ def test_one_that_hangs_ends_with_its_ray():
     until(lambda: has_ended(server))
 
 
-def test_one_that_takes_other_weights_says_so(make):
+def test_one_that_takes_other_weights_says_so(make, make_run_dir):
     """It is not asleep: the keeper and its engines miss it if it does not come back."""
-    run_dir, locks = rundir.create()
+    run_dir, _ = make_run_dir()
     one = make(run_dir)
     seen = []
     one._draft.take_weights = lambda path: seen.append((path, dict(one._status)))
     assert one._reload(Reload("folder")) == ""
     assert seen == [("folder", {"away": RELOADING, "heartbeat": 0})]
-    for lock in locks:
-        os.close(lock)
-    rundir.remove(run_dir)

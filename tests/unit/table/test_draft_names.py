@@ -1,57 +1,34 @@
 """Draft services are found by their names as long as they live."""
 
 import json
-import os
 import stat
 
 import pytest
 
 from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.sentences import refused
-from vllm_ssd.table import rundir
+from tests.unit.conftest import close
 from vllm_ssd.table.draft_names import DraftName, find_all, publish
 
 
-@pytest.fixture
-def start():
-    """A run directory as a service has it, and what ends it without removing anything."""
-    begun = []
-
-    def start():
-        run_dir, locks = rundir.create()
-        begun.append((run_dir, locks))
-
-        def kill():
-            while locks:
-                os.close(locks.pop())
-
-        return run_dir, kill
-
-    yield start
-    for run_dir, locks in begun:
-        rundir.remove(run_dir)
-        for lock in locks:
-            os.close(lock)
-
-
-def test_a_name_is_found_until_its_service_is_gone(start):
-    run_dir, kill = start()
+def test_a_name_is_found_until_its_service_is_gone(make_run_dir):
+    run_dir, locks = make_run_dir()
     named = DraftName("one", COMMON_OPTIONS)
     publish(run_dir, named)
     assert find_all("one") == [(run_dir, named)]
     (file,) = [path for path in run_dir.iterdir() if "server" in path.name]
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700 and file.is_file()
-    kill()
+    close(locks)
     with refused("has no draft server 'one'"):
         find_all("one")
 
 
-def test_a_name_that_is_taken(start):
-    (first, kill), (second, _) = start(), start()
+def test_a_name_that_is_taken(make_run_dir):
+    (first, locks), (second, _) = make_run_dir(), make_run_dir()
     publish(first, DraftName("one", None))
     with refused(f"there is a draft server 'one' already, in {first}"):
         publish(second, DraftName("one", None))
-    kill()
+    close(locks)
     publish(second, DraftName("one", None))
     assert find_all("one")[0][0] == second
 
@@ -67,22 +44,22 @@ def test_a_name_that_is_taken(start):
         ({"rejection_sample_method": "synthetic"}, "unknown field `rejection_sample_method`"),
     ],
 )
-def test_a_service_of_another_version_is_none(start, published, why):
+def test_a_service_of_another_version_is_none(make_run_dir, published, why):
     if isinstance(published, dict):
         named = {"name": "two", "options": changed(**published), "service": "a"}
         published = json.dumps(named)
     if isinstance(published, str):
         published = published.encode()
-    run_dir, _ = start()
+    run_dir, _ = make_run_dir()
     (run_dir / "draft-server.json").write_bytes(published)
-    publish(start()[0], DraftName("one", None))
+    publish(make_run_dir()[0], DraftName("one", None))
     assert len(find_all("one")) == 1
     with refused(f"another version of vllm-ssd runs the one in {run_dir} (", why):
         find_all("two")
 
 
-def test_those_that_are_there_are_listed(start):
+def test_those_that_are_there_are_listed(make_run_dir):
     for name in ("two", "dp:1", "one"):
-        publish(start()[0], DraftName(name, None))
+        publish(make_run_dir()[0], DraftName(name, None))
     with pytest.raises(ValueError, match=r"\(running: (?!.*dp).*one, .*two"):
         find_all("three")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sentences import refused
+from tests.unit.conftest import close
 from vllm_ssd.service.own_table import NoRoom, OwnFiles
 from vllm_ssd.table import TableOwner, TableShape, rundir
 
@@ -35,17 +36,9 @@ def has_table(path: Path) -> bool:
 
 
 @pytest.fixture
-def mine():
+def mine(make_run_dir):
     """A run directory that lives until its locks are closed, and its locks."""
-    path, locks = rundir.create()
-    yield path, locks
-    close(locks)
-    rundir.remove(path)
-
-
-def close(locks: list[int]) -> None:
-    while locks:
-        os.close(locks.pop())
+    return make_run_dir()
 
 
 @pytest.fixture
