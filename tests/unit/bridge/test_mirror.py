@@ -1,5 +1,8 @@
 """Two tables, one on each node: what is published in one appears in the other, and once."""
 
+import random
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.messages import Add, Remove
 from vllm_ssd.table.outcomes import OutcomeReader, OutcomeWriter
 from vllm_ssd.table.predictions import PredictionReader, PredictionWriter
+from vllm_ssd.table.schema import parity
 
 VOCAB = 400
 GENERATION = 5
@@ -71,39 +75,65 @@ def kinds(frames):
     return [KINDS[frame.record] if isinstance(frame, Changed) else Plan for frame in frames]
 
 
-def test_nothing_is_sent_of_a_table_in_which_nothing_happens(nodes):
-    assert nodes.to_draft() == nodes.to_target() == []
-    nodes.outcomes.publish(1, stamp(0), 5, 0, [9])
-    nodes.predictions.publish(1, stamp(1), [0], [3])
-    assert nodes.to_draft() and nodes.to_target()
-    assert nodes.to_draft() == nodes.to_target() == []
+@pytest.mark.parametrize("seed", range(40))
+def test_the_other_end_reads_what_was_written(tmp_path, seed):
+    """However much happens between two looks; and what was told is not told again."""
+    rng, top_m = random.Random(seed), 4 * (seed % 2)
+    nodes = Nodes(tmp_path, top_m=top_m)
+    nodes.note(added(0))
+    outcomes, told = list(product(range(4), range(3))), [(0, 0)] * 2
+    text, known = [1] * 4, 4
+
+    def tokens(count):
+        return [rng.randrange(VOCAB) for _ in range(count)]
+
+    for round_ in range(12):
+        now, branches = stamp(round_), rng.sample(outcomes, rng.randint(1, 4))
+        for at in (now, now | FALLBACK)[: rng.randint(0, 2)]:
+            nodes.predictions.publish(0, at, *zip(*branches))
+            for _ in range(rng.randint(0, 4)):
+                new = tokens(len(branches))
+                rows = [[(token + more) % VOCAB for more in range(4)] for token in new]
+                probs = entries(rows, [[0.5, 0.5, 0, 0]] * len(rows)) if top_m else None
+                top_probs = np.array([rng.random() for _ in new], "f4")
+                nodes.predictions.extend(0, at, new, probs, top_probs)
+                if rng.random() < 0.5:
+                    check_predictions(nodes, told, outcomes)
+        new = tokens(rng.randint(1, 4))
+        text += new
+        nodes.outcomes.publish(0, now, len(text), len(new) - 1, new)
+        for drafts in (None, tokens(rng.randint(0, 3))):
+            if drafts is not None:
+                nodes.outcomes.confirm(0, now, drafts)
+            if rng.random() < 0.5:
+                heads = [frame.known for frame in nodes.to_draft() if frame.head]
+                assert heads == [known] * (known < len(text)) and nodes.to_draft() == []
+                expected = len(text), len(new) - 1, new[-1], text[known:]
+                assert known == len(text) or nodes.reader.read(0, now, known) == expected
+                assert nodes.reader.read_drafts(0, now) == drafts
+                known = len(text)
 
 
-def test_outcomes_and_confirmations(nodes):
-    nodes.outcomes.publish(2, stamp(0), 5, 0, [9])
-    assert kinds(nodes.to_draft()) == [Outcome]
-    assert nodes.reader.unread() == [(2, int(stamp(0)))]
-    found = nodes.reader.read(2, stamp(0), 4)
-    assert (found.length, found.accepted, found.new_tokens) == (5, 0, [9])
-    assert nodes.reader.read_drafts(2, stamp(0)) is None
-    nodes.outcomes.confirm(2, stamp(0), [7, 8])
-    assert kinds(nodes.to_draft()) == [Outcome]
-    assert nodes.reader.read_drafts(2, stamp(0)) == [7, 8]
-    nodes.outcomes.publish(2, stamp(1), 8, 2, [7, 8, 1])
-    nodes.outcomes.confirm(2, stamp(1), [])
-    assert kinds(nodes.to_draft()) == [Outcome, Outcome]
-    assert nodes.sent[0].known == 5, "what was told is not told again"
-    assert nodes.reader.read(2, stamp(1), 5).new_tokens == [7, 8, 1]
-    assert nodes.reader.read_drafts(2, stamp(1)) == []
-
-
-def test_rounds_between_two_looks_are_told_as_one(nodes):
-    for round_ in range(6):
-        nodes.outcomes.publish(0, stamp(round_), 6 + 2 * round_, 1, [round_, round_ + 100])
-        nodes.outcomes.confirm(0, stamp(round_), [])
-    assert kinds(nodes.to_draft()) == [Outcome, Outcome]
-    (text,) = [nodes.reader.read(0, stamp(5), 4).new_tokens]
-    assert text == [token for r in range(6) for token in (r, r + 100)]
+def check_predictions(nodes, told, outcomes):
+    """told: by parity, the stamp and the depth of what was sent."""
+    theirs, ours = (each.slots["prediction"][0] for each in (nodes.mirror, nodes.table))
+    for frame in nodes.to_target():
+        half = parity(frame.stamp)
+        count, depth = int(theirs[half]["count"]), int(theirs[half]["depth"])
+        known = told[half][1] if told[half][0] == frame.stamp else 0
+        assert frame.known == known and len(frame.tokens) == 8 * count * (depth - known)
+        told[half] = frame.stamp, depth
+        one, other = (each[half]["top_probs"][:count, :depth] for each in (ours, theirs))
+        assert one.tolist() == other.tolist()
+    assert nodes.to_target() == []
+    drafts = PredictionReader(nodes.mirror, VOCAB)
+    for at, outcome in product(theirs["stamp"], outcomes):
+        one, other = (
+            each.find(0, (at | FALLBACK) ^ FALLBACK, *outcome) for each in (nodes.lookup, drafts)
+        )
+        assert (one.predicted, one.missed) == (other.predicted, other.missed)
+        assert one.tokens == other.tokens
+        assert one.draft_probs[:, :2].tolist() == other.draft_probs[:, :2].tolist()
 
 
 def test_a_text_that_the_bridge_cannot_follow_is_asked_for_again(nodes):
@@ -181,60 +211,8 @@ def test_plan_and_state(nodes):
     nodes.table.plan["undrafted"] = 0
     assert kinds(nodes.to_draft()) == [Plan] and nodes.mirror.plan["undrafted"][0] == 0
     DraftStates(nodes.mirror).set(2, GENERATION, DRAFTING)
-    assert kinds(nodes.to_target()) == [State]
+    assert kinds(nodes.to_target()) == [State] and nodes.to_target() == []
     assert DraftStates(nodes.table).get(2, GENERATION) == DRAFTING
-
-
-def test_branches_grow_token_by_token(nodes):
-    nodes.predictions.publish(0, stamp(1), [0, 0, 3], [7, 8, 9])
-    assert kinds(nodes.to_target()) == [Prediction]
-    found = nodes.lookup.find(0, stamp(1), 0, 8)
-    assert (found.predicted, found.missed, found.tokens) == (True, False, [])
-    nodes.predictions.extend(0, stamp(1), [1, 2, 3])
-    assert [len(frame.tokens) for frame in nodes.to_target()] == [24], "of this token only"
-    top_probs = np.array([0.1, 0.2, 0.3], "f4")
-    nodes.predictions.extend(0, stamp(1), [4, 5, 6], top_probs=top_probs)
-    nodes.predictions.extend(0, stamp(1), [11, 12, 13])
-    assert [frame.known for frame in nodes.to_target()] == [1]
-    assert nodes.table.slots["prediction"]["top_probs"][0, 1, :3, 1].tolist() == top_probs.tolist()
-    for bonus, accepted, tokens in ((7, 0, [1, 4, 11]), (8, 0, [2, 5, 12]), (9, 3, [3, 6, 13])):
-        assert nodes.lookup.find(0, stamp(1), accepted, bonus).tokens == tokens
-    assert nodes.lookup.find(0, stamp(1), 1, 7).missed
-
-
-def test_a_fallback_takes_the_place_of_its_rounds_prediction(nodes):
-    nodes.predictions.publish(0, stamp(2), [0, 0], [7, 8])
-    nodes.predictions.extend(0, stamp(2), [1, 2])
-    nodes.to_target()
-    nodes.predictions.publish(0, stamp(2) | FALLBACK, [0], [9])
-    assert kinds(nodes.to_target()) == [Prediction]
-    assert nodes.lookup.find(0, stamp(2), 0, 7).tokens == []
-    for token in (5, 6):
-        nodes.predictions.extend(0, stamp(2) | FALLBACK, [token])
-        (frame,) = nodes.to_target()
-        assert len(frame.tokens) == 8, "of this token only"
-    found = nodes.lookup.find(0, stamp(2), 0, 9)
-    assert (found.tokens, found.predicted, found.missed) == ([5, 6], False, False)
-    nodes.predictions.publish(0, stamp(4), [0], [9])
-    nodes.to_target()
-    assert nodes.lookup.find(0, stamp(2), 0, 9).tokens == []
-
-
-def test_sampled_drafts(tmp_path):
-    """Distributions come with their tokens, and are sound."""
-    nodes = Nodes(tmp_path, top_m=4)
-    nodes.note(added(0))
-    nodes.predictions.publish(0, stamp(1), [0, 1], [7, 8])
-    certain = entries([[3, 4, 5, 6]], [[1, 0, 0, 0]])
-    spread = entries([[9, 3, 5, 6]], [[0.5, 0.25, 0.25, 0]])
-    nodes.predictions.extend(0, stamp(1), [3, 9], np.concatenate((certain, spread)))
-    nodes.predictions.extend(0, stamp(1), [5, 3], np.concatenate((spread, certain)))
-    nodes.to_target()
-    found = nodes.lookup.find(0, stamp(1), 0, 7)
-    assert found.tokens == [3, 5]
-    assert found.draft_probs[0, 0] == certain[0, 0]
-    assert found.draft_probs[1, :3].tolist() == spread[0, :3].tolist()
-    assert nodes.lookup.find(0, stamp(1), 1, 8).tokens == [9, 3]
 
 
 @pytest.mark.parametrize("kind", [Outcome, Prediction])
