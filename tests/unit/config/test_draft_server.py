@@ -108,9 +108,8 @@ def test_what_does_not_fit_is_refused(refusal, serve, monkeypatch, options, said
     assert said in refusal(**{"draft_server": "drafts", "model": None, **options})
 
 
-def test_the_vocabularies_are_compared(refusal, serve, tmp_path):
-    words = [f"v{i}" for i in range(60)]
-    serve("drafts", {"model": write_model(tmp_path, words=words)})
+def test_the_vocabularies_are_compared(refusal, serve, models):
+    serve("drafts", {"model": models.other})
     said = refusal(draft_server="drafts", model=None)
     assert "have different vocabularies" in said and "intersection" not in said
     assert 'to the draft: name another "draft_server" in --speculative-config' in said

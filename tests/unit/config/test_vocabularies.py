@@ -67,24 +67,16 @@ def test_vocabularies_that_do_not(compare, target, draft, options, said):
         compare(target, draft, **options)
 
 
-def test_vocabularies_are_checked_for_every_config(refusal, tmp_path):
-    assert "have different vocabularies" in refusal(model=write_model(tmp_path, words=OTHERS))
-    assert 'or write "vocabulary":"intersection" there' in refusal(
-        model=write_model(tmp_path, words=OTHERS)
-    )
+def test_vocabularies_are_checked_for_every_config(refusal, models):
+    said = refusal(model=models.other)
+    assert "have different vocabularies" in said
+    assert 'or write "vocabulary":"intersection" there' in said
 
 
 # Tokens of one text in tokenizers that mark spaces and bytes in different ways.
 BYTE_LEVEL = ["?", "\u0120", "\u010a", "\u0120the", "\u00c3\u00a9", "a", "\u00c3", "the", "e", "h"]
 MARKED = ["?", "<0x61>", "<0xC3>", "the", "\u2581the", "\u00e9", "<0x0A>", "a", "\u2581"]
 PLAIN = ["?", "e", "\n", " ", "a", "h", "\u00e9", " the"]
-
-
-def models(tmp_path, target, draft):
-    return [
-        ModelConfig(model=write_model(tmp_path / name, words, len(words) + 2), dtype="float32")
-        for name, words in (("target", target), ("draft", draft))
-    ]
 
 
 @pytest.mark.parametrize(
@@ -98,20 +90,24 @@ def models(tmp_path, target, draft):
     ],
 )
 def test_tokens_of_the_same_text(tmp_path, target, draft, expected):
+    models = (
+        ModelConfig(model=write_model(tmp_path / name, words, len(words) + 2), dtype="float32")
+        for name, words in (("target", target), ("draft", draft))
+    )
     padding = [~0, ~0]
-    assert list(shared_tokens(*models(tmp_path, target, draft))) == [*expected, *padding]
+    assert list(shared_tokens(*models)) == [*expected, *padding]
 
 
 def test_bytes_are_named_as_by_gpt_2():
     assert {byte: name for name, byte in intersection._BYTE_OF.items()} == bytes_to_unicode()
 
 
-def test_an_option_asks_for_the_shared_tokens(make, refusal, tmp_path):
+def test_an_option_asks_for_the_shared_tokens(make, refusal, models, tmp_path):
     draft = write_model(tmp_path / "one", words=[*WORDS[::-1]])
     config = make(model=draft, vocabulary="intersection")
     assert config.draft_ids == (*range(59, -1, -1), *[~0] * 4)
     assert make().draft_ids is None
-    said = refusal(model=write_model(tmp_path / "two", words=OTHERS), vocabulary="intersection")
+    said = refusal(model=models.other, vocabulary="intersection")
     assert "has 0% of the tokens of an ordinary text" in said
     assert "of no use below 50%: name another" in said
     said = refusal(model=write_model(tmp_path / "three", words=None), vocabulary="intersection")

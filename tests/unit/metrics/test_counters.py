@@ -95,18 +95,10 @@ def test_each_engine_has_its_own_metrics(table, tmp_path):
     assert scraped({0: tmp_path / "none"}) == {}
 
 
-def record(monkeypatch, level):
-    """A clock, as the first of a list, and the lines of this level that are logged."""
-    now, lines = [100.0], []
-    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(
-        target_counters.logger, level, lambda text, *args: lines.append(text % args)
-    )
-    return now, lines
-
-
 def test_one_warning_when_acceptance_has_halved(table, monkeypatch):
-    now, lines = record(monkeypatch, "warning")
+    now, lines, logger = [100.0], [], target_counters.logger
+    monkeypatch.setattr(target_counters.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logger, "warning", lambda text, *args: lines.append(text % args))
     counters = TargetCounters(table)
 
     def interval(accepted, rounds=1000):

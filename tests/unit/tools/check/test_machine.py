@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.gpu_hosts import gpus
+from tests.unit.draft.test_attention_self_test import with_outputs
 from vllm_ssd.draft.attention import self_test
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.sdpa import SDPAAttention
@@ -64,20 +65,10 @@ def test_weights_and_kv_cache_must_fit(free, need, state):
     assert found.state == state and bool(found.remedy) == (state != "ok")
 
 
-class Deaf(SDPAAttention):
-    """Computes nothing."""
-
-    def tree_plan(self, rows, steps):
-        plan = super().tree_plan(rows, steps)
-        right = plan.attend
-        plan.attend = lambda *inputs: torch.zeros_like(right(*inputs))
-        return plan
-
-
 @pytest.fixture
 def deaf(monkeypatch):
     """Makes the backend "triton" one that computes nothing."""
-    backends = {"triton": Deaf, "sdpa": SDPAAttention}
+    backends = {"triton": with_outputs(torch.zeros_like), "sdpa": SDPAAttention}
     monkeypatch.setattr(self_test, "load_backend", backends.get)
 
 
