@@ -106,9 +106,10 @@ class Loop:
         """What the client knows of a request."""
         return self.client.slots.states[name]
 
-    def draft_state(self, slot, generation):
-        """What the draft says of a request."""
-        return self._draft_states.get(slot, generation)
+    def draft_state(self, name, generation=None):
+        """What the draft says of a request. None: of the generation that the client knows."""
+        slot = self.slot_of(name)
+        return self._draft_states.get(slot.slot, generation or slot.generation)
 
     def sleep(self, _):
         """Time passes for the waiting target: the draft does one thing."""

@@ -14,7 +14,7 @@ def test_a_draft_far_behind_gets_the_text_again(tmp_path, draft_model, reference
     slot = loop.slot_of("a")
     loop.work()
     assert loop.slot_of("a") is slot
-    assert loop.draft_state(slot.slot, slot.generation) == LOST
+    assert loop.draft_state("a") == LOST
     for _ in range(3):
         target.round(loop.client)
         loop.work()
@@ -38,7 +38,7 @@ def test_another_draft_takes_over(tmp_path, draft_model, reference):
     loop.restart()
     loop.served.take_over()
     for name, slot in loop.client.slots.states.items():
-        assert loop.draft_state(slot.slot, before[name]) == LOST
+        assert loop.draft_state(name, before[name]) == LOST
         assert loop.predictions.newest(slot.slot) == 0
     for target in (begun, fresh):
         target.round(loop.client)  # is added again
@@ -56,17 +56,15 @@ def test_a_request_whose_message_was_lost_is_asked_for(tmp_path, draft_model, re
     target = loop.begin("a", PROMPT, reference)
     loop.served.ask_for_unknown()
     target.round(loop.client)
-    slot = loop.slot_of("a")
     loop.loses_messages = False
     loop.served.ask_for_unknown()
-    assert loop.draft_state(slot.slot, slot.generation) == PREPARING
+    assert loop.draft_state("a") == PREPARING
     loop.served.ask_for_unknown()
-    assert loop.draft_state(slot.slot, slot.generation) == LOST
+    assert loop.draft_state("a") == LOST
     target.round(loop.client)
     loop.work()
     target.round(loop.client)
     assert target.drafts == reference.continuation(target.text, k)
     for _ in range(2):
         loop.served.ask_for_unknown()
-    slot = loop.slot_of("a")
-    assert loop.draft_state(slot.slot, slot.generation) == DRAFTING
+    assert loop.draft_state("a") == DRAFTING

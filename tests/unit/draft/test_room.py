@@ -34,8 +34,7 @@ def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):
     k = 3
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 1, False, chunk=64))
     loop.client.add("a", [5] * (MAX_LEN - 2 * k))
-    slot = loop.slot_of("a")
-    assert loop.draft_state(slot.slot, slot.generation) == GIVEN_UP
+    assert loop.draft_state("a") == GIVEN_UP
     assert loop.work() == 0
 
 
@@ -49,11 +48,7 @@ def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, referen
     for name, prompt in prompts.items():
         loop.client.add(name, prompt)
     loop.work()
-    states = {
-        name: loop.draft_state(slot.slot, slot.generation)
-        for name, slot in loop.client.slots.states.items()
-    }
-    assert states["a"] == DRAFTING and states["b"] != DRAFTING
+    assert loop.draft_state("a") == DRAFTING != loop.draft_state("b")
     loop.client.remove("a")
     loop.work()
     target = Target("b", prompts["b"], reference)
@@ -74,7 +69,7 @@ def test_a_text_that_outgrows_the_memory_waits_for_more(tmp_path, draft_model, r
     stamp = make_stamp(slot.generation, 0)
     loop.outcomes.publish(slot.slot, stamp, len(text), 0, text[len(PROMPT) :])
     loop.work()
-    assert loop.draft_state(slot.slot, slot.generation) == PREPARING
+    assert loop.draft_state("a") == PREPARING
     assert loop.predictions.find(slot.slot, stamp, 0, text[-1]).tokens == []
     loop.engine.requests.pool.give(rest)
     loop.work()

@@ -121,7 +121,7 @@ def test_a_draft_that_hung_leaves_its_successors_work_alone(
         target.round(loop.client)
         loop.work(4)
     generation = loop.slot_of("a").generation
-    assert generation > 1 and loop.draft_state(0, generation) == DRAFTING
+    assert generation > 1 and loop.draft_state("a") == DRAFTING
     published, counted = predictions(loop), loop.table.draft.copy()
     with torch.inference_mode():
         while hung.step():
@@ -170,8 +170,8 @@ def test_who_loses_the_memory_loses_the_seat(tmp_path, draft_model, reference):
         first.outcomes.publish(0, make_stamp(state.generation, number), length, -1, [9] * 30)
         first.outcomes.confirm(0, make_stamp(state.generation, number), [])
         first.work()
-    assert first.draft_state(0, state.generation) == PREPARING
-    assert second.draft_state(0, second.slot_of("a").generation) == DRAFTING
+    assert first.draft_state("a") == PREPARING
+    assert second.draft_state("a") == DRAFTING
     waiting.round(second.client)
     second.work()
     assert waiting.round(second.client) == K

@@ -127,16 +127,9 @@ def test_a_batch_that_is_one_smaller_now_and_then_is_of_the_same_size():
     assert target.run(500, batch=15)[0][0] > 400
 
 
-@pytest.fixture
-def said(monkeypatch):
-    lines: list[str] = []
-    monkeypatch.setattr(draft_limit.logger, "info", lambda text, *args: lines.append(text % args))
-    return lines
-
-
-def test_switches_are_said_with_both_speeds_in_few_lines(said, monkeypatch):
-    target = gpu(0.5, noise=0.0)
-    now = 0.0
+def test_switches_are_said_with_both_speeds_in_few_lines(monkeypatch):
+    target, now, said = gpu(0.5, noise=0.0), 0.0, []
+    monkeypatch.setattr(draft_limit.logger, "info", lambda text, *args: said.append(text % args))
     monkeypatch.setattr(draft_limit.time, "monotonic", lambda: now)
     target.run(2000)
     speeds = "64.0 tokens/s without draft tokens, 32.0 with them"
