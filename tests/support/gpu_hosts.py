@@ -7,6 +7,8 @@ from typing import Any
 
 from vllm_ssd.config.ssd_config import SSDConfig
 
+CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)  # a platform
+
 
 def gpus(count: int, rocm: bool = False) -> SimpleNamespace:
     """A platform with ``count`` visible GPUs, the first of which is the machine's fifth."""

@@ -1,12 +1,11 @@
 """How the cores of a CPU machine are divided."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.config import ParallelConfig
 
+from tests.support.gpu_hosts import CPU
 from tests.support.sentences import refused
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.ssd_config import SSDConfig
@@ -79,7 +78,6 @@ def test_engines_of_one_machine_have_cores_of_their_own():
 )
 def test_cores_that_are_not_there(device, expected, monkeypatch):
     monkeypatch.setattr(target_checks, "available_cores", lambda: [0, 2, 3])
-    cpu = SimpleNamespace(is_cpu=lambda: True)
-    check_device(SSDConfig(draft_device="0,2-3"), ParallelConfig(), cpu)
+    check_device(SSDConfig(draft_device="0,2-3"), ParallelConfig(), CPU)
     with refused("draft_device ", expected):
-        check_device(SSDConfig(draft_device=device), ParallelConfig(), cpu)
+        check_device(SSDConfig(draft_device=device), ParallelConfig(), CPU)

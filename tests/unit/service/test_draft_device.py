@@ -1,10 +1,8 @@
 """The device that an engine's draft gets, and what is said of it."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.support.gpu_hosts import CPU, engine, gpus, parallel
 from vllm_ssd.service import draft_device
 from vllm_ssd.service.draft_device import choose_device
 from vllm_ssd.service.placement import DraftDevice
@@ -41,9 +39,6 @@ def test_the_drafts_process_sees_that_gpu(monkeypatch, rocm):
     assert found.environment["CUDA_VISIBLE_DEVICES"] == "5"
     assert ("HIP_VISIBLE_DEVICES" in found.environment) == rocm
     assert not found.cores
-
-
-CPU = SimpleNamespace(is_cpu=lambda: True)
 
 
 @pytest.mark.parametrize(

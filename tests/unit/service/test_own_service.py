@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.gpu_hosts import engine, gpus, parallel
+from tests.support.gpu_hosts import CPU, engine, gpus, parallel
 from vllm_ssd.service import draft_device, own_service
 from vllm_ssd.service.own_service import OwnService
 from vllm_ssd.service.own_table import OwnFiles
@@ -112,7 +112,7 @@ def test_each_target_has_its_own_cores(launchers, monkeypatch):
 
     name = "VLLM_CPU_OMP_THREADS_BIND"
     monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setattr(platforms, "current_platform", CPU)
     monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3, 4])
     for number, cores in enumerate(("0,1|0,1", "2,3|2,3")):
         own = service(engines=2, number=number)

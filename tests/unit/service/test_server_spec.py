@@ -8,13 +8,11 @@ import pytest
 from vllm.config import LoadConfig, ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from tests.support.gpu_hosts import gpus, parallel
+from tests.support.gpu_hosts import CPU, gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service.placement import DraftDevice
 from vllm_ssd.service.server_spec import ServerSpec, make_server_spec
-
-CPU = SimpleNamespace(is_cpu=lambda: True, is_rocm=lambda: False)
 
 
 @pytest.fixture
