@@ -88,7 +88,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 19940,
+    "../tests": 19930,
     "table": 2030,
     "draft": 4940,
     "service": 2510,

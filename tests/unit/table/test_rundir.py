@@ -157,29 +157,6 @@ def test_foreign_links_are_not_followed(mine, tmp_path):
         link.unlink()
 
 
-def test_files_are_touched_while_folders_of_ray_come_and_go(tmp_path, monkeypatch):
-    files = [tmp_path / "lock", tmp_path / "ray" / "log", tmp_path / "link"]
-    going = tmp_path / "ray" / "going"
-    going.mkdir(parents=True)
-    for file in files[:2]:
-        file.touch()
-    files[2].symlink_to("nowhere")
-    for path in files:
-        os.utime(path, (0, 0), follow_symlinks=False)
-    enter = os.scandir
-
-    def scandir(path):
-        if Path(path) == going:
-            going.rmdir()  # after its folder was listed, and before it is entered
-        return enter(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    rundir.touch(tmp_path)
-    assert not going.exists()
-    assert all(path.lstat().st_mtime > 0 for path in files)
-    rundir.touch(tmp_path / "gone")
-
-
 def test_an_engine_outlives_a_cleaner_of_its_files(owner):
     process, path = owner
     watched = rundir.open_own(path, folder=True)
@@ -194,16 +171,28 @@ def test_an_engine_outlives_a_cleaner_of_its_files(owner):
     os.close(watched)
 
 
-def test_files_look_used_once_touched(mine):
+def test_files_look_used_once_touched(mine, monkeypatch):
+    """While folders of Ray's come and go."""
     path, _ = mine
-    (path / "ray").mkdir()
+    going, link = path / "ray" / "going", path / "link"
+    going.mkdir(parents=True)
+    link.symlink_to("nowhere")
     files = [path, path / "lock", path / "ray", path / "ray" / "socket"]
     files[-1].touch()
-    (path / "link").symlink_to("nowhere")
-    for file in files:
-        os.utime(file, (0, 0))
+    for file in (*files, link):
+        os.utime(file, (0, 0), follow_symlinks=False)
     before = time.time() - 1
-    rundir.touch(path)
+    enter = os.scandir
+
+    def scandir(folder):
+        if Path(folder) == going:
+            going.rmdir()  # after its folder was listed, and before it is entered
+        return enter(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        rundir.touch(path)
+    assert not going.exists() and link.lstat().st_mtime > before
     assert all(min(file.stat().st_atime, file.stat().st_mtime) > before for file in files)
     os.utime(files[-1], (0, 0))
     rundir.touch(path)
@@ -212,6 +201,7 @@ def test_files_look_used_once_touched(mine):
     (path / "new").touch()
     rundir.touch(path)
     assert files[-1].stat().st_mtime > before, "a new file does not make the others look used"
+    rundir.touch(path / "gone")
 
 
 def test_files_that_another_sweep_has_just_removed(mine, monkeypatch):
