@@ -29,7 +29,8 @@ def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     runs no target. platform: vLLM's current platform."""
     config: Any = vllm_config.speculative_config
     if platform.is_cpu():
-        return DraftDevice(parse_cores(str(config.draft_device)))
+        cores = parse_cores(str(config.draft_device))
+        return DraftDevice(cores, environment=_threads(cores))
     return place_draft(config.draft_device, 1, vllm_config.parallel_config, platform, engine=0)
 
 
@@ -77,6 +78,7 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
     few = "too few cores: target and draft share some, and will be slow"
     return DraftDevice(
         split.draft,
+        environment=_threads(split.draft),
         of_target={} if split.target is None else {_BINDING: split.target},
         notes=(few,) if split.shared else (),
     )
@@ -91,3 +93,8 @@ def set_variables(values: Mapping[str, str | None]) -> dict[str, str | None]:
         else:
             os.environ[name] = value
     return former
+
+
+def _threads(cores: list[int]) -> dict[str, str]:
+    """Environment variables of a process that runs on these cores."""
+    return {"OMP_NUM_THREADS": str(len(cores))}

@@ -53,7 +53,8 @@ def test_target_and_draft_have_cores_of_their_own(monkeypatch, bind, cores, boun
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
     monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3])
     found = choose_device(engine(parallel(1)), CPU)
-    assert found == DraftDevice(cores, of_target=bound)
+    of_draft = {"OMP_NUM_THREADS": str(len(cores))}
+    assert found == DraftDevice(cores, environment=of_draft, of_target=bound)
 
 
 def test_too_few_cores(monkeypatch):
