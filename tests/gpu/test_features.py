@@ -59,6 +59,9 @@ NEAR = 5e-3
 @pytest.mark.parametrize("name", [name for name in (*NAMES, *FEATURES) if name != "LoRA"])
 def test_same_result(runs, name, request):
     plain, ssd, accepted = runs
+    if name == "session" and "a hybrid" in request.node.callspec.id:
+        assert "does not support prompts in pieces" in ssd[name].text
+        return
     assert difference(plain[name], ssd[name], name, NEAR) is None
     refused = isinstance(plain[name], Refused)
     # A random model's few tokens before it sleeps may all be misses.

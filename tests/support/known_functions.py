@@ -20,11 +20,11 @@ from vllm_ssd.hooks.patches import PATCHES, Patch
 # python -m tests.support.known_functions FOLDER, where FOLDER contains its folder "vllm".
 KNOWN = frozenset(
     """
-    08d5e05dd9 11e1427fd3 2327895e2e 28a3323461 365376826d 433f4a16e1 4754661d4e 49c9314d0d
-    4d80667887 58aa16766a 5a3d99fbe2 5d9ffa4af0 680c5dd2e6 6b57f80326 6cd34dc3f3 74526c5bff
-    78b71ca425 81a9810fc3 8929a86b65 a67739c954 a71e828ecb ae8d8c5c68 ae97ab28a0 b3f074427d
-    b9149e8c6c ba33005b9d bcc9725427 be489cd675 c02b66441e c095504e71 d640a73741 de1ccfdc7e
-    e53613c469 e54e5c6e0b eb19d6a537 fd0c5e084a
+    08d5e05dd9 11e1427fd3 2327895e2e 365376826d 433f4a16e1 49c9314d0d 4d80667887 58aa16766a
+    5a3d99fbe2 5d9ffa4af0 680c5dd2e6 6b57f80326 6cd34dc3f3 74526c5bff 78b71ca425 81a9810fc3
+    8929a86b65 a67739c954 a71e828ecb ae8d8c5c68 ae97ab28a0 b3f074427d b9149e8c6c ba33005b9d
+    bcc9725427 be489cd675 c02b66441e c095504e71 d640a73741 de1ccfdc7e e53613c469 e54e5c6e0b
+    eb19d6a537 fd0c5e084a fec5aa64aa
     """.split()
 )
 

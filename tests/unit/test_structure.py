@@ -88,9 +88,9 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 19930,
-    "table": 2030,
-    "draft": 4940,
+    "../tests": 20090,
+    "table": 2020,
+    "draft": 4910,
     "service": 2510,
     "bridge": 1180,
     "config": 1200,

@@ -65,7 +65,7 @@ _ARGS = "vllm.engine.arg_utils:EngineArgs"
 _EXECUTOR = "vllm.v1.executor.abstract:Executor"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _CORE = "vllm.v1.engine.core:EngineCoreProc"
-_ASYNC = "vllm.v1.engine.async_llm:AsyncLLM"
+_INPUTS = "vllm.v1.engine.input_processor:InputProcessor"
 _CLIENT = "vllm.v1.engine.core_client:MPClient"
 _LOGGER = "vllm.v1.metrics.loggers:PrometheusStatLogger"
 _COLLECTOR = "prometheus_client.multiprocess:MultiProcessCollector"
@@ -107,7 +107,7 @@ PATCHES = (
     Patch(_SSD, f"{_LOGGER}.__init__", "metrics.with_ssd_metrics"),
     Patch(_SSD, f"{_COLLECTOR}.collect", "metrics.with_ssd_collected"),
     # Layers with states would go on from a wrong one.
-    Patch(_SSD, f"{_ASYNC}._add_streaming_input_request", "streaming_input.with_pieces_refused"),
+    Patch(_SSD, f"{_INPUTS}.process_inputs", "streaming_input.with_pieces_refused"),
     # A worker gets the patches of its runner, and methods that change the draft's weights.
     Patch(_ALL, f"{_WORKER}.__init__", "worker.with_ssd"),
     # No two engines that share a draft draw with the same random numbers.

@@ -1,8 +1,7 @@
-"""Prompts in pieces are refused for targets with states, and for no others."""
+"""Prompts in pieces are refused for targets with states, and nothing else is."""
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +10,20 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.streaming_input import with_pieces_refused
 
 
+@pytest.mark.parametrize("resumable", [False, True])
 @pytest.mark.parametrize("with_states", [False, True])
 @pytest.mark.parametrize("speculation", [None, SSDConfig(k=2)])
-def test_of_targets_with_states(speculation, with_states):
-    async def vllms(engine, request_id: str) -> str:
-        return f"{request_id} is added"
+def test_of_targets_with_states(speculation, with_states, resumable):
+    def vllms(processor, request_id: str, resumable: bool) -> tuple[str, bool]:
+        return request_id, resumable
 
-    engine = SimpleNamespace(
+    processor = SimpleNamespace(
         vllm_config=SimpleNamespace(speculative_config=speculation),
         model_config=SimpleNamespace(is_hybrid=with_states, is_attention_free=False),
     )
-    added = with_pieces_refused(vllms, engine, request_id="a")
-    if speculation and with_states:
+    if speculation and with_states and resumable:
         with pytest.raises(ValueError, match="does not support prompts in pieces for targets"):
-            asyncio.run(added)
+            with_pieces_refused(vllms, processor, "a", resumable=True)
     else:
-        assert asyncio.run(added) == "a is added"
+        found = with_pieces_refused(vllms, processor, "a", resumable=resumable)
+        assert found == ("a", resumable)
