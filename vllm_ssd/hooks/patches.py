@@ -107,7 +107,7 @@ PATCHES = (
     Patch(_SSD, f"{_LOGGER}.__init__", "metrics.with_ssd_metrics"),
     Patch(_SSD, f"{_COLLECTOR}.collect", "metrics.with_ssd_collected"),
     # Layers with states would go on from a wrong one.
-    Patch(_SSD, f"{_INPUTS}.process_inputs", "streaming_input.with_pieces_refused"),
+    Patch(_SSD, f"{_INPUTS}.process_inputs", "streaming_input.with_streaming_refused"),
     # A worker gets the patches of its runner, and methods that change the draft's weights.
     Patch(_ALL, f"{_WORKER}.__init__", "worker.with_ssd"),
     # No two engines that share a draft draw with the same random numbers.

@@ -1,4 +1,4 @@
-"""Refuses prompts in pieces (streaming input) where vLLM would go on from a wrong state."""
+"""Refuses streaming input, prompts in pieces, where vLLM would go on from a wrong state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
 
 
-def with_pieces_refused(
+def with_streaming_refused(
     original: Original, self: InputProcessor, *args: Any, resumable: bool = False, **kwargs: Any
 ) -> Any:
     """With each new piece, vLLM forgets how many draft tokens the last step accepted. Layers with
@@ -21,6 +21,6 @@ def with_pieces_refused(
         from vllm_ssd.config.verification import has_states
 
         if has_states(self.model_config):
-            what = "prompts in pieces for targets with state-space or linear layers"
+            what = "streaming input for targets with state-space or linear layers"
             raise refusal(what, "send each prompt at once")
     return original(self, *args, resumable=resumable, **kwargs)

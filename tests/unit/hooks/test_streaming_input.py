@@ -1,4 +1,4 @@
-"""Prompts in pieces are refused for targets with states, and nothing else is."""
+"""Streaming input is refused for targets with states, and nothing else is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_ssd.config.ssd_config import SSDConfig
-from vllm_ssd.hooks.streaming_input import with_pieces_refused
+from vllm_ssd.hooks.streaming_input import with_streaming_refused
 
 
 @pytest.mark.parametrize("resumable", [False, True])
@@ -22,8 +22,8 @@ def test_of_targets_with_states(speculation, with_states, resumable):
         model_config=SimpleNamespace(is_hybrid=with_states, is_attention_free=False),
     )
     if speculation and with_states and resumable:
-        with pytest.raises(ValueError, match="does not support prompts in pieces for targets"):
-            with_pieces_refused(vllms, processor, "a", resumable=True)
+        with pytest.raises(ValueError, match="does not support streaming input for targets"):
+            with_streaming_refused(vllms, processor, "a", resumable=True)
     else:
-        found = with_pieces_refused(vllms, processor, "a", resumable=resumable)
+        found = with_streaming_refused(vllms, processor, "a", resumable=resumable)
         assert found == ("a", resumable)
