@@ -22,7 +22,7 @@ TOKENS = 40
 NEAR = 5e-3  # log probabilities differ by less if the order of sums is another
 
 
-@pytest.mark.parametrize("name", ["Granite 4-H", "Mixtral"])
+@pytest.mark.parametrize("name", ["Granite 4-H", "ERNIE 4.5"])
 def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     options = {
         **OPTIONS,

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -20,8 +19,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
 def same_environment():
     """vLLM sets variables when a config is made (LD_PRELOAD, VLLM_*), and Ray when it starts:
     engines that are started later in this process would inherit them."""
-    with mock.patch.dict(os.environ):
-        yield
+    before = dict(os.environ)
+    yield
+    if os.environ != before:  # or threads of a module's fixtures would see it empty for a moment
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

@@ -78,9 +78,10 @@ def kinds(frames):
 @pytest.mark.parametrize("seed", range(40))
 def test_the_other_end_reads_what_was_written(tmp_path, seed):
     """However much happens between two looks; and what was told is not told again."""
-    rng, top_m = random.Random(seed), 4 * (seed % 2)
+    rng, top_m, slot = random.Random(seed), 4 * (seed % 2), seed % 3
     nodes = Nodes(tmp_path, top_m=top_m)
-    nodes.note(added(0))
+    for each in range(3):
+        nodes.note(added(each))
     outcomes, told = list(product(range(4), range(3))), [(0, 0)] * 2
     text, known = [1] * 4, 4
 
@@ -88,35 +89,38 @@ def test_the_other_end_reads_what_was_written(tmp_path, seed):
         return [rng.randrange(VOCAB) for _ in range(count)]
 
     for round_ in range(12):
-        now, branches = stamp(round_), rng.sample(outcomes, rng.randint(1, 4))
+        now = stamp(round_)
         for at in (now, now | FALLBACK)[: rng.randint(0, 2)]:
-            nodes.predictions.publish(0, at, *zip(*branches))
+            branches = rng.sample(outcomes, rng.randint(1, 4))
+            nodes.predictions.publish(slot, at, *zip(*branches))
             for _ in range(rng.randint(0, 4)):
+                if rng.random() < 0.5:
+                    check_predictions(nodes, slot, told, outcomes)
                 new = tokens(len(branches))
                 rows = [[(token + more) % VOCAB for more in range(4)] for token in new]
                 probs = entries(rows, [[0.5, 0.5, 0, 0]] * len(rows)) if top_m else None
                 top_probs = np.array([rng.random() for _ in new], "f4")
-                nodes.predictions.extend(0, at, new, probs, top_probs)
-                if rng.random() < 0.5:
-                    check_predictions(nodes, told, outcomes)
+                nodes.predictions.extend(slot, at, new, probs, top_probs)
+            if rng.random() < 0.5:
+                check_predictions(nodes, slot, told, outcomes)
         new = tokens(rng.randint(1, 4))
         text += new
-        nodes.outcomes.publish(0, now, len(text), len(new) - 1, new)
+        nodes.outcomes.publish(slot, now, len(text), len(new) - 1, new)
         for drafts in (None, tokens(rng.randint(0, 3))):
             if drafts is not None:
-                nodes.outcomes.confirm(0, now, drafts)
+                nodes.outcomes.confirm(slot, now, drafts)
             if rng.random() < 0.5:
                 heads = [frame.known for frame in nodes.to_draft() if frame.head]
                 assert heads == [known] * (known < len(text)) and nodes.to_draft() == []
                 expected = len(text), len(new) - 1, new[-1], text[known:]
-                assert known == len(text) or nodes.reader.read(0, now, known) == expected
-                assert nodes.reader.read_drafts(0, now) == drafts
+                assert known == len(text) or nodes.reader.read(slot, now, known) == expected
+                assert nodes.reader.read_drafts(slot, now) == drafts
                 known = len(text)
 
 
-def check_predictions(nodes, told, outcomes):
+def check_predictions(nodes, slot, told, outcomes):
     """told: by parity, the stamp and the depth of what was sent."""
-    theirs, ours = (each.slots["prediction"][0] for each in (nodes.mirror, nodes.table))
+    theirs, ours = (each.slots["prediction"][slot] for each in (nodes.mirror, nodes.table))
     for frame in nodes.to_target():
         half = parity(frame.stamp)
         count, depth = int(theirs[half]["count"]), int(theirs[half]["depth"])
@@ -129,7 +133,7 @@ def check_predictions(nodes, told, outcomes):
     drafts = PredictionReader(nodes.mirror, VOCAB)
     for at, outcome in product(theirs["stamp"], outcomes):
         one, other = (
-            each.find(0, (at | FALLBACK) ^ FALLBACK, *outcome) for each in (nodes.lookup, drafts)
+            each.find(slot, (at | FALLBACK) ^ FALLBACK, *outcome) for each in (nodes.lookup, drafts)
         )
         assert (one.predicted, one.missed) == (other.predicted, other.missed)
         assert one.tokens == other.tokens

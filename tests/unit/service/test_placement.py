@@ -105,9 +105,9 @@ def test_the_users_gpu_among_device_ids_and_on_rocm():
         (1, None, parallel(2, ids=[5, 4]), 2, 'with "draft_device": 1'),
         (1, 3, parallel(1), 3, "draft_device 3 does not exist: choose from 0 to 2"),
         (2, "2,3", parallel(1), 3, "draft_device 3 does not exist: choose from 0 to 2"),
-        (1, "GPU-7", parallel(1), 3, "is not the UUID of a visible GPU: choose one"),
+        (1, "GPU-7", parallel(1), 3, "draft_device GPU-7 is not the UUID of a visible"),
         (1, "0-1", parallel(1), 3, "must be the index or the UUID of a visible GPU"),
-        (1, "1,2", parallel(1), 3, "this host has 1 engine: name one GPU for the draft of each"),
+        (1, "1,2", parallel(1), 3, "names 2 GPUs and this host has 1 engine: name one"),
         (3, "0,1", parallel(1), 3, "names 2 GPUs and this host has 3 engines"),
     ],
 )
