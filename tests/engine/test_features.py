@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,16 @@ from tests.support.features import FEATURES, OPTIONS, run_all
 from tests.support.features.prompts import LONG, SHORT
 from tests.support.features.results import Refused, difference, generate, refusal
 from tests.support.features.sampling_parameters import CHOICE, NAMES, REGEX
-from tests.support.harness import LIGHT, SSD, engine, greedy, own_run_dir, serves, wait_for
+from tests.support.harness import (
+    LIGHT,
+    SSD,
+    accepted_drafts,
+    engine,
+    greedy,
+    own_run_dir,
+    serves,
+    wait_for,
+)
 from vllm_ssd.metrics import subtract
 
 # One token a request, which ends with its prompt; or no request at all.
@@ -32,11 +40,6 @@ class Runs:
     ssd: dict[str, Any]
     accepted: dict[str, int]
     llm: Any  # with SSD, after all that
-
-
-def accepted_drafts(run_dir: Path) -> int:
-    """By all requests so far."""
-    return sum(drafts * times for drafts, times in enumerate(counters(run_dir)["accepted"]))
 
 
 @pytest.fixture(scope="module")

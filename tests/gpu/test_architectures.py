@@ -13,7 +13,7 @@ import pytest
 from benchmarks.common.server import NAME as TARGET
 from benchmarks.common.server import Server
 from tests.gpu.settings import GPUS, OPTIONS
-from tests.support.completions import Completion, check_texts, lead, parting
+from tests.support.completions import Completion, check_alike, check_texts, lead
 from tests.support.draft_command import NAME, Service
 from tests.support.harness import START_S
 from tests.support.random_models import EXPERTS, HYBRIDS, OTHERS, VOCAB, WORKER, write_draft
@@ -119,7 +119,7 @@ def test_experts_of_two_engines(draft, tmp_path: Path):
         assert len(rounds) == 2 and all(tokens[each] > rounds[each] for each in rounds)
         draft.draft.server().kill()
         plain = served(server.url)
-    assert not [each for pair in zip(plain, found) if (each := parting(*pair, NEAR["float32"]))]
+    check_alike(plain, found, NEAR["float32"])
 
 
 def served(url: str) -> list[Completion]:

@@ -3,18 +3,18 @@ it refuses in the same words with it."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common.running import counters
 from benchmarks.standin.checkpoint import copy_tokenizer
 from tests.gpu.settings import OPTIONS as GPU_OPTIONS
 from tests.gpu.settings import SSD
 from tests.support.features import FEATURES, OPTIONS, run_all
 from tests.support.features.results import Refused, difference
 from tests.support.features.sampling_parameters import NAMES
-from tests.support.harness import engine, own_run_dir
+from tests.support.harness import accepted_drafts, engine, own_run_dir
 from tests.support.random_models import HYBRIDS, WORKER, write_draft
 
 TOKENS = 49152  # of SmolLM2's vocabulary
@@ -34,12 +34,7 @@ def runs(request, models, tmp_path_factory):
     with engine(target, **options) as llm:
         plain, _ = run_all(llm)
     with engine(target, speculative_config=speculation, **options) as llm:
-        run_dir = own_run_dir()
-
-        def accepted() -> int:
-            return sum(n * times for n, times in enumerate(counters(run_dir)["accepted"]))
-
-        return plain, *run_all(llm, accepted)
+        return plain, *run_all(llm, partial(accepted_drafts, own_run_dir()))
 
 
 def write_hybrid(smollm2: Path, folder: Path) -> tuple[str, str]:

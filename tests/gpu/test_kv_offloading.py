@@ -9,11 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.common.running import counters, run_dir_of
+from benchmarks.common.running import run_dir_of
 from tests.gpu.settings import OPTIONS, SSD
-from tests.support.completions import Completion, completion, parting
+from tests.support.completions import Completion, check_alike, completion
 from tests.support.forked import in_fork
-from tests.support.harness import engine, greedy, wait_for
+from tests.support.harness import accepted_drafts, engine, greedy, wait_for
 from tests.support.random_models import HYBRIDS, OTHERS, VOCAB, write_draft
 
 FAMILIES = {**HYBRIDS, **OTHERS}
@@ -40,7 +40,7 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     plain, *_ = in_fork(texts_and_again, target, options)
     options |= {"kv_offloading_size": 1, "speculative_config": speculation}
     found, loaded, accepted = in_fork(texts_and_again, target, options)
-    assert not [each for pair in zip(plain, found) if (each := parting(*pair, NEAR))]
+    check_alike(plain, found, NEAR)
     assert loaded > 0 and accepted > 0
 
 
@@ -50,18 +50,17 @@ def texts_and_again(folder: str, options: dict[str, Any]) -> tuple[list[Completi
     import tests.support.random_models  # noqa: F401, for its load format
 
     asked = greedy(TOKENS, ignore_eos=True, detokenize=False, logprobs=2)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     outputs = []
     with engine(folder, **options) as llm:
         for _ in range(2):
-            prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
             outputs += llm.generate(prompts, asked, use_tqdm=False)
             wait_for("KV to be on the host", lambda: forget(llm), 30)
-        metrics = {metric.name: metric for metric in llm.get_metrics()}
+        hits = "vllm:external_prefix_cache_hits"
+        loaded = sum(metric.value for metric in llm.get_metrics() if metric.name == hits)
         run_dir = run_dir_of([psutil.Process()])
-        lengths = counters(run_dir)["accepted"] if run_dir else []
-    loaded = metrics.get("vllm:external_prefix_cache_hits")
-    accepted = sum(length * rows for length, rows in enumerate(lengths))
-    return [completion(each) for each in outputs], int(loaded.value) if loaded else 0, int(accepted)
+        accepted = accepted_drafts(run_dir) if run_dir else 0
+    return [completion(each) for each in outputs], loaded, accepted
 
 
 def forget(llm: Any) -> bool:

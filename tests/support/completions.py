@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.common.running import counters, run_dir_of
 from tests.support.forked import in_fork
-from tests.support.harness import engine
+from tests.support.harness import accepted_drafts, engine, greedy
 
 
 def check_texts(
@@ -35,9 +35,7 @@ def check_texts(
         found, accepted, off = in_fork(complete, folder, batches, count, speculative, joined_by)
         equal = sum(ours.tokens == theirs.tokens for ours, theirs in zip(plain, found))
         print(f"{speculation}: {equal} of {len(plain)} texts equal, {accepted} drafts accepted")
-        pairs = zip(plain, found, strict=True)
-        partings = [each for pair in pairs if (each := parting(*pair, near))]
-        assert not partings, partings
+        check_alike(plain, found, near)
         assert accepted > 0 or not accepts
     return off
 
@@ -60,24 +58,19 @@ def complete(
     """The texts of batches of prompts, ``count`` tokens each, one batch after the other; how many
     drafts were accepted; and the rounds without draft tokens. joined_by: prompts that join each
     batch after some steps. The engine must be in this process."""
-    from vllm import SamplingParams
-
     import tests.support.random_models  # noqa: F401, for its load format
 
-    greedy = SamplingParams(
-        temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=2
-    )
+    asked = greedy(count, ignore_eos=True, detokenize=False, logprobs=2)
     if not torch.cuda.is_available():
         torch.compiler.set_stance("force_eager")  # how vLLM ranks tokens compiles for 3 s
     outputs = []
     with engine(folder, **options) as llm:
         for prompts in batches:
-            outputs += _generate(llm, prompts, joined_by, greedy)
+            outputs += _generate(llm, prompts, joined_by, asked)
         run_dir = run_dir_of([psutil.Process()])
-        found = counters(run_dir) if run_dir else {"accepted": [], "off": 0}
-    completions = [completion(output) for output in outputs]
-    accepted = sum(length * rows for length, rows in enumerate(found["accepted"]))
-    return completions, int(accepted), int(found["off"])
+        accepted = accepted_drafts(run_dir) if run_dir else 0
+        off = counters(run_dir)["off"] if run_dir else 0
+    return [completion(output) for output in outputs], accepted, int(off)
 
 
 def completion(output: Any) -> Completion:
@@ -104,6 +97,13 @@ def _generate(
         steps.append(llm.llm_engine.step())
     done = {output.request_id: output for step in steps for output in step if output.finished}
     return [done[number] for number, *_ in requests]
+
+
+def check_alike(plain: Sequence[Completion], others: Sequence[Completion], near: float) -> None:
+    """An ``AssertionError`` if a text is not the plain one. near: see ``parting``."""
+    pairs = zip(plain, others, strict=True)
+    partings = [each for pair in pairs if (each := parting(*pair, near))]
+    assert not partings, partings
 
 
 def lead(chances: Iterable[float]) -> float:

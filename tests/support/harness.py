@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.common.running import leftovers, run_dir_of
+from benchmarks.common.running import counters, leftovers, run_dir_of
 from vllm_ssd.table import SpeculationTable
 from vllm_ssd.table.rundir import table_path
 
@@ -79,6 +79,12 @@ def own_run_dir() -> Path:
     found = run_dir_of(psutil.Process().children(recursive=True))
     assert found is not None, "no engine of this process has a draft"
     return found
+
+
+def accepted_drafts(run_dir: Path) -> int:
+    """Draft tokens of all requests of an engine so far."""
+    lengths: list[int] = counters(run_dir)["accepted"]
+    return sum(drafts * times for drafts, times in enumerate(lengths))
 
 
 def serves(counted: dict[str, Any]) -> bool:

@@ -23,8 +23,7 @@ def test_of_targets_with_states(speculation, is_hybrid, is_attention_free, resum
         vllm_config=SimpleNamespace(speculative_config=speculation),
         model_config=SimpleNamespace(is_hybrid=is_hybrid, is_attention_free=is_attention_free),
     )
-    with_ssd = isinstance(speculation, SSDConfig)
-    if with_ssd and (is_hybrid or is_attention_free) and resumable:
+    if isinstance(speculation, SSDConfig) and (is_hybrid or is_attention_free) and resumable:
         with pytest.raises(ValueError, match="does not support streaming input for targets"):
             with_streaming_refused(vllms, processor, "a", resumable=True)
     else:
