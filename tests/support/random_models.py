@@ -179,6 +179,26 @@ OTHERS = {
         "bfloat16",
         needs=EXPERTS,
     ),
+    "Kimi-K2": Family(
+        "deepseek_v3",
+        {**_LATENT, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+        "bfloat16",
+        needs=EXPERTS,
+    ),
+    "GLM-5": Family(
+        "glm_moe_dsa",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_topk": 2048,
+            "index_head_dim": 128,
+            "index_n_heads": 32,
+        },
+        "bfloat16",
+        needs="cutlass",
+    ),
     "Llama 4": Family(
         "llama4_text", {**_LLAMA_4, "moe_layers": [], "interleave_moe_layer_step": 0}
     ),
