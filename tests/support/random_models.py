@@ -64,7 +64,7 @@ _LATENT = {
     "n_shared_experts": 1,
     "moe_intermediate_size": 128,
 }
-
+_ONE_GROUP = {**_LATENT, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}  # of experts
 _LLAMA_4 = {
     "intermediate_size_mlp": 512,
     "attention_chunk_size": 64,
@@ -173,29 +173,11 @@ OTHERS = {
         "bfloat16",
         needs=EXPERTS,
     ),
-    "GLM-4.7-Flash": Family(
-        "glm4_moe_lite",
-        {**_LATENT, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
-        "bfloat16",
-        needs=EXPERTS,
-    ),
-    "Kimi-K2": Family(
-        "deepseek_v3",
-        {**_LATENT, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
-        "bfloat16",
-        needs=EXPERTS,
-    ),
+    "Kimi-K2": Family("deepseek_v3", _ONE_GROUP, "bfloat16", needs=EXPERTS),
+    "GLM-4.7-Flash": Family("glm4_moe_lite", _ONE_GROUP, "bfloat16", needs=EXPERTS),
     "GLM-5": Family(
         "glm_moe_dsa",
-        {
-            **_LATENT,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "index_topk": 2048,
-            "index_head_dim": 128,
-            "index_n_heads": 32,
-        },
+        {**_ONE_GROUP, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32},
         "bfloat16",
         needs="cutlass",
     ),

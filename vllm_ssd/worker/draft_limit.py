@@ -3,15 +3,14 @@
 On a GPU, arithmetic limits full batches. There, each draft token makes the step longer.
 
 A limit is followed for a *stretch* of steps, which measures its goodput: tokens verified a second.
-Most stretches follow the best limit. In turns, each other one gets a stretch. Turns are as rare as
-what they cost demands. Batches of different size are measured apart. Steps with prompts take longer
-and come by chance. So they are compared with other steps that have prompts.
+Most stretches follow the better limit. At times the other one gets a stretch, a *turn*. Turns are
+as rare as what they cost demands. Batches of different size are measured apart. Steps with prompts
+take longer and come by chance. So they are compared with other steps that have prompts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from math import log2
 
 import numpy as np
@@ -22,11 +21,12 @@ logger = get_logger(__name__)
 
 MOST_DRAFTS = 16  # most draft tokens of a row, whatever k is
 
-# A stretch has _STEPS measured steps, or enough for _ROUNDS rounds. Not measured: _SETTLING steps
-# before them, which still show the limit before. After a stretch without draft tokens, these are
-# _CATCHING_UP steps, in which the draft reads what it missed. _AFTER_PROMPT steps after a
-# prompt may still take longer for it, because vLLM schedules ahead.
-_STEPS, _ROUNDS, _SETTLING, _CATCHING_UP, _AFTER_PROMPT = 12, 24, 4, 16, 2
+# A stretch has _STEPS measured steps. So few end it as _FEW_STEPS, if its limit has less than the
+# share _HOPELESS of the other one's goodput. Not measured: _SETTLING steps before them, which still
+# show the limit before. After a stretch without draft tokens, these are _CATCHING_UP steps, in
+# which the draft reads what it missed. _AFTER_PROMPT steps after a prompt may still take longer for
+# it, because vLLM schedules ahead.
+_STEPS, _FEW_STEPS, _HOPELESS, _SETTLING, _CATCHING_UP, _AFTER_PROMPT = 12, 4, 0.75, 4, 16, 2
 # Share of the time that turns may cost, and the fewest and the most steps between two of them.
 _TURNS_COST, _SOONEST_TURN, _RAREST_TURN = 0.02, 64, 2048
 _KEPT = 0.6  # weight of a limit's earlier stretches against a new one
@@ -36,7 +36,7 @@ _LARGE = 12
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 _SAY_S = 10.0  # between two log lines of a size class
-_STALE_S = 10.0  # a size class without batches for so long tries all limits at once
+_STALE_S = 10.0  # a size class without batches for so long tries the other limit at once
 
 
 def most_that_fit(budget: int, requests: int) -> int:
@@ -49,14 +49,11 @@ def most_that_fit(budget: int, requests: int) -> int:
 class _SizeClass:
     """The measurements for batches of about ``2**size`` requests, and the current stretch."""
 
-    def __init__(self, size: int, limits: Sequence[int], first: int):
+    def __init__(self, size: int, best: int):
         self.size = size
-        self.best = self.current = first
-        self._limits = limits
-        self._steps = max(_STEPS, _ROUNDS >> size)
+        self.best = self.current = best
         # By limit: float64 [2, 3] of steps, seconds and tokens, first without prompts, then with.
-        self._known = {limit: np.zeros((2, 3)) for limit in limits}
-        self._turn: list[int] | None = None  # the limits that are still to be tried; None: no turn
+        self._known = {limit: np.zeros((2, 3)) for limit in (MOST_DRAFTS, 0)}
         self._until_turn = 0  # steps of the best limit
         self._said_off, self._said_at = False, float("-inf")
         self._used = time.monotonic()
@@ -66,8 +63,7 @@ class _SizeClass:
         """Begin anew after batches of other sizes. A burst of new requests may have taught that
         drafts do not pay, and be over."""
         if time.monotonic() > self._used + _STALE_S:
-            self._turn, self._until_turn = None, 0
-            self._choose()  # begins a turn
+            self.current = _other(self.best)
         self.begin()
 
     def begin(self, after: int | None = None) -> None:
@@ -83,10 +79,10 @@ class _SizeClass:
             self._settling -= 1
             return
         self._stretch[int(has_prompts)] += (1, seconds, tokens)
-        if self._stretch[:, 0].sum() >= self._steps:
-            known = self._known[self.current]
-            known *= _KEPT
-            known += self._stretch
+        steps, gain = self._stretch[:, 0].sum(), self._gain(self._stretch)
+        hopeless = self.current != self.best and steps >= _FEW_STEPS and 0 < gain < _HOPELESS
+        if steps >= _STEPS or hopeless:
+            self._known[self.current] = self._known[self.current] * _KEPT + self._stretch
             before = self.current
             self._choose()
             self._say_switch()
@@ -94,26 +90,25 @@ class _SizeClass:
 
     def _choose(self) -> None:
         """Choose the best limit, and the one of the next stretch."""
-        for limit in self._limits:
-            if self._gain(limit) > _CLEARLY:
-                self.best = limit
-        if self._turn is None:
-            self._until_turn -= self._steps
-            if self._until_turn <= 0:
-                self._turn = [limit for limit in self._limits if limit != self.best]
-        elif not self._turn:
-            self._turn = None
-            lost_s = sum((1 - min(self._gain(n), 1.0)) * self._step_s(n) for n in self._limits)
-            rare = lost_s * (self._steps + _CATCHING_UP) / _TURNS_COST
-            rare /= self._step_s(self.best)
+        was_turn = self.current != self.best
+        if self._gain(self._known[_other(self.best)]) > _CLEARLY:
+            self.best = _other(self.best)
+        self.current = self.best
+        if was_turn:
+            tried = self._known[_other(self.best)]
+            lost_s = (1 - min(self._gain(tried), 1.0)) * _step_s(tried)
+            rare = lost_s * (_STEPS + _CATCHING_UP) / _TURNS_COST / _step_s(self._known[self.best])
             self._until_turn = int(min(max(rare, _SOONEST_TURN), _RAREST_TURN))
-        self.current = self._turn.pop(0) if self._turn else self.best
+        else:
+            self._until_turn -= _STEPS
+            if self._until_turn <= 0:
+                self.current = _other(self.best)
 
     def _say_switch(self) -> None:
         """Log if the best limit has become 0, or is no longer, since the last line. Says nothing
         before both ways are measured."""
         off, now = self.best == 0, time.monotonic()
-        gain = max((self._gain(n) for n in self._limits if (n == 0) != off), default=0.0)
+        gain = self._gain(self._known[_other(self.best)])
         if off == self._said_off or not gain or now < self._said_at + _SAY_S:
             return
         self._said_off, self._said_at = off, now
@@ -126,20 +121,25 @@ class _SizeClass:
             *(about, "s" * (about > 1), speed, speed * gain),
         )
 
-    def _step_s(self, limit: int) -> float:
-        """Return the mean seconds of a step."""
-        steps, seconds, _ = self._known[limit].sum(axis=0).tolist()
-        return seconds / steps if seconds else 1.0
-
-    def _gain(self, limit: int) -> float:
-        """Return how many times the best limit's goodput this one has, 0 if that is not known."""
-        (steps, *this), (best_steps, *best) = self._known[limit].T, self._known[self.best].T
+    def _gain(self, measured: np.ndarray) -> float:
+        """Return how many times the best limit's goodput these steps have, 0 if it is unknown."""
+        (steps, *this), (best_steps, *best) = measured.T, self._known[self.best].T
         weights = np.minimum(steps, best_steps)
         compared = weights > 0
         if not compared.any():
             return 0.0
         goodput, usual = (tokens[compared] / seconds[compared] for seconds, tokens in (this, best))
         return float(np.average(goodput / np.maximum(usual, 1e-9), weights=weights[compared]))
+
+
+def _other(limit: int) -> int:
+    return 0 if limit else MOST_DRAFTS
+
+
+def _step_s(measured: np.ndarray) -> float:
+    """Return the mean seconds of a step."""
+    steps, seconds, _ = measured.sum(axis=0).tolist()
+    return seconds / steps if seconds else 1.0
 
 
 class DraftLimits:
@@ -161,15 +161,16 @@ class DraftLimits:
             self._class.add(seconds, gained, self._since_prompt <= _AFTER_PROMPT)
         else:
             self._class = self._of_size(round(size))
-            self._class.enter()
-        return self._class.current
+            if self._class is not None:
+                self._class.enter()
+        return MOST_DRAFTS if self._class is None else self._class.current
 
-    def _of_size(self, size: int) -> _SizeClass:
-        """Return the size class. A new one begins with what is best for batches of a like size."""
+    def _of_size(self, size: int) -> _SizeClass | None:
+        """Return the size class, None where all steps have draft tokens. A new one begins with
+        what is best for batches of a like size."""
+        if not self._may_be_off or 2**size < _LARGE:
+            return None
         if size not in self._classes:
-            may_be_off = self._may_be_off and 2**size >= _LARGE
-            limits = [MOST_DRAFTS, 0] if may_be_off else [MOST_DRAFTS]
-            nearest = min(self._classes, key=lambda other: abs(other - size), default=None)
-            best = MOST_DRAFTS if nearest is None else self._classes[nearest].best
-            self._classes[size] = _SizeClass(size, limits, best if best in limits else MOST_DRAFTS)
+            like = min(self._classes.values(), key=lambda each: abs(each.size - size), default=None)
+            self._classes[size] = _SizeClass(size, like.best if like else MOST_DRAFTS)
         return self._classes[size]

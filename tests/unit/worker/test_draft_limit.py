@@ -51,12 +51,17 @@ def test_hardly_slower_than_the_better_way(drafted):
     assert target.run(10_000)[1] > 0.955 * max(drafted, 1.0)
 
 
+@pytest.mark.parametrize(("drafted", "without"), [(3.0, 9), (1.25, 17)])
+def test_what_is_far_worse_is_tried_for_fewer_steps(drafted, without):
+    assert gpu(drafted).run(150)[0][0] < without
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.93, 1.3), (1.3, 0.7), (0.8, 2.0)])
 def test_texts_that_become_easier_or_harder(before, after):
     target = gpu(before)
     target.run(5000)
     target.rates[MOST_DRAFTS] = after
-    target.run(4000)
+    target.run(8000)
     assert target.run(4000)[1] > 0.9 * max(after, 1.0)
 
 
