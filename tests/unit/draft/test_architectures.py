@@ -1,5 +1,6 @@
 """Models of many architectures draft what transformers computes from the same checkpoint."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from vllm_ssd.config.draft_checks import check_draft
 from vllm_ssd.draft.fused.weights import Unsuited, read_weights
 from vllm_ssd.draft.spec import DraftPolicy
 
+_ROTARY: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 # Rotary embeddings of which some frequencies are scaled, some are not and some are in between.
 SCALED_ROTARY = {
     "rope_type": "llama3",
@@ -89,20 +91,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
     "idefics3": {},
+    "mistral3": {"head_dim": 32},
+    "gemma3": {"head_dim": 16, "tie_word_embeddings": False, **MIXED},
+    "qwen2_5_vl": {"rope_parameters": {**_ROTARY, "mrope_section": [4, 6, 6]}},
+    "qwen3_vl": {"head_dim": 32},
     "olmo2": {"pad_token_id": None},
     "gpt_neox": {"num_key_value_heads": 2},
 }
 
-# Models that see images, and how. As drafts they read texts only.
+# Models that see images: the kind of their text model, and how they see. As drafts they read texts
+# only.
+_SIGHT: dict[str, Any] = {"patch_size": 14, "hidden_size": 64, "intermediate_size": 96}
+_SIGLIP = {**_SIGHT, "image_size": 56, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN = {**_SIGHT, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 IMAGES = {
-    "idefics3": {
-        "image_size": 56,
-        "patch_size": 14,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
+    "idefics3": ("llama", _SIGLIP),
+    "mistral3": ("mistral", {**_SIGLIP, "head_dim": 32}),
+    "gemma3": ("gemma3_text", _SIGLIP),
+    "qwen2_5_vl": ("qwen2_5_vl_text", {**_QWEN, "fullatt_block_indexes": [0]}),
+    "qwen3_vl": ("qwen3_vl_text", {**_QWEN, "deepstack_visual_indexes": [0]}),
 }
 # vLLM's layers compute them.
 UNFUSED = "gemma2 gemma3n_text gemma4_text gemma3_text gpt_oss olmo2 gpt_neox deepseek_v2".split()
@@ -120,11 +127,12 @@ def make_model(name):
     sizes = {"vocab_size": VOCAB, **TINY, **ARCHITECTURES[name]}
     kind = name.split()[0]
     if kind in IMAGES:
-        text = {**sizes, "model_type": "llama", "pad_token_id": 0}
+        of_text, sight = IMAGES[kind]
         config = AutoConfig.for_model(
             kind,
-            text_config=text,
-            vision_config=IMAGES[kind],
+            text_config={**sizes, "model_type": of_text, "pad_token_id": 0},
+            vision_config=sight,
+            tie_word_embeddings=False,
             image_token_id=VOCAB - 1,
             pad_token_id=0,
         )
@@ -138,6 +146,8 @@ def make_model(name):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_draft_equal_to_target_accepts_k(tmp_path, name, monkeypatch):
     """A target that says what transformers says accepts every draft."""
+    if name in IMAGES and name != "idefics3" and find_spec("torchvision") is None:
+        pytest.skip("vLLM imports torchvision for it")
     torch.manual_seed(0)
     model = make_model(name).float().eval()
     if name in ("gemma2", "gemma3n_text"):
