@@ -60,6 +60,7 @@ def test_texts_are_those_of_plain_vllm(name, tmp_path: Path):
     options = {
         **COMMON,
         "dtype": family.dtype,
+        "language_model_only": bool(family.images),
         "skip_tokenizer_init": True,
         "max_num_batched_tokens": 512,
         "enable_prefix_caching": True,

@@ -76,12 +76,14 @@ _LLAMA_4 = {
 class Family:
     """An architecture. kind: its name in transformers. changes: to the common sizes, None = left
     out. dtype: of the target; vLLM's latent attention and Gated DeltaNet have no float32 on GPUs.
-    needs: a module without which vLLM does not serve it on GPUs."""
+    needs: a module without which vLLM does not serve it on GPUs. images: the config of what reads
+    them, which is not loaded."""
 
     kind: str
     changes: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     needs: str = ""
+    images: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path, **sizes: Any) -> str:
         """Its config with these sizes, without weights; returns the folder."""
@@ -89,6 +91,11 @@ class Family:
         config = {"model_type": self.kind, "architectures": [architecture]}
         sizes = {**_SIZES, **self.changes, **sizes}
         config |= {name: size for name, size in sizes.items() if size is not None or "_id" in name}
+        if self.images:
+            whole = self.kind.removesuffix("_text")
+            architecture = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[whole]
+            parts = {"text_config": config, "vision_config": self.images}
+            config = {"model_type": whole, "architectures": [architecture], **parts}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         return str(folder)
@@ -96,6 +103,9 @@ class Family:
 
 HYBRIDS = {
     "Qwen3.5": Family("qwen3_5_text", _DELTA_NET, "bfloat16"),
+    "Qwen3.5, made for images": Family(
+        "qwen3_5_text", _DELTA_NET, "bfloat16", needs="torchvision", images={"depth": 1}
+    ),
     "Qwen3-Next": Family(
         "qwen3_next",
         {

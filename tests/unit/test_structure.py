@@ -88,7 +88,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20110,
+    "../tests": 20120,
     "table": 2020,
     "draft": 4910,
     "service": 2510,
