@@ -150,9 +150,9 @@ def test_labels_of_nodes():
     assert placed.labels(None) == {}
 
 
-@pytest.mark.parametrize("name, visible", [("1", "1"), ("GPU-00001", "1")])
+@pytest.mark.parametrize("name, visible", [("0", "0"), ("1", "1"), ("GPU-00001", "1")])
 def test_a_gpu_of_its_own(monkeypatch, name, visible):
-    """Whatever vLLM's targets would get."""
+    """Whatever vLLM's targets would get. So its KV cache may be as large as its engines need."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(draft_device=name), parallel_config=parallel(1)
