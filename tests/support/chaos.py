@@ -32,7 +32,7 @@ class Chaos:
     def _draft_probs(self, drafts):
         """What these may have been sampled from."""
         if not self.top_m:
-            return None
+            return []
         tokens = [[draft, *self._tokens(self.top_m - 1)] for draft in drafts]
         weights = torch.tensor([[self.rng.random() for _ in range(self.top_m)] for _ in drafts])
         return pack(torch.tensor(tokens), weights / weights.sum(-1, keepdim=True)).numpy()
@@ -47,7 +47,7 @@ class Chaos:
         if rng.random() < 0.4:
             outcome = (accepted, bonus) if rng.random() < 0.9 else (0, rng.randrange(self.vocab))
             fallback = self._tokens(rng.randint(0, self.k))
-            draft_probs = self._draft_probs(fallback) if fallback else None
+            draft_probs = self._draft_probs(fallback) if fallback else []
             for predictions in self.predictions:
                 publish_fallback(predictions, slot, stamp, outcome, fallback, draft_probs)
         if rng.random() < 0.5:
@@ -78,7 +78,7 @@ class Chaos:
         for predictions in self.predictions:
             predictions.publish(slot, stamp, *zip(*outcomes))
             for tokens, draft_probs in zip(columns, probs_of):
-                predictions.extend(slot, stamp, tokens, draft_probs)
+                predictions.extend(slot, stamp, tokens, draft_probs, np.nan)
 
     def _damage(self, slot, parity):
         number = self.rng.choice([-1, -(2**31), 2**31 - 1, self.vocab, 0, self.k, self.k + 1])

@@ -20,14 +20,13 @@ def publish_fallback(
     stamp: Any,
     outcome: tuple[int, int],
     tokens: Sequence[int],
-    draft_probs: NDArray[np.int64] | None = None,
+    draft_probs: NDArray[np.int64] | Sequence[int] = (),
 ) -> None:
     """All of a fallback. stamp: of the outcome; draft_probs: int64 [len(tokens), top_m]."""
     accepted, bonus = outcome
     writer.publish(slot, stamp | FALLBACK, [accepted], [bonus])
     for step, token in enumerate(tokens):
-        probs = None if draft_probs is None else draft_probs[step : step + 1]
-        writer.extend(slot, stamp | FALLBACK, [token], probs)
+        writer.extend(slot, stamp | FALLBACK, [token], draft_probs[step : step + 1], np.nan)
 
 
 def sampled_from(drafts: Sequence[int], top_m: int) -> torch.Tensor:

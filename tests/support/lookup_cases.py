@@ -137,7 +137,7 @@ def a_slot_given_on_is_another_request(folder, device):
     target.client.remove("a")
     target.add("b", 0, [4, 5])
     predictions.publish(0, make_stamp(1, 0), [0], [6])  # of the old generation
-    predictions.extend(0, make_stamp(1, 0), [77])
+    predictions.extend(0, make_stamp(1, 0), [77], [], np.nan)
     target.write(0, [6])
     assert target.step([(0, 1)]) == [[6] * K]
     assert first.tolist() == [[3] * K]

@@ -3,6 +3,7 @@ slot 0."""
 
 import random
 import time
+from math import nan
 
 from tests.support.fallbacks import publish_fallback
 from vllm_ssd.table import FALLBACK, SpeculationTable, make_stamp, split_stamp
@@ -24,7 +25,7 @@ def publish_fallbacks_slowly(path, rounds):
         assert outcome is not None
         predictions.publish(0, stamp | FALLBACK, [outcome.accepted], [outcome.bonus])
         for token in range(table.shape.k):
-            predictions.extend(0, stamp | FALLBACK, [100 * round_ + token])
+            predictions.extend(0, stamp | FALLBACK, [100 * round_ + token], [], nan)
             time.sleep(1e-4)
 
 
@@ -42,6 +43,6 @@ def publish_at_random(path, rounds, bonus):
         stamp = make_stamp(1, round_)
         predictions.publish(0, stamp, [0] * branches, [bonus] * branches)
         for _ in range(table.shape.k):
-            predictions.extend(0, stamp, [round_] * branches)
+            predictions.extend(0, stamp, [round_] * branches, [], nan)
         fallback = [100 + round_] * rng.randint(1, table.shape.k)
         publish_fallback(predictions, 0, stamp, (0, bonus), fallback)

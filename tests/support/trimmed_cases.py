@@ -28,7 +28,7 @@ def _with_a_hit(
     predictions = PredictionWriter(target.table)
     predictions.publish(0, make_stamp(1, 0), [0], [BONUS])
     for draft, top_prob in zip(drafts, top_probs):
-        probs = _probs(draft, shares) if shape.top_m else None
+        probs = _probs(draft, shares) if shape.top_m else []
         predictions.extend(0, make_stamp(1, 0), [draft], probs, top_prob)
     target.write(0, [BONUS])
     return target

@@ -39,11 +39,11 @@ def first_tokens(path, drafts, reported=None, target=TARGET, temperature=1.0, ke
     top_m = 0 if reported is None else LISTED
     table = SpeculationTable.create(path, TableShape(SLOTS, 1, 1, tail=16, top_m=top_m))
     writer, reader = PredictionWriter(table), PredictionReader(table, VOCAB)
-    entries = None if reported is None else pack(torch.arange(LISTED), reported).numpy()[None]
+    entries = [] if reported is None else pack(torch.arange(LISTED), reported).numpy()[None]
     found = []
     for slot, draft in enumerate(drafts.tolist()):
         writer.publish(slot, STAMP, [0], [0])
-        writer.extend(slot, STAMP, [draft], entries)
+        writer.extend(slot, STAMP, [draft], entries, torch.nan)
         found.append(reader.find(slot, STAMP, 0, 0))
         assert found[-1].tokens == [draft], "the target has seen that something is wrong"
     draft_probs = None

@@ -48,8 +48,8 @@ class PredictionWriter:
         slot: int,
         stamp: np.uint64,
         tokens: Sequence[int],
-        draft_probs: NDArray[np.int64] | None = None,
-        top_probs: NDArray[np.float32] | float = np.nan,
+        draft_probs: NDArray[np.int64],
+        top_probs: NDArray[np.float32],
     ) -> None:
         """Add one token to every branch of the prediction, in the order of its outcomes. Does
         nothing if they have all k. draft_probs: int64 [branches, top_m], their distributions.
@@ -63,8 +63,7 @@ class PredictionWriter:
             return  # this step only showed the model the last tokens, or the record is damaged
         record["tokens"][: len(tokens), depth] = tokens
         record["top_probs"][: len(tokens), depth] = top_probs
-        if draft_probs is not None:
-            record["draft_probs"][: len(tokens), depth] = draft_probs
+        record["draft_probs"][: len(tokens), depth] = draft_probs
         record["depth"] = depth + 1
         if self._stamps.item(at) != stamp:
             # This process was stopped here, and another draft has begun the record anew. The record

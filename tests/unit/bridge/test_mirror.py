@@ -98,7 +98,7 @@ def test_the_other_end_reads_what_was_written(tmp_path, seed):
                     check_predictions(nodes, slot, told, outcomes)
                 new = tokens(len(branches))
                 rows = [[(token + more) % VOCAB for more in range(4)] for token in new]
-                probs = entries(rows, [[0.5, 0.5, 0, 0]] * len(rows)) if top_m else None
+                probs = entries(rows, [[0.5, 0.5, 0, 0]] * len(rows)) if top_m else []
                 top_probs = np.array([rng.random() for _ in new], "f4")
                 nodes.predictions.extend(slot, at, new, probs, top_probs)
             if rng.random() < 0.5:
@@ -251,10 +251,10 @@ def test_a_side_writes_its_own_records_only(nodes, kind):
 
 def test_what_is_withdrawn_at_one_end_does_not_grow(nodes):
     nodes.predictions.publish(0, stamp(1), [0], [7])
-    nodes.predictions.extend(0, stamp(1), [9])
+    nodes.predictions.extend(0, stamp(1), [9], [], np.nan)
     nodes.to_target()
     PredictionWriter(nodes.table).clear(0, GENERATION)
-    nodes.predictions.extend(0, stamp(1), [1])
+    nodes.predictions.extend(0, stamp(1), [1], [], np.nan)
     assert kinds(nodes.to_target()) == [Prediction]
     found = nodes.lookup.find(0, stamp(1), 0, 7)
     assert not found.predicted and not found.tokens

@@ -4,6 +4,7 @@ import os
 import random
 import stat
 from dataclasses import replace
+from math import nan
 from types import SimpleNamespace
 
 import pytest
@@ -113,7 +114,7 @@ def test_predictions_are_found_as_they_were_written(tmp_path):
             elif action == "extend":
                 stamp = rng.choice([stamp, begun, begun, begun]) or stamp
                 tokens = [rng.choice([7, 8, rng.choice([9, -1, VOCAB])]) for _ in known]
-                draft.predictions.extend(1, stamp, tokens)
+                draft.predictions.extend(1, stamp, tokens, [], nan)
                 if stamp == begun and len(columns) < SHAPE.k:
                     columns.append(tokens)
             else:
@@ -186,11 +187,11 @@ def test_a_draft_that_was_stopped_while_it_wrote_damages_nothing_that_is_used(tm
 
         def __len__(self):
             successor.publish(0, late, [2], [7])
-            successor.extend(0, late, [11])
+            successor.extend(0, late, [11], [], nan)
             return super().__len__()
 
     hung.predictions.publish(0, early, [2], [7])
-    hung.predictions.extend(0, early, Stopped([20]))
+    hung.predictions.extend(0, early, Stopped([20]), [], nan)
     assert target.predictions.find(0, late, 2, 7).tokens in ([], [11])
     assert target.predictions.find(0, early, 2, 7).tokens == []
 
@@ -201,7 +202,7 @@ def test_a_damaged_depth_does_not_stop_the_draft(tmp_path, depth):
     writer, record = PredictionWriter(table), table.slots["prediction"][0, 0]
     writer.publish(0, stamp, [0], [7])
     record["depth"] = depth
-    writer.extend(0, stamp, [8])
+    writer.extend(0, stamp, [8], [], nan)
     assert record["depth"] == depth
 
 
@@ -226,7 +227,7 @@ def test_no_reader_sees_parts_of_two_predictions(tmp_path):
         writer, reader = PredictionWriter(table), PredictionReader(table, VOCAB)
         writer.publish(0, stamp, [0, 1], [7, 7])
         for step, token in enumerate(bodies[0]):
-            writer.extend(0, stamp, [token, 20], probs[[step, step]])
+            writer.extend(0, stamp, [token, 20], probs[[step, step]], nan)
         reader._prediction = {(0, parity(stamp)): Record()}
         found = reader.find(0, stamp, 0, 7)
         own = {10: probs, 30: other_probs}.get((found.tokens or [0])[0], probs[:0])

@@ -68,7 +68,7 @@ if interpreter.HERE:
             target.add("a", 0, [1, 2])
             writer.publish(0, stamp, [0, 1], [3, 3])
             for step, token in enumerate(bodies[0]):
-                writer.extend(0, stamp, [token, 20], probs[[step, step]].numpy())
+                writer.extend(0, stamp, [token, 20], probs[[step, step]].numpy(), torch.nan)
             target.write(0, [3])
             reads = count(1)
             (drafts,), (found,) = target.sampled_step([(0, 1)])
