@@ -56,7 +56,7 @@ class SpeculationCollector(Collector):
 
     def collect(self) -> Iterator[metrics_core.Metric]:
         engines = [
-            ((self._model, str(engine)), EngineReport.read(Path(), table).values())
+            ((self._model, str(engine)), EngineReport.read(table).values())
             for engine, table in self.tables()
         ]
         for metric in METRICS if engines else ():

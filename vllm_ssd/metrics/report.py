@@ -37,10 +37,10 @@ class EngineReport:
     looked_at: float
 
     @classmethod
-    def read(cls, path: Path, table: SpeculationTable) -> EngineReport:
+    def read(cls, table: SpeculationTable) -> EngineReport:
         counted, age_s = snapshot(table), heartbeat_age_s(table)
         times = time.time() - counted["started_s"], time.monotonic()
-        return cls(path, table.owner, counted, state_of(table), age_s, *times)
+        return cls(table.path, table.owner, counted, state_of(table), age_s, *times)
 
     def since(self, earlier: EngineReport) -> EngineReport:
         """Return a report on the time since ``earlier``, a report on this engine."""

@@ -80,7 +80,7 @@ class Reading:
                 table = SpeculationTable.open(path, writable=False)
                 if not table.owner.model and not table.owner.named_by_user:
                     continue  # an engine's own draft: the engine's table has its counters, too
-                reading.reports.append(EngineReport.read(path, table))
+                reading.reports.append(EngineReport.read(table))
             except (FileNotFoundError, PermissionError):
                 continue  # the engine is stopping, or another user has taken the name
             except ValueError as error:  # a table of another version of this package
