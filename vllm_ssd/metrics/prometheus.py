@@ -42,13 +42,7 @@ class SpeculationCollector(Collector):
     def __init__(self, model: str, run_dirs: Mapping[int, Path]):
         self._model = model
         self._run_dirs = run_dirs
-        self._table_of = functools.cache(_open)
-
-    def tables(self) -> Iterator[tuple[int, SpeculationTable]]:
-        """Yield each engine's index and its table, which is opened on first use."""
-        for engine, run_dir in sorted(self._run_dirs.items()):
-            if (table := self._table_of(run_dir)) is not None:
-                yield engine, table
+        self._table_of = functools.cache(_open)  # each table is opened on first use
 
     def describe(self) -> Iterable[metrics_core.Metric]:
         """Return nothing, so that registering this collector does not read the tables."""
@@ -57,7 +51,8 @@ class SpeculationCollector(Collector):
     def collect(self) -> Iterator[metrics_core.Metric]:
         engines = [
             ((self._model, str(engine)), EngineReport.read(table).values())
-            for engine, table in self.tables()
+            for engine, run_dir in sorted(self._run_dirs.items())
+            if (table := self._table_of(run_dir)) is not None
         ]
         for metric in METRICS if engines else ():
             labels, make = (*_LABELS, *filter(None, [metric.label])), _FAMILIES[metric.kind]
