@@ -97,14 +97,15 @@ class Reading:
         return Reading(reports, self.problems)
 
     def shown(self) -> Group:
+        if not self.reports:
+            return Group(*(self.problems or [NOBODY]))
         table = Table()
         table.add_column(no_wrap=True)
         for report in self.reports:
             table.add_column(report.title, justify="right", overflow="fold")
         for cells in zip(*(report.rows() for report in self.reports)):
             table.add_row(cells[0][0], *(value for _, value in cells))
-        found = [table] if self.reports else []
-        return Group(*found, *self.problems, *([] if found or self.problems else [NOBODY]))
+        return Group(table, *self.problems)
 
     @property
     def status(self) -> int:
