@@ -6,10 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import triton
 
 from vllm_ssd.table.schema import WAIT_COUNTERS, TableShape
-
-_RECORDS = ("outcome", "prediction")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class KernelLayout:
         slots, slot = shape.parts["slots"], shape.parts["slots"].dtype
         assert slots.offset % 8 == 0 and slot.itemsize % 8 == 0
         numbers = {"slots": slots.offset // 4, "slot_size": slot.itemsize // 4, **_words(slot)}
-        for name in _RECORDS:
+        for name in ("outcome", "prediction"):
             record = slot[name].base
             numbers[f"{name}_size"] = record.itemsize // 4
             numbers |= {f"{name}_{field}": word for field, word in _words(record).items()}
@@ -56,12 +55,12 @@ class KernelLayout:
             "top_m": shape.top_m,
             "tail_size": shape.tail,
             "wait_counters": WAIT_COUNTERS,
-            "wait_lanes": _power_of_2(WAIT_COUNTERS),
-            "token_lanes": _power_of_2(shape.k),
-            "branch_lanes": _power_of_2(shape.branches),
-            "prob_lanes": _power_of_2(max(shape.top_m, 1)),
+            "wait_lanes": triton.next_power_of_2(WAIT_COUNTERS),
+            "token_lanes": triton.next_power_of_2(shape.k),
+            "branch_lanes": triton.next_power_of_2(shape.branches),
+            "prob_lanes": triton.next_power_of_2(max(shape.top_m, 1)),
         }
-        # ``read_heads`` looks for news of a record in its first 16 bytes.
+        # ``read_head`` looks for news of a record in its first 16 bytes.
         assert numbers["prediction_stamp"] == 0 and numbers["prediction_depth"] < 4
         # ``find`` reads two numbers of a prediction together.
         assert numbers["prediction_depth"] == numbers["prediction_count"] + 1
@@ -76,7 +75,3 @@ def _words(record: np.dtype) -> dict[str, int]:
         assert offset % kind.base.alignment == 0 and record.itemsize % record.alignment == 0
         words[name] = offset // 4
     return words
-
-
-def _power_of_2(least: int) -> int:
-    return 1 << (least - 1).bit_length()
