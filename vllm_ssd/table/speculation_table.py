@@ -18,7 +18,7 @@ class SpeculationTable:
     """Structured arrays over shared pages: header, target, draft and plan [1], slots
     [shape.slots]."""
 
-    def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap, writable: bool):
+    def __init__(self, path: Path, shape: TableShape, pages: mmap.mmap):
         self.path = path
         self.shape = shape
         self.pages = pages
@@ -26,7 +26,6 @@ class SpeculationTable:
             np.frombuffer(pages, part.dtype, part.count, part.offset)
             for part in shape.parts.values()
         )
-        assert self.slots.flags.writeable == writable
 
     @property
     def owner(self) -> TableOwner:
@@ -56,7 +55,7 @@ class SpeculationTable:
             raise
         finally:
             os.close(fd)
-        table = cls(path, shape, pages, writable=True)
+        table = cls(path, shape, pages)
         table.header["version"] = VERSION
         for name, value in (asdict(shape) | asdict(owner or TableOwner())).items():
             table.header[name] = value.encode() if isinstance(value, str) else value
@@ -66,7 +65,7 @@ class SpeculationTable:
     @classmethod
     def without_draft(cls, shape: TableShape) -> SpeculationTable:
         """A table in this process's own memory, for an engine that has no files and no draft."""
-        table = cls(Path(os.devnull), shape, mmap.mmap(-1, shape.size), writable=True)
+        table = cls(Path(os.devnull), shape, mmap.mmap(-1, shape.size))
         table.plan["undrafted"] = True
         return table
 
@@ -91,4 +90,4 @@ class SpeculationTable:
         shape = TableShape(*(int(header[field.name]) for field in fields(TableShape)))
         if len(pages) < shape.size:
             raise ValueError(f"{path} is truncated")
-        return cls(path, shape, pages, writable)
+        return cls(path, shape, pages)
