@@ -31,5 +31,4 @@ def with_every_request_expanded(
 
 
 def with_empty_steps(original: Original, logits: torch.Tensor, *args: Any) -> torch.Tensor:
-    result: torch.Tensor = original(logits, *args) if len(logits) else logits
-    return result
+    return original(logits, *args) if len(logits) else logits

@@ -34,18 +34,17 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
     from vllm_ssd.service.own_table import NoRoom
 
     apply(Where.WITH_SSD)
-    executor: Any = self
     config: Any = vllm_config.speculative_config
-    executor._ssd_draft = draft = JoinedDraft(vllm_config, _service(vllm_config))
+    self._ssd_draft = draft = JoinedDraft(vllm_config, _service(vllm_config))
     # Runs once: after shutdown, when the executor is garbage-collected, or at exit.
-    executor._stop_draft = weakref.finalize(self, draft.stop)
+    self._stop_draft = weakref.finalize(self, draft.stop)
     _expect_end_at_sigterm(draft)
     try:
         draft.start()
         put_before(WithDraft, self)
         original(self, vllm_config)
     except NoRoom as error:
-        executor._stop_draft()
+        self._stop_draft()
         if config.required:
             raise
         logger.error("%s; serving begins without drafts, as required is false", error)
@@ -53,9 +52,9 @@ def with_draft(original: Original, self: Executor, vllm_config: VllmConfig) -> N
         original(self, vllm_config)
         return
     except BaseException:
-        executor._stop_draft()
+        self._stop_draft()
         raise
-    executor._or_shut_down(draft.workers_started)
+    self._or_shut_down(draft.workers_started)
 
 
 def _expect_end_at_sigterm(draft: JoinedDraft) -> None:

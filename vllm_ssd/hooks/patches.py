@@ -165,8 +165,7 @@ def apply_one(patch: Patch) -> None:
 def wrapper_of(patch: Patch) -> Callable[..., Any]:
     """The wrapper that a patch names."""
     name = patch.wrapper.replace(".", ":", 1)
-    wrapper: Callable[..., Any] = pkgutil.resolve_name(f"vllm_ssd.hooks.{name}")
-    return wrapper
+    return pkgutil.resolve_name(f"vllm_ssd.hooks.{name}")
 
 
 def wrapped(original: Original, wrapper: Callable[..., Any]) -> Callable[..., Any]:

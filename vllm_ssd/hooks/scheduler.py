@@ -46,9 +46,8 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
         return
     from vllm_ssd.service.own_table import open_table
 
-    scheduler: Any = self
     try:
-        scheduler._ssd_table = open_table(config, writable=False)
+        self._ssd_table = open_table(config, writable=False)
     except OSError:  # costs metrics and speed, and must not end the engine
         logger.warning(
             "SSD: the scheduler does not find the speculation table: vLLM's metrics count all "
@@ -56,7 +55,7 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
         )
         return
     put_before(OwnScheduler, self)
-    scheduler._ssd_verified = scheduler._verified()
+    self._ssd_verified = self._verified()
 
 
 class OwnScheduler(Scheduler):

@@ -40,8 +40,7 @@ class OwnWorker(WorkerBase):
         """Also seed the random numbers of requests without a seed, which vLLM has just seeded by
         ``--seed`` and the engine's index. Engines that share a draft server may have both alike,
         and what one of them accepts changes what the draft makes for the others."""
-        worker: Any = super()
-        result = worker.compile_or_warm_up_model()
+        result = super().compile_or_warm_up_model()
         config: Any = self.vllm_config.speculative_config
         if config.draft_server is not None:
             from vllm.utils.torch_utils import set_random_seed

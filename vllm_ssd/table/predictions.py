@@ -146,5 +146,4 @@ class PredictionReader:
 
     def newest(self, slot: int) -> np.uint64:
         """The latest round the draft has published anything for, as a stamp; 0 before any."""
-        newest: np.uint64 = self._prediction[slot]["stamp"].max()
-        return newest
+        return self._prediction[slot]["stamp"].max()
