@@ -181,9 +181,9 @@ def labels(text: str | None) -> dict[str, str]:
 
 
 class DraftOnNode(Site):
-    """Call ``node`` and ``serve``, then ``tend`` now and then, and ``stop`` at any time."""
+    """Call ``node`` and ``serve``, then ``tend`` now and then, and at last ``stop``."""
 
-    _drafts: LocalDrafts | None = None
+    _drafts: LocalDrafts
 
     def node(self) -> str:
         """This node's address in Ray."""
@@ -207,10 +207,9 @@ class DraftOnNode(Site):
     def tend(self, seconds: float) -> bool:
         """End silent sessions; returns False if the draft is lost for good. seconds: see there."""
         self.end_silent(seconds)
-        return self._drafts is not None and self._drafts.tend()
+        return self._drafts.tend()
 
     def stop(self) -> None:
         """Also end the draft and remove its files on this node."""
         super().stop()
-        if self._drafts is not None:
-            self._drafts.stop()
+        self._drafts.stop()
