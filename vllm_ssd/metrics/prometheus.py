@@ -24,7 +24,6 @@ from vllm_ssd.table.schema import SHORTEST_WAIT_US
 
 logger = get_logger(__name__)
 
-_LABELS = ("model_name", "engine")
 _FAMILIES: dict[str, Any] = {
     "gauge": metrics_core.GaugeMetricFamily,
     "counter": metrics_core.CounterMetricFamily,
@@ -55,7 +54,8 @@ class SpeculationCollector(Collector):
             if (table := self._table_of(run_dir)) is not None
         ]
         for metric in METRICS if engines else ():
-            labels, make = (*_LABELS, *filter(None, [metric.label])), _FAMILIES[metric.kind]
+            make = _FAMILIES[metric.kind]
+            labels = ["model_name", "engine", *filter(None, [metric.label])]
             family = make(f"vllm:ssd_{metric.name}", metric.about, labels=labels)
             for of_engine, values in engines:
                 for label, value in _samples(metric, values):
