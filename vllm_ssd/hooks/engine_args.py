@@ -83,14 +83,15 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
 
 def with_proposer(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
     config: VllmConfig = original(self, *args, **kwargs)
-    if uses_ssd(config):
-        from vllm_ssd.config.target_checks import check_runner
-        from vllm_ssd.config.verification import choose_verification
+    if not uses_ssd(config):
+        return config
+    from vllm_ssd.config.target_checks import check_runner
+    from vllm_ssd.config.verification import choose_verification
 
-        choose_verification(config)
-        with told_in_one_sentence():
-            check_runner(config)
-    if uses_ssd(config) and not config.use_v2_model_runner:
+    choose_verification(config)
+    with told_in_one_sentence():
+        check_runner(config)
+    if not config.use_v2_model_runner:
         # With this method, the V1 runner takes a proposer from outside of vLLM.
         config.speculative_config.method = "custom_class"
         config.speculative_config.model = PROPOSER
