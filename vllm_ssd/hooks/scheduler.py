@@ -77,8 +77,7 @@ class OwnScheduler(Scheduler):
             stats = SpecDecodingStats.new(self._ssd_table.shape.k)
             stats.num_drafts, stats.num_draft_tokens = verified[0], sum(verified)
             stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos = sum(taken), taken
-            if hasattr(stats, "num_draft_tokens_per_pos"):  # since vLLM 0.33
-                stats.num_draft_tokens_per_pos = verified
+            stats.num_draft_tokens_per_pos = verified
         return super().make_stats(stats, *args, **kwargs)
 
     def _verified(self) -> NDArray[np.int64]:

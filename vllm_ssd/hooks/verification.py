@@ -141,7 +141,7 @@ def with_fixed_verification(
     """Where the target's attention cannot verify rows of unequal length, ssd verifies k drafts of
     each row, as if adaptive verification had not been turned on."""
     result = original(self, *args, **kwargs)
-    sampler = getattr(self, "rejection_sampler", None)
+    sampler = self.rejection_sampler
     if getattr(self.req_states, SPECULATOR, None) is not None and sampler is not None:
         sampler.enable_adaptive_verification = self.adaptive_verification is not None
     return result
