@@ -112,4 +112,4 @@ def _speaks_for_all(vllm_config: VllmConfig) -> bool:
 
     config: Any = vllm_config.speculative_config
     shared = config.share_draft and engine_index(vllm_config.parallel_config) > 0
-    return not shared and bool(get_pp_group().is_last_rank and get_tp_group().is_first_rank)
+    return not shared and get_pp_group().is_last_rank and get_tp_group().is_first_rank

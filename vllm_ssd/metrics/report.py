@@ -110,10 +110,10 @@ class EngineReport:
         return self.state is State.SERVING
 
     def _kv_usage(self) -> float:
-        blocks: int = self.counted["blocks"]
+        blocks = self.counted["blocks"]
         return 1 - self.counted["free_blocks"] / blocks if blocks else 0.0
 
     def _busy(self) -> float:
         """Return the share of the time in which the draft's device works."""
         busy_us = sum(self.counted[f"{kind}_us"] for kind in WORK)
-        return float(busy_us) / 1e6 / max(self.elapsed_s, 1e-6)
+        return busy_us / 1e6 / max(self.elapsed_s, 1e-6)

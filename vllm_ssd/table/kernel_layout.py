@@ -33,7 +33,7 @@ class KernelLayout:
     def __getattr__(self, name: str) -> int:
         for known, number in self.__dict__.get("numbers", ()):
             if known == name:
-                return int(number)
+                return number
         raise AttributeError(name)
 
     @staticmethod

@@ -102,7 +102,7 @@ class _Draft:
             if self._serving:
                 now = time.monotonic()
                 self._tended, seconds = now, now - self._tended
-                return bool(self._ray.get(self._actor.tend.remote(min(seconds, 1.0))))
+                return self._ray.get(self._actor.tend.remote(min(seconds, 1.0)))
             if not self._given_up:
                 self._place()
         except (self._ray.exceptions.RayError, ValueError) as error:
@@ -146,7 +146,7 @@ class _Draft:
         given = self._args.ray_labels
         labels = "" if not given else f" with the labels {given}"
         what = f"a node of the Ray cluster{labels} with a free GPU, or on CPUs a free CPU"
-        return str(self._wait_for(self._actor.node.remote(), what, limit_s))
+        return self._wait_for(self._actor.node.remote(), what, limit_s)
 
     def _wait_for(self, task: Any, what: str, limit_s: float = math.inf) -> Any:
         """Wait for a task's result; log every ``SAY_S`` seconds what the command waits for."""
@@ -189,7 +189,7 @@ class DraftOnNode(Site):
         """This node's address in Ray."""
         import ray
 
-        return str(ray.util.get_node_ip_address())
+        return ray.util.get_node_ip_address()
 
     def serve(self, args: argparse.Namespace) -> None:
         """Load the draft that the flags in ``args`` describe. Raises ``ValueError`` or

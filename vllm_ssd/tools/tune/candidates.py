@@ -41,7 +41,7 @@ def speedup(outcome: Outcome, plain: Outcome) -> float:
     """Ratio of a candidate's tokens per second to plain vLLM's: the geometric mean over all numbers
     of clients; 0 if the candidate failed."""
     ratios = [outcome[n]["output_throughput"] / plain[n]["output_throughput"] for n in outcome]
-    return float(prod(ratios) ** (1 / len(ratios))) if ratios else 0.0
+    return prod(ratios) ** (1 / len(ratios)) if ratios else 0.0
 
 
 def search(
