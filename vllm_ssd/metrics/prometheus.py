@@ -93,5 +93,5 @@ def _histogram(name: str, values: Mapping[str, Any]) -> tuple[list[tuple[str, fl
     else:
         counts = [0, *counts] if name == "accepted" else counts  # a round has one token more
         bounds, whole = [str(number) for number in range(len(counts))], total(counts)
-    reached = [float(count) for count in accumulate(counts)]
+    reached = list(accumulate(counts))
     return [*zip(bounds, reached), ("+Inf", reached[-1])], whole
