@@ -19,16 +19,7 @@ from vllm_ssd.service.joined_draft import PUT_AWAY_S
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.draft_names import CommonOptions
-from vllm_ssd.table.messages import (
-    NO_ANSWER,
-    NOT_LOADED,
-    ControlClient,
-    Join,
-    Leave,
-    Wake,
-    ask,
-    endpoint,
-)
+from vllm_ssd.table.messages import NO_ANSWER, NOT_LOADED, ControlClient, Join, Leave, Wake, ask
 from vllm_ssd.table.service_state import draft_lives
 
 logger = get_logger(__name__)
@@ -57,7 +48,7 @@ class Session:
         self.silent_s = 0.0
         self._files = OwnFiles(shape, TableOwner(owner.model, owner.engine, os.getpid()))
         self._run_dir = self._files.run_dir
-        self._control = ControlClient(endpoint(self._run_dir))
+        self._control = ControlClient(self._run_dir)
         self.mirror = Mirror(self._files.table, Side.DRAFT)
         self._turn = threading.Lock()  # held while the mirror or the control socket is used
         self._pushed = threading.Event()

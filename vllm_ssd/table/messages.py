@@ -90,14 +90,14 @@ def endpoint(run_dir: Path) -> str:
 
 
 class ControlClient:
-    """A target's or a tool's end. Sends never block; messages to a dead draft are dropped."""
+    """A target's or a bridge's end. Sends never block; messages to a dead draft are dropped."""
 
-    def __init__(self, address: str):
-        self._address = address
+    def __init__(self, run_dir: Path):
+        self._address = endpoint(run_dir)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(address)
+        self._socket.connect(self._address)
         # Garbage collection of the client closes it, too: a context that is collected before its
         # socket waits for the socket.
         self.close = weakref.finalize(self, _close, self._socket, self._context)

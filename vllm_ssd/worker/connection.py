@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.service.own_table import open_table
 from vllm_ssd.table import SpeculationTable
-from vllm_ssd.table.messages import ControlClient, endpoint
+from vllm_ssd.table.messages import ControlClient
 from vllm_ssd.worker.waiting import WaitPolicy
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def connect(vllm_config: VllmConfig) -> Connection:
     config: Any = vllm_config.speculative_config
     return Connection(
         open_table(vllm_config),
-        ControlClient(endpoint(Path(config.run_dir or os.devnull))),
+        ControlClient(Path(config.run_dir or os.devnull)),
         WaitPolicy(config.on_miss, config.max_wait_ms / 1000, may_be_off(vllm_config)),
         vllm_config.model_config.get_vocab_size(),
         vllm_config.model_config.max_model_len,

@@ -17,17 +17,7 @@ from vllm_ssd.service.loaded_draft import LoadedDraft
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner, TableShape, rundir
-from vllm_ssd.table.messages import (
-    OTHERS_CAME,
-    Add,
-    ControlClient,
-    Join,
-    Leave,
-    Remove,
-    Wake,
-    ask,
-    endpoint,
-)
+from vllm_ssd.table.messages import OTHERS_CAME, Add, ControlClient, Join, Leave, Remove, Wake, ask
 
 SERVED_S, SAY_AGAIN_S = 120.0, 10.0
 
@@ -46,7 +36,7 @@ class Engine:
         self.files = OwnFiles(shape, TableOwner("target"))
         self.run_dir = self.files.run_dir
         self.table = SpeculationTable.open(rundir.table_path(self.run_dir))
-        self.control = ControlClient(endpoint(self.run_dir))
+        self.control = ControlClient(self.run_dir)
 
     def die(self):
         """Without removing anything."""

@@ -32,7 +32,7 @@ def collecting(seen):
 def wire(tmp_path):
     seen: list[object] = []
     server = listening(tmp_path, collecting(seen))
-    client = ControlClient(endpoint(tmp_path))
+    client = ControlClient(tmp_path)
     yield server, client, seen
     client.close()
     server.close()
@@ -80,7 +80,7 @@ def test_several_addresses_and_one_of_them_no_longer(tmp_path):
     for name, heard in seen.items():
         (tmp_path / name).mkdir()
         sockets[name] = server.serve(tmp_path / name, collecting(heard))
-        clients[name] = ControlClient(endpoint(tmp_path / name))
+        clients[name] = ControlClient(tmp_path / name)
     for round_ in range(1, 21):
         for slot, (name, client) in enumerate(clients.items()):
             message = Remove(slot, round_)
@@ -115,7 +115,7 @@ def test_malformed_messages_are_consumed_and_reported(wire, tmp_path, caplog):
 
 
 def test_sending_to_nobody_does_not_block(tmp_path):
-    client = ControlClient(endpoint(tmp_path))
+    client = ControlClient(tmp_path)
     results = [client.send(Remove(0, 1)) for _ in range(3000)]
     assert results[0] and not results[-1]
     client.close()
@@ -123,7 +123,7 @@ def test_sending_to_nobody_does_not_block(tmp_path):
 
 def test_a_client_that_is_forgotten_holds_up_nobody(tmp_path):
     """In a circle, whose parts end in any order."""
-    client = ControlClient(endpoint(tmp_path))
+    client = ControlClient(tmp_path)
     client.itself = client
     forgotten = weakref.ref(client)
     del client
