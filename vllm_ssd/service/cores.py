@@ -1,4 +1,4 @@
-"""Divides the cores of a CPU machine between draft and targets, and pins the draft."""
+"""Divides the cores of a CPU machine between draft and targets."""
 
 from __future__ import annotations
 
@@ -84,12 +84,6 @@ def _share(cores: Sequence[int], number: int, of: int) -> list[int]:
 def available_cores() -> list[int]:
     """Cores this process may run on."""
     return sorted(os.sched_getaffinity(0))
-
-
-def pin_to(cores: Sequence[int]) -> None:
-    """Run this process, and threads it starts from now on, on these cores only."""
-    os.sched_setaffinity(0, cores)
-    os.environ["OMP_NUM_THREADS"] = str(len(cores))
 
 
 def take_niceness_of_others() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vllm_ssd.log import get_logger
-from vllm_ssd.service.cores import pin_to, take_niceness_of_others
+from vllm_ssd.service.cores import take_niceness_of_others
 from vllm_ssd.service.quiet import hush_vllm
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import ASLEEP, RELOADING, rundir
@@ -53,7 +53,8 @@ class DraftServer:
         self._asleep = False
         self._joined: dict[str, ServedEngine] = {}  # by run directory
         if spec.cores:
-            pin_to(spec.cores)  # before torch is imported: torch's threads inherit the cores
+            # Before torch is imported: torch's threads inherit the cores.
+            os.sched_setaffinity(0, spec.cores)
 
     def pid(self) -> int:
         """Id of the process to kill if this server hangs."""
