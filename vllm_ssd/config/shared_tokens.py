@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm_ssd.config.draft_checks import OTHER_DRAFT, check_vocabulary, tokenizers_of
+from vllm_ssd.config.draft_checks import OTHER_DRAFT, tokenizers_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -33,17 +33,6 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE}
 _BYTE_OF |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-
-
-def tokens_of_draft(
-    vocabulary: str, target: ModelConfig, draft: ModelConfig, shared: bool
-) -> tuple[int, ...] | None:
-    """``shared_tokens`` for the option "intersection". None for "same": both vocabularies then have
-    to agree, else ``ValueError``. shared: as in ``check_vocabulary``."""
-    if vocabulary == "intersection":
-        return shared_tokens(target, draft)
-    check_vocabulary(target, draft, shared=shared)
-    return None
 
 
 def shared_tokens(target: ModelConfig, draft: ModelConfig) -> tuple[int, ...]:

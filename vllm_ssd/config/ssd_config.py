@@ -16,8 +16,8 @@ from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
-from vllm_ssd.config.draft_checks import check_draft, check_source, longest_text
-from vllm_ssd.config.shared_tokens import tokens_of_draft
+from vllm_ssd.config.draft_checks import check_draft, check_source, check_vocabulary, longest_text
+from vllm_ssd.config.shared_tokens import shared_tokens
 from vllm_ssd.draft.attention.registry import (
     Backend,
     TreeBackend,
@@ -123,7 +123,7 @@ class SSDConfig(SpeculativeConfig):
     )
     """"intersection": the draft may have another vocabulary. It proposes tokens that both have."""
     draft_ids: tuple[int, ...] | None = None
-    """``tokens_of_draft``; set with the config."""
+    """``shared_tokens`` for the option "intersection", else None; set with the config."""
     required: bool = _switch(default=True)
     """Whether the engine refuses to serve if the draft cannot be started."""
     max_restarts: int = _whole(3, 0)
@@ -282,7 +282,10 @@ class SSDConfig(SpeculativeConfig):
                 f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): {fix}"
             ) from error
         check_draft(draft)
-        self.draft_ids = tokens_of_draft(self.vocabulary, target, draft, bool(self.draft_server))
+        if self.vocabulary == "intersection":
+            self.draft_ids = shared_tokens(target, draft)
+        else:
+            check_vocabulary(target, draft, shared=self.draft_server is not None)
         limits = draft.max_model_len, target.max_model_len
         self.max_model_len = longest_text(self.max_model_len, *limits)
         # With the draft's own length, the V1 runner would stop drafting for a whole batch once one
