@@ -92,15 +92,14 @@ class Session:
 
     def end(self, asleep: bool = False) -> None:
         """Let the draft leave the engine, then remove the files. asleep: the engine sleeps, so the
-        draft may free its memory. A second call does nothing."""
+        draft may free its memory."""
         with self._turn:
-            ended, self._ended = self._ended, True
-        if not ended:
-            self._pushed.set()
-            self._control.close()
-            limit_s = PUT_AWAY_S if asleep else ANSWER_S
-            ask(self._draft, Leave(str(self._run_dir), asleep), limit_s)
-            self._files.remove()
+            self._ended = True
+        self._pushed.set()
+        self._control.close()
+        limit_s = PUT_AWAY_S if asleep else ANSWER_S
+        ask(self._draft, Leave(str(self._run_dir), asleep), limit_s)
+        self._files.remove()
 
 
 class Site:
