@@ -102,16 +102,14 @@ class Near:
     def step(self) -> None:
         """Read messages, send changes, then wait for messages or the next step."""
         self._sockets.drain()
-        session = self._session
-        if session is not None and session.lost:
+        if self._session is not None and self._session.lost:
             self._part()
-            session = None
-        pause_s = REST_S
+        session = self._session
         if session is not None:
             self._push(session)
-            pause_s = LOOK_S if session.mirror.has_requests else REST_S
         self._tend()
-        self._sockets.wait(pause_s)
+        works = session is not None and session.mirror.has_requests
+        self._sockets.wait(LOOK_S if works else REST_S)
 
     def close(self) -> None:
         """Leave the draft, and remove the files of this process and of a killed engine."""
