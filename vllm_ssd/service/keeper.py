@@ -236,7 +236,7 @@ class Keeper:
         say(self._channel, kind, text)  # if nobody hears it, the next ``_rest`` finds that out
 
 
-def keep_in_thread(run_dir: Path, spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
+def keep_in_thread(spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
     """Start a keeper in a thread of an actor of the user's Ray. Returns the channel to it."""
     ours, theirs = socket.socketpair()
 

@@ -37,12 +37,12 @@ SAY_S = 30.0  # between two log lines that the draft is still awaited
 _LOOK_S = 0.05  # between two looks whether it is there
 
 
-Keep = Callable[[Path, ServerSpec, Iterable[int]], socket.socket]
+Keep = Callable[[ServerSpec, Iterable[int]], socket.socket]
 
 
-def keep_in_process(run_dir: Path, spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
+def keep_in_process(spec: ServerSpec, locks: Iterable[int]) -> socket.socket:
     """Start a keeper in a process of its own, without importing it here: it imports much."""
-    return start_detached("vllm_ssd.service.keeper", run_dir, spec, locks)[0]
+    return start_detached("vllm_ssd.service.keeper", Path(spec.run_dir), spec, locks)[0]
 
 
 class DraftLauncher:
@@ -112,7 +112,7 @@ class DraftLauncher:
     def _start_keeper(self) -> socket.socket:
         assert self._files is not None
         # The listener reports a keeper that fails.
-        self._channel = self._keep(self.run_dir, self._spec, self._files.locks)
+        self._channel = self._keep(self._spec, self._files.locks)
         return self._channel
 
     def wait_ready(self) -> None:
