@@ -32,12 +32,11 @@ def verifies_all(target: ModelConfig, parallel: ParallelConfig) -> bool:
 
 
 def _is_possible(config: VllmConfig) -> bool:
-    if not config.use_v2_model_runner:
-        return False
     backend = getattr(config.attention_config.backend, "name", None)
     model: Any = config.model_config
     return bool(
-        config.lora_config is None
+        config.use_v2_model_runner
+        and config.lora_config is None
         and config.parallel_config.pipeline_parallel_size == 1
         and config.compilation_config.cudagraph_mode.has_full_cudagraphs()
         and backend in _BACKENDS
