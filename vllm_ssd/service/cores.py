@@ -50,17 +50,17 @@ def split_cores(
     per rank, separated by ``|``, or None. By default the draft takes a quarter of the cores, at
     least one. It takes fewer if a target worker would otherwise have to share a core.
     """
+    bound = [] if bind is None else [parse_cores(part) for part in bind.split("|")]
     if draft_device is not None:
         drafts = [parse_cores(part) for part in draft_device.split("|")]
     elif bind is None:
         spare = min(len(available) // 4, len(available) - ranks * engines)
         drafts = [list(available[-max(1, spare) :])]
     else:
-        drafts = [_without(available, [parse_cores(part) for part in bind.split("|")])]
+        drafts = [_without(available, bound)]
     draft = drafts[engine % len(drafts)] or list(available)
     if bind is not None:
-        taken = {core for part in bind.split("|") for core in parse_cores(part)}
-        return CoreSplit(draft, None, bool(taken & set(draft)))
+        return CoreSplit(draft, None, any(core in part for part in bound for core in draft))
     free = _without(available, drafts)
     left = _share(free, engine, engines) or free or list(available)
     shares = [_share(left, rank, ranks) for rank in range(ranks)]
