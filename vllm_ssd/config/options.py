@@ -46,8 +46,6 @@ _TOLERATED = {
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 }
-# Options that name a draft server, or the Ray cluster of one on another node.
-_OF_SHARED_DRAFTS = ("draft_server", "ray_address")
 _OTHER_NAMES = {
     "draft_model": "model",
     "draft": "model",
@@ -68,7 +66,7 @@ def make_ssd_config(
     given = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
     meant = {key: value for key, value in given.items() if _is_ours(key, value)}
     _take_vllms_name_of_k(meant)
-    if any(isinstance(meant.get(option), str) for option in _OF_SHARED_DRAFTS):
+    if any(isinstance(meant.get(option), str) for option in ("draft_server", "ray_address")):
         meant = with_common_options(meant)
     if verifies_all(target_model_config, target_parallel_config):
         meant.setdefault("enable_adaptive_verification", False)

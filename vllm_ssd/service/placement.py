@@ -130,7 +130,7 @@ def target_gpus(engines: int, parallel: ParallelConfig, platform: Any) -> list[i
     return _order(parallel, platform)[: engines * parallel.world_size]
 
 
-def named_gpus(draft_device: int | str | None, engines: int) -> list[str]:
+def named_gpus(draft_device: int | str, engines: int) -> list[str]:
     """The GPUs in ``draft_device``: one, or one per engine of this host; else ``ValueError``."""
     named = str(draft_device).split(",")
     if not all(_GPU_NAME.fullmatch(name) for name in named):
