@@ -23,7 +23,6 @@ class RunningBatch:
         self._trees: list[GrowingTree] = []
         self._running: list[GrowingTree] = []  # those in the program
         self._program: Grow | None = None
-        self._full = False  # some trees do not fit the program
 
     def add(self, trees: Sequence[GrowingTree]) -> None:
         """Grow these, too."""
@@ -54,7 +53,7 @@ class RunningBatch:
     def grow(self) -> None:
         """Start a step."""
         wanted = [tree for tree in self._trees if self._is_wanted(tree)]
-        if self._program is None or self._full or wanted != self._running:
+        if wanted != self._running:
             self._fill(wanted)
         assert self._program is not None
         self._program.run()
@@ -64,9 +63,8 @@ class RunningBatch:
 
     def _fill(self, wanted: list[GrowingTree]) -> None:
         """Choose the trees of the next steps, and tell the program."""
-        self._running, fitting = wanted, self._programs.fitting(_branches(wanted))
-        self._full = fitting < len(wanted)
-        if self._full:
+        self._running = wanted
+        if self._programs.fitting(_branches(wanted)) < len(wanted):
             wanted = sorted(wanted, key=lambda tree: (tree.awaited, tree.step))
             self._running = wanted[: self._programs.fitting(_branches(wanted))]
         sampled = any(tree.temperature for tree in self._running)
