@@ -12,7 +12,7 @@ import torch
 
 # Pieces of work in flight on a GPU: enough to keep it busy. A new outcome waits for at most one
 # piece more than the one that runs.
-_ON_GPU = 2
+_MOST = 2
 # Seconds. A piece that takes longer never ends: the longest one takes hundreds of times less. A GPU
 # that hangs reports no error, so without a limit the host would wait for ever.
 HANG_S = 20.0
@@ -32,12 +32,11 @@ class _Piece:
 
 
 class InFlight:
-    """Pieces of work that were started and are not done, ``limit`` at most. Calls ``count(kind,
-    amount, microseconds)`` for every piece when it is done."""
+    """Pieces of work that were started and are not done: none on a CPU. Calls ``count(kind, amount,
+    microseconds)`` for every piece when it is done."""
 
     def __init__(self, device: torch.device, count: Callable[[str, int, int], None]):
         self._on_gpu = device.type == "cuda"
-        self.limit = _ON_GPU if self._on_gpu else 1
         self._count = count
         self._running: deque[_Piece] = deque()
         self._spare: list[torch.cuda.Event] = []
@@ -53,7 +52,7 @@ class InFlight:
             self._done = time.monotonic()
         if self._running and time.monotonic() - self._running[0].started > HANG_S:
             raise TimeoutError(f"the GPU hangs: a piece of work was not done within {HANG_S:g} s")
-        return len(self._running) < self.limit
+        return len(self._running) < _MOST
 
     def finish(self) -> None:
         """Wait until all pieces are done; ``TimeoutError`` if the GPU hangs."""
