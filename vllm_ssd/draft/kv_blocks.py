@@ -17,7 +17,6 @@ class BlockPool:
     """A fixed number of blocks of ``block_size`` tokens each."""
 
     def __init__(self, num_blocks: int, block_size: int):
-        self.num_blocks = num_blocks
         self.block_size = block_size
         self._users = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next first
@@ -31,10 +30,6 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold ``num_tokens``."""
         return -(-num_tokens // self.block_size)
-
-    def table(self) -> BlockTable:
-        """An empty block table that draws on this pool."""
-        return BlockTable(self)
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` blocks, at most ``num_free``, whatever is in them."""

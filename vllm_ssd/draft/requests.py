@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from vllm_ssd.draft.kv_blocks import BlockPool
+from vllm_ssd.draft.kv_blocks import BlockPool, BlockTable
 from vllm_ssd.draft.model import BLOCK_SIZE, DraftModel
 from vllm_ssd.draft.request import DraftRequest, Phase
 from vllm_ssd.draft.served_table import ServedTable
@@ -78,9 +78,9 @@ class DraftRequests:
         former = self.get(served, slot)
         if former is not None:
             self.drop(former)
-        table = self.pool.table()
         temperature = temperature if self._policy.top_m else 0.0
-        request = DraftRequest(served, slot, generation, list(tokens), table, temperature, seed)
+        text, table = list(tokens), BlockTable(self.pool)
+        request = DraftRequest(served, slot, generation, text, table, temperature, seed)
         self._by_slot[served, slot] = request
         self._by_phase[request.phase][request] = None
         self._count(served, 1)

@@ -251,5 +251,5 @@ def test_a_request_is_never_answered_from_another_ones_state(
         if not loop.loses_messages:
             batches.leave(loop)
         assert not loop.table.draft["live"][0]
-    kept = pool.num_blocks - pool.num_free, SLOTS - len(engine.requests._free_seats)
+    kept = engine.model.num_blocks - pool.num_free, SLOTS - len(engine.requests._free_seats)
     assert kept == (len(spare) + len(taken), 0), "KV blocks or seats"

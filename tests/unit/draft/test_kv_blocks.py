@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.draft.conftest import load_draft
 from vllm_ssd.draft.hidden_states import HiddenStates
-from vllm_ssd.draft.kv_blocks import BlockPool
+from vllm_ssd.draft.kv_blocks import BlockPool, BlockTable
 from vllm_ssd.draft.model import BLOCK_SIZE
 from vllm_ssd.draft.spec import DraftPolicy
 
@@ -21,7 +21,7 @@ actions = st.lists(st.tuples(st.integers(0, 3), texts), max_size=60)
 def test_blocks_hold_what_their_users_wrote(actions):
     """Requests whose texts often begin alike come, write what they did not find, and go."""
     pool = BlockPool(num_blocks=10, block_size=SIZE)
-    tables = [pool.table() for _ in range(4)]
+    tables = [BlockTable(pool) for _ in range(4)]
     texts = [[], [], [], []]
     written = {}  # by block: the text up to its end
     for which, text in actions:
@@ -48,7 +48,7 @@ def test_blocks_hold_what_their_users_wrote(actions):
 
 def test_a_refused_request_takes_nothing():
     pool = BlockPool(num_blocks=2, block_size=16)
-    table = pool.table()
+    table = BlockTable(pool)
     assert table.reserve(17)
     assert pool.num_free == 0
     assert not table.reserve(33)
@@ -61,7 +61,7 @@ def test_a_text_stays_as_long_as_there_is_room():
     """Its beginning longest."""
     pool = BlockPool(num_blocks=4, block_size=SIZE)
     text = list(range(3 * SIZE))
-    first, second = pool.table(), pool.table()
+    first, second = BlockTable(pool), BlockTable(pool)
     assert first.adopt(text) == 0 and first.reserve(len(text))
     first.name(text, len(text))
     first.clear()
