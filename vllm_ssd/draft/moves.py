@@ -24,14 +24,13 @@ class Moves:
 
     def __init__(self, attention: PagedAttention, size: int):
         self._attention = attention
-        self._nowhere = attention.padding_block * attention.block_size
         self._inputs = Inputs(attention.shape.device, {"sources": (size,), "targets": (size,)})
         self.run = GraphedCall(self._compute)
 
     def fill(self, moves: Sequence[Move]) -> None:
         """Take in what to copy."""
         sources, targets = self._inputs.host["sources"], self._inputs.host["targets"]
-        sources[:], targets[:] = self._nowhere, self._nowhere
+        sources[:] = targets[:] = self._attention.padding_slot
         count = sum(len(move.targets) for move in moves)
         sources[:count] = self._slots((move.blocks, move.sources) for move in moves)
         targets[:count] = self._slots((move.blocks, move.targets) for move in moves)

@@ -68,6 +68,7 @@ class PagedAttention:
         self.block_size = block_size
         self.max_len = max_len
         self.padding_block = num_blocks
+        self.padding_slot = num_blocks * block_size
         size = (num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim)
         self._kv = torch.zeros(shape.num_layers, 2, *size, dtype=shape.dtype, device=shape.device)
         self.keys = [layer[0] for layer in self._kv]
@@ -193,7 +194,7 @@ class ChunkPlan(Plan):
     def fill(self, chunks: Sequence[Chunk]) -> None:
         """Take in where the chunks' KV is; tokens beyond a chunk's end are padding."""
         host, attention = self.inputs.host, self.attention
-        host["slots"][:] = attention.padding_block * attention.block_size
+        host["slots"][:] = attention.padding_slot
         host["positions"][:] = 0
         host["contexts"][:] = 0
         if chunks:
@@ -234,7 +235,7 @@ class TreePlan(Plan):
     def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
         """Take in where the trees' KV is, and how many steps each has taken. The rows of the trees
         follow each other, and then padding."""
-        host, attention = self.inputs.host, self.attention
+        host = self.inputs.host
         counts = [tree.branches for tree in trees]
         used, count = sum(counts), len(trees)
         widths = [*counts, max(self.rows - used, 1)]
@@ -246,7 +247,7 @@ class TreePlan(Plan):
         host["first"][:count], host["first"][self.tiles] = first[:-1], used
         host["linear"][:count], host["linear"][self.tiles] = [t.linear_len for t in trees], 1
         host["kv_len"][:count], host["kv_len"][self.tiles] = [t.kv_len for t in trees], 1
-        host["step_slots"][:, used:] = attention.padding_block * attention.block_size
+        host["step_slots"][:, used:] = self.attention.padding_slot
         host["parent"][used:], host["step"][used:] = 1, 0
         if trees:
             np.concatenate([t.slots for t in trees], axis=1, out=host["step_slots"][:, :used])

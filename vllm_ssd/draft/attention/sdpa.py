@@ -23,7 +23,7 @@ class _Gathered(Plan):
     def gather(self, items: Sequence[Chunk | Tree], requests: int, width: int) -> None:
         """Find the entries of the items' requests. The other requests are padding."""
         attention = self.attention
-        slots = np.full((requests, width), attention.padding_block * attention.block_size)
+        slots = np.full((requests, width), attention.padding_slot)
         if items:
             last = np.array([[item.kv_len - 1] for item in items])
             index = np.minimum(np.arange(width), last)
