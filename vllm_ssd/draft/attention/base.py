@@ -40,6 +40,11 @@ class AttentionShape:
     soft_cap: float = 0.0
     sinks: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
+    @property
+    def group(self) -> int:
+        """Query heads that share their KV."""
+        return self.num_heads // self.num_kv_heads
+
     def window(self, layer: int) -> int:
         """The number of last positions that a layer sees, 0 = all."""
         return self.windows[layer] if self.windows else 0

@@ -60,12 +60,7 @@ class _Gathered(Plan):
         if shape.soft_cap:
             return _attend_capped(shape, query, keys, values, mask).transpose(1, 2)
         out = scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=mask,
-            scale=shape.scale,
-            enable_gqa=shape.num_heads != shape.num_kv_heads,
+            query, keys, values, attn_mask=mask, scale=shape.scale, enable_gqa=shape.group > 1
         )
         return out.transpose(1, 2)
 
@@ -79,8 +74,7 @@ def _attend_capped(
 ) -> torch.Tensor:
     """Attention with a soft cap, which torch's own does not have. All tensors are [requests, heads,
     ...]."""
-    group = shape.num_heads // shape.num_kv_heads
-    keys, values = (kv.repeat_interleave(group, 1) for kv in (keys, values))
+    keys, values = (kv.repeat_interleave(shape.group, 1) for kv in (keys, values))
     logits = (query @ keys.transpose(-1, -2)).float() * shape.scale
     logits = shape.soft_cap * torch.tanh(logits / shape.soft_cap) + mask
     return logits.softmax(-1).to(values.dtype) @ values

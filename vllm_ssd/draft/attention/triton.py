@@ -12,7 +12,7 @@ import torch
 import triton
 from triton.language.target_info import is_hip
 
-from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttention, Plan, TreePlan
+from vllm_ssd.draft.attention.base import ChunkPlan, PagedAttention, Plan, TreePlan
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.attention.triton_kernels import LOG2_E, attend_kernel, merge_kernel
 from vllm_ssd.draft.inputs import Inputs
@@ -48,7 +48,7 @@ class _Paged(Plan):
         """Allocate what recorded graphs point to. requests: that have a page table; queries: of
         each, as far as they share tiles; tokens: of all; longest: KV entries of a request."""
         attention, shape = self.attention, self.attention.shape
-        device, group = shape.device, attention.group
+        device, group = shape.device, shape.group
         most = -(-longest // attention.block_size)
         self._pages = torch.zeros(requests, most, dtype=torch.int32, device=device)
         self._host_pages = np.zeros((requests, most), dtype=np.int32)
@@ -120,7 +120,7 @@ class _Paged(Plan):
             self._tiles,
             self._splits,
             self._tokens,
-            GROUP=attention.group,
+            GROUP=shape.group,
             HEADS=shape.num_heads,
             D=shape.head_dim,
             WINDOW=shape.window(layer),
@@ -199,10 +199,6 @@ class TritonAttention(PagedAttention):
     chunks, trees = _TritonChunks, _TritonTrees
     graphs = True
 
-    def __init__(self, shape: AttentionShape, *sizes: int):
-        super().__init__(shape, *sizes)
-        self.group = shape.num_heads // shape.num_kv_heads  # query heads that share their KV
-
     def tile(self, rows: int) -> int:
         most = _TILE_ROWS // 2 if rows <= _FEW_ROWS else _TILE_ROWS
-        return min(max(most // self.group, 1), _TILE_ROWS // 4)
+        return min(max(most // self.shape.group, 1), _TILE_ROWS // 4)
