@@ -37,9 +37,9 @@ class DraftModel:
     """The draft's weights, layers and KV memory. Call ``forward`` and ``logits`` in torch's
     inference mode; tokens attend to what ``attention.plan`` says. Raises ``MemoryError`` or
     ``ValueError`` without memory for a KV block, and ``ValueError`` for layers that tree attention
-    cannot serve. num_blocks: KV blocks there is memory for. embedded: tokens with an embedding;
-    vocab_size: the target's tokens that it may propose. fused: computes the layers; None = vLLM's
-    layers do."""
+    cannot serve. num_blocks: KV blocks there is memory for. hidden_size: numbers in a hidden state.
+    embedded: tokens with an embedding; vocab_size: the target's tokens that it may propose. fused:
+    computes the layers; None = vLLM's layers do."""
 
     def __init__(self, spec: DraftModelSpec, scratch: Path):
         # Not at the top, because it takes seconds: ``vllm-ssd check`` loads no draft.
@@ -50,6 +50,7 @@ class DraftModel:
         self._config = EngineArgs(**spec.engine_args).create_engine_config()
         self.device = torch.device(self._config.device_config.device_type)
         self.max_len: int = self._config.model_config.max_model_len
+        self.hidden_size: int = self._config.model_config.get_hidden_size()
         self.embedded: int = self._config.model_config.get_vocab_size()
         self._vocabulary: SharedVocabulary | None = None
         self.vocab_size = self._cut = min(spec.vocab_size, self.embedded)
@@ -86,11 +87,6 @@ class DraftModel:
             layer.forward = _LayerAttention(self.attention, owner, layer)
         with torch.inference_mode():
             self.fused = fused_layers(self._model, self._forward, self._logits, self.attention)
-
-    @property
-    def hidden_size(self) -> int:
-        """Numbers in a hidden state."""
-        return int(self._config.model_config.get_hidden_size())
 
     @property
     def room(self) -> int:
