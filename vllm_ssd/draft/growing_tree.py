@@ -26,10 +26,10 @@ class GrowingTree:
     where: int
     stamp: int
     seat: int
-    temperature: float = 0.0
-    uniforms: NDArray[np.float64] | None = None
-    load: int = 1
-    awaited: bool = True
+    temperature: float
+    uniforms: NDArray[np.float64] | None
+    load: int
+    awaited: bool
     step: int = 0
     ended: bool = False
 

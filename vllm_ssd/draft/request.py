@@ -63,8 +63,8 @@ class DraftRequest:
     generation: int
     tokens: list[int]
     table: BlockTable
-    temperature: float = 0.0
-    seed: int = 0
+    temperature: float
+    seed: int
     round: int = -1
     accepted: int = 0
     branch: int | None = None
