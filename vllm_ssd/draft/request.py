@@ -173,11 +173,11 @@ class DraftRequest:
         """Predict outcomes: so many of each accepted length as ``fan_out`` says. The model has been
         shown all tokens. verified: rows for hidden states, of the text's end and of each draft.
         has_room: KV is reserved for the tree, too; without it nothing is predicted."""
-        states = [*self.states, *verified[len(self.states) :]]
-        self.predicted = fan_out if has_room else None
-        self.states = verified if has_room else ()  # the prediction leaves them there
         if not has_room:
+            self.predicted, self.states = None, ()
             return Prediction()
+        states = [*self.states, *verified[len(self.states) :]]
+        self.predicted, self.states = fan_out, verified  # the prediction leaves the states there
         return Prediction(self.where, self.next_stamp, self.seat, states, verified, self.drafts)
 
     def publish_state(self, state: int) -> None:
