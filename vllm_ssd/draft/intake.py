@@ -79,6 +79,5 @@ class Intake:
             else:
                 request.name_kv()  # no further work for it would do that
                 self.requests.await_outcome(request)
-        if moves:
-            self.executor.move(moves)
+        self.executor.move(moves)
         return len(decided)

@@ -209,9 +209,8 @@ class Grow:
                 if tree.uniforms is not None:
                     host["uniforms"][own] = tree.uniforms
             row = own.stop
-        if trees:
-            host["where"][:count] = [tree.where for tree in trees]
-            host["stamp"][:count] = [tree.stamp for tree in trees]
+        host["where"][:count] = [tree.where for tree in trees]
+        host["stamp"][:count] = [tree.stamp for tree in trees]
         self._inputs.send()
 
     def try_out(self, context: int) -> None:
