@@ -20,11 +20,10 @@ _LINE = tl.constexpr(128)  # bytes that are fetched at a time
 
 def launch_options(device: torch.device) -> dict[str, Any]:
     """Arguments to launch such a kernel with: its constant ``OVERLAP``, and Triton's own option."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return {"OVERLAP": False}
-    if torch.cuda.get_device_capability(device) < (9, 0):
-        return {"OVERLAP": False}
-    return {"OVERLAP": True, "launch_pdl": True}
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    if is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": False}
 
 
 @triton.jit
