@@ -99,10 +99,10 @@ class ProgramCache:
 
     def grow(self, branches: Sequence[int], sampled: bool) -> Grow:
         """The program that grows trees with these numbers of branches."""
-        fitting, sizes = self._model.attention.fitting, self._rows
         if not self._recorded:
-            sizes = [sum(branches)]
-        fit = (rows for rows in sizes if fitting(rows, branches) == len(branches))
+            return self._grow(sum(branches), sampled)
+        fitting = self._model.attention.fitting
+        fit = (rows for rows in self._rows if fitting(rows, branches) == len(branches))
         return self._grow(next(fit), sampled)
 
     def warm_up(self) -> None:
