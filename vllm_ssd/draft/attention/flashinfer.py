@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from vllm_ssd.draft.attention.base import AttentionShape, ChunkPlan, PagedAttention, TreePlan
+from vllm_ssd.draft.attention.kernels import pack_tree_masks
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 
 WORKSPACE_BYTES, WORKSPACE_BYTES_ROCM = 256 * 2**20, 512 * 2**20
@@ -153,8 +154,6 @@ class _FlashInferTrees(TreePlan):
         self._wrapper.mask_starts.copy_(mask_starts.pin_memory(), non_blocking=True)
 
     def prepare(self) -> None:
-        from vllm_ssd.draft.attention.kernels import pack_tree_masks
-
         super().prepare()
         pack_tree_masks(self._masks, self.inputs.device, self._row_bytes)
 
