@@ -47,7 +47,7 @@ class Executor:
         """Show the model the next tokens of each request. counts: tokens of each request."""
         parts = [request.feed(count) for request, count in zip(requests, counts)]
         with self._in_flight.timed("prefill", sum(counts)):
-            program.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts])
+            program.fill(parts)
             program.run()
         for request in requests:
             request.name_kv()
@@ -65,7 +65,7 @@ class Executor:
             for feed, rows in self._programs.feeds(unfed):
                 parts = [requests[row].feed(unfed[row]) for row in rows]
                 kept = [verified[row][len(requests[row].states) :] for row in rows]
-                feed.fill([chunk for chunk, _ in parts], [tokens for _, tokens in parts], kept)
+                feed.fill(parts, kept)
                 feed.run()
             # What is predicted is chosen while a GPU already works.
             fan_outs = self._budget.fan_outs(branches, requests)

@@ -62,14 +62,12 @@ class Feed:
         self.run = GraphedCall(self._compute)
 
     def fill(
-        self,
-        chunks: Sequence[Chunk],
-        tokens: Sequence[Sequence[int]],
-        states: Sequence[Sequence[int]] = (),
+        self, parts: Sequence[tuple[Chunk, Sequence[int]]], states: Sequence[Sequence[int]] = ()
     ) -> None:
-        """Take in what to show. states: for each chunk, the rows of ``HiddenStates`` that keep the
-        states of its last tokens."""
+        """Take in what to show: chunks with their tokens. states: for each chunk, the rows of
+        ``HiddenStates`` that keep the states of its last tokens."""
         host, padding = self._inputs.host, self._states.padding_row
+        chunks, tokens = zip(*parts)
         fill_rows(host["tokens"], tokens, 0)
         last = [[*[padding] * (len(part) - len(kept)), *kept] for part, kept in zip(tokens, states)]
         fill_rows(host["states"], last, padding)
@@ -81,7 +79,7 @@ class Feed:
         then overwrites KV blocks: call this only before there are real requests."""
         blocks = range(self._model.num_blocks)
         chunk = Chunk(blocks, context, min(self.queries, self._model.room - context))
-        self.fill([chunk] * self.batch, ())
+        self.fill([(chunk, ())] * self.batch)
 
     def _compute(self) -> None:
         inputs = self._inputs.device
