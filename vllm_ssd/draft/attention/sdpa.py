@@ -20,9 +20,9 @@ class _Gathered(Plan):
     kv_slots: torch.Tensor
     masks: dict[int, torch.Tensor]
 
-    def gather(self, items: Sequence[Chunk | Tree], requests: int, width: int) -> None:
+    def gather(self, items: Sequence[Chunk | Tree], requests: int) -> None:
         """Find the entries of the items' requests. The other requests are padding."""
-        attention = self.attention
+        attention, width = self.attention, max((item.kv_len for item in items), default=1)
         slots = np.full((requests, width), attention.padding_slot)
         if items:
             last = np.array([[item.kv_len - 1] for item in items])
@@ -83,9 +83,8 @@ def _attend_capped(
 class _SDPAChunks(_Gathered, ChunkPlan):
     def fill(self, chunks: Sequence[Chunk]) -> None:
         super().fill(chunks)
-        width = max((chunk.kv_len for chunk in chunks), default=1)
-        self.gather(chunks, self.batch, width)
-        contexts = self.inputs.device["contexts"]
+        self.gather(chunks, self.batch)
+        contexts, width = self.inputs.device["contexts"], self.kv_slots.shape[1]
         self.set_masks(lambda window: causal_mask(contexts, self.queries, width, window))
 
     def look(self, layer: int, query: torch.Tensor) -> torch.Tensor:
@@ -111,7 +110,7 @@ class _SDPATrees(_Gathered, TreePlan):
         self._row_of, self._place_of = (
             torch.from_numpy(each).to(device) for each in (row_of, place_of)
         )
-        self.gather(trees, len(counts), max((tree.kv_len for tree in trees), default=1))
+        self.gather(trees, len(counts))
 
     def prepare(self) -> None:
         super().prepare()
