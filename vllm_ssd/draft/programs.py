@@ -184,13 +184,12 @@ class Grow:
 
     def __init__(self, draft: Draft, rows: int, sampled: bool):
         self._model, self._states, self._publisher, policy = draft
-        model, self.rows = draft.model, rows
-        self._plan = model.attention.tree_plan(rows, policy.tree_steps)
+        self._plan = self._model.attention.tree_plan(rows, policy.tree_steps)
         self._top_m = policy.top_m
-        self._sampler = Sampler(policy, model.device) if sampled else None
+        self._sampler = Sampler(policy, self._model.device) if sampled else None
         of_trees = dict.fromkeys(("where", "stamp"), (self._plan.tiles,))
         reals = {"temperature": (rows,), "uniforms": (rows, policy.k)} if sampled else None
-        self._inputs = Inputs(model.device, {**of_trees, "homes": (rows,)}, reals)
+        self._inputs = Inputs(self._model.device, {**of_trees, "homes": (rows,)}, reals)
         self.run = GraphedCall(self._compute)
 
     def fill(self, trees: Sequence[GrowingTree]) -> None:
@@ -214,13 +213,13 @@ class Grow:
     def try_out(self, context: int) -> None:
         """Fill in made-up branches with ``context`` tokens of KV. A run then overwrites KV blocks:
         call this only before there are real requests."""
-        attention, steps = self._model.attention, self._plan.steps
+        attention, rows, steps = self._model.attention, self._plan.rows, self._plan.steps
         most = max((self._model.room - context) // steps, 0)
-        width = min(attention.tile(self.rows), self.rows)
+        width = min(attention.tile(rows), rows)
         blocks, trees = range(self._model.num_blocks), []
         if most >= width:
             parents = np.full((1, width), context)
-            trees = attention.plant([blocks], [context], parents, steps) * (self.rows // width)
+            trees = attention.plant([blocks], [context], parents, steps) * (rows // width)
         self.fill(())  # nothing is published or kept
         self._plan.fill(trees, [0] * len(trees))
 
