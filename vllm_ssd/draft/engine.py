@@ -195,7 +195,7 @@ class DraftEngine:
         for request in deciding:
             if request.tree is not None:
                 if request.branch is None:
-                    self._intake.find_branch(request)
+                    request.find_branch()
                 if request.branch == -1:
                     request.leave_tree()
         # The branches of the other requests are there or on their way.

@@ -9,7 +9,7 @@ from vllm_ssd.draft.budget import BranchBudget
 from vllm_ssd.draft.executor import Executor
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.moves import Move
-from vllm_ssd.draft.request import DraftRequest, Phase
+from vllm_ssd.draft.request import Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
@@ -31,12 +31,6 @@ class Intake:
         loop takes them in together."""
         while sum(map(self._take_outcomes, tables)) + self._take_decisions():
             pass
-
-    def find_branch(self, request: DraftRequest) -> None:
-        """Find the branch of an outcome that came before its round's predictions."""
-        request.branch = request.served.predictions.branch_of(
-            request.slot, request.stamp, request.accepted, request.tokens[-1]
-        )
 
     def _take_outcomes(self, served: ServedTable) -> int:
         """Take in a table's new outcomes; returns their number."""
