@@ -105,32 +105,31 @@ class Predict:
         self._request = torch.arange(batch, device=self._model.device).unsqueeze(1)
         self.run = GraphedCall(self._compute)
 
-    def fill(self, predictions: Sequence[Prediction], fan_outs: FanOuts | None = None) -> None:
+    def fill(self, predictions: Sequence[Prediction], fan_outs: FanOuts) -> None:
         """Take in what to predict, for these fan-outs."""
         host = self._inputs.host
-        where, stamps, seats, states, verified, drafts = (
-            zip(*predictions) if predictions else [()] * 6
-        )
+        where, stamps, seats, states, verified, drafts = zip(*predictions)
         fill_rows(host["states"], states, self._states.padding_row)
         fill_rows(host["verified"], verified, self._states.padding_row)
         host["where"][:], host["homes"][:] = 0, self._states.padding
-        if fan_outs is not None:
-            rows, lengths = len(predictions), fan_outs.lengths[:, : self._width]
-            rejected = np.empty((rows, self._states.places), np.int64)
-            fill_rows(rejected, drafts, -1)
-            host["lengths"][:rows] = lengths
-            host["ruled_out"][:rows] = rejected[np.arange(rows)[:, None], lengths]
-            host["accepted"][:rows], host["row"][:rows] = fan_outs.accepted, fan_outs.row
-            host["rank"][:rows] = fan_outs.ranks
-            host["where"][:rows], host["stamp"][:rows] = where, stamps
-            for row, seat in enumerate(seats):
-                if seat >= 0:
-                    host["homes"][row] = self._states.homes(seat, self.branches)
+        rows, lengths = len(predictions), fan_outs.lengths[:, : self._width]
+        rejected = np.empty((rows, self._states.places), np.int64)
+        fill_rows(rejected, drafts, -1)
+        host["lengths"][:rows] = lengths
+        host["ruled_out"][:rows] = rejected[np.arange(rows)[:, None], lengths]
+        host["accepted"][:rows], host["row"][:rows] = fan_outs.accepted, fan_outs.row
+        host["rank"][:rows] = fan_outs.ranks
+        host["where"][:rows], host["stamp"][:rows] = where, stamps
+        for row, seat in enumerate(seats):
+            if seat >= 0:
+                host["homes"][row] = self._states.homes(seat, self.branches)
         self._inputs.send()
 
     def try_out(self, _: int) -> None:
         """Fill in requests that publish nothing. A run takes the same time for any context."""
-        self.fill(())
+        counts = np.zeros((self.batch, self._states.places), np.int64)
+        counts[:, 0] = self.branches
+        self.fill([Prediction()] * self.batch, FanOuts(counts))
 
     def _compute(self) -> None:
         inputs = self._inputs.device
