@@ -45,13 +45,14 @@ class FusedLayers:
         self._weights, self._attention = weights, attention
         shape, device = attention.shape, attention.shape.device
         self._channels, self._inner = weights.layers[0].down.shape
-        self._lanes = triton.next_power_of_2(self._channels)
         self._heads = shape.num_heads + 2 * shape.num_kv_heads
         if self._channels % _WIDTH or self._inner % _WIDTH:
             raise Unsuited(f"has a hidden or inner size that is no multiple of {_WIDTH}")
         if shape.head_dim not in (32, 64, 128) or self._heads * shape.head_dim % _WIDTH:
             raise Unsuited(f"has {self._heads} heads of {shape.head_dim}")
         self._launch = launch_options(device)
+        sizes = {"CHANNELS": self._channels, "LANES": triton.next_power_of_2(self._channels)}
+        self._token_options = {**sizes, "num_warps": _TOKEN_WARPS, **self._launch}
         self._memory = _program_memory(device)
         self._best = torch.full((MOST_ROWS,), _LEAST, dtype=torch.int64, device=device)
         self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
@@ -73,7 +74,7 @@ class FusedLayers:
             len(weights.embedding),
             weights.embedding_multiplier,
             weights.epsilon,
-            **self._token_options(),
+            **self._token_options,
         )
         gains = [layer.attention_gain for layer in layers[1:]] + [weights.last_gain]
         for index, (layer, next_gain) in enumerate(zip(layers, gains)):
@@ -170,7 +171,7 @@ class FusedLayers:
             self._weights.epsilon,
             SPLITS=len(parts),
             BIASED=bias is not None,
-            **self._token_options(),
+            **self._token_options,
         )
 
     def _project(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -228,10 +229,6 @@ class FusedLayers:
             "num_stages": max(1, min(stages, _MOST_STAGES)),
             **self._launch,
         }
-
-    def _token_options(self) -> dict[str, int]:
-        sizes = {"CHANNELS": self._channels, "LANES": self._lanes}
-        return {**sizes, "num_warps": _TOKEN_WARPS, **self._launch}
 
 
 def _multiprocessors(device: torch.device) -> int:
