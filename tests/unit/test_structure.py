@@ -88,12 +88,12 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20120,
-    "table": 2020,
-    "draft": 4910,
+    "../tests": 20110,
+    "table": 2010,
+    "draft": 4880,
     "service": 2510,
-    "bridge": 1180,
-    "config": 1200,
+    "bridge": 1170,
+    "config": 1180,
     "metrics": 490,
     "worker": 1850,
     "hooks": 1230,
