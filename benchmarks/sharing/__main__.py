@@ -9,7 +9,8 @@ engines' and core 1 the draft's. The sides take turns under every load, with the
   one              the clients of the first engine, while the others have none
   eagle3 given N   the clients of an engine with a head without weights, whose rounds have N tokens
 
-The EAGLE-3 engine is on the last GPU, beside the draft if that is there, which is idle then.
+The EAGLE-3 engine is on the last GPU, beside the draft if that is there, which is idle then. Both
+fit with an --option draft_kv_cache_gib=16 and --gpu-memory-utilization 0.75, as an example.
 Replicas are independent, so its figures per GPU are those of any number. It starts when the draft
 has measured its GPU. Each further --accepted starts once the one before has had all loads.
 

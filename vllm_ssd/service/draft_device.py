@@ -31,8 +31,8 @@ def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
     if platform.is_cpu():
         cores = parse_cores(str(config.draft_device))
         return DraftDevice(cores, environment=_threads(cores))
-    no_engines = 0  # that could use the GPU, too
-    return place_draft(config.draft_device, no_engines, vllm_config.parallel_config, platform, 0)
+    engines = 0  # whose targets would limit the draft's memory
+    return place_draft(config.draft_device, engines, vllm_config.parallel_config, platform, 0)
 
 
 def _choose_gpu(vllm_config: VllmConfig, platform: Any) -> DraftDevice:

@@ -21,11 +21,11 @@ logger = get_logger(__name__)
 
 MOST_DRAFTS = 16  # most draft tokens of a row, whatever k is
 
-# A stretch has _STEPS measured steps. So few end it as _FEW_STEPS, if its limit has less than the
-# share _HOPELESS of the other one's goodput. Not measured: _SETTLING steps before them, which still
-# show the limit before. After a stretch without draft tokens, these are _CATCHING_UP steps, in
-# which the draft reads what it missed. _AFTER_PROMPT steps after a prompt may still take longer for
-# it, because vLLM schedules ahead.
+# A stretch has _STEPS measured steps. A turn without draft tokens ends after _FEW_STEPS, if these
+# have less than the share _HOPELESS of the usual goodput. Not measured: _SETTLING steps before
+# them, which still show the limit before. After a stretch without draft tokens, these are
+# _CATCHING_UP steps, in which the draft reads what it missed. _AFTER_PROMPT steps after a prompt
+# may still take longer for it, because vLLM schedules ahead.
 _STEPS, _FEW_STEPS, _HOPELESS, _SETTLING, _CATCHING_UP, _AFTER_PROMPT = 12, 4, 0.75, 4, 16, 2
 # Share of the time that turns may cost, and the fewest and the most steps between two of them.
 _TURNS_COST, _SOONEST_TURN, _RAREST_TURN = 0.02, 64, 2048
@@ -79,9 +79,9 @@ class _SizeClass:
             self._settling -= 1
             return
         self._stretch[int(has_prompts)] += (1, seconds, tokens)
-        steps, gain = self._stretch[:, 0].sum(), self._gain(self._stretch)
-        hopeless = self.current != self.best and steps >= _FEW_STEPS and 0 < gain < _HOPELESS
-        if steps >= _STEPS or hopeless:
+        steps = self._stretch[:, 0].sum()
+        may_end = self.current < self.best and steps >= _FEW_STEPS
+        if steps >= _STEPS or (may_end and 0 < self._gain(self._stretch) < _HOPELESS):
             self._known[self.current] = self._known[self.current] * _KEPT + self._stretch
             before = self.current
             self._choose()
@@ -91,8 +91,9 @@ class _SizeClass:
     def _choose(self) -> None:
         """Choose the best limit, and the one of the next stretch."""
         was_turn = self.current != self.best
-        if self._gain(self._known[_other(self.best)]) > _CLEARLY:
-            self.best = _other(self.best)
+        for limit, steps in self._known.items():
+            if self._gain(steps) > _CLEARLY:
+                self.best = limit
         self.current = self.best
         if was_turn:
             tried = self._known[_other(self.best)]

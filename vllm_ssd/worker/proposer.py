@@ -48,8 +48,7 @@ class SSDProposer:
         # By requests of the batch, with room for another one.
         self._most_drafts = [min(n, most_that_fit(budget, rows + 1)) for rows, n in enumerate(most)]
         if self._tp_group.is_first_rank:
-            connection = connect(vllm_config)
-            self._client = SpeculationClient(connection)
+            self._client = SpeculationClient(connect(vllm_config))
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Nothing to load here: the draft model lives in its own process."""

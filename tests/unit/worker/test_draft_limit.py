@@ -61,7 +61,7 @@ def test_texts_that_become_easier_or_harder(before, after):
     target = gpu(before)
     target.run(5000)
     target.rates[MOST_DRAFTS] = after
-    target.run(8000)
+    target.run(4000)
     assert target.run(4000)[1] > 0.9 * max(after, 1.0)
 
 
