@@ -178,10 +178,7 @@ HYBRIDS = {
 OTHERS = {
     "DeepSeek V3": Family("deepseek_v3", {**_LATENT, "first_k_dense_replace": 4}, "bfloat16"),
     "DeepSeek V3, groups of experts": Family(
-        "deepseek_v3",
-        {**_LATENT, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
-        "bfloat16",
-        needs=EXPERTS,
+        "deepseek_v3", {**_ONE_GROUP, "n_group": 2}, "bfloat16", needs=EXPERTS
     ),
     "Kimi-K2": Family("deepseek_v3", _ONE_GROUP, "bfloat16", needs=EXPERTS),
     "GLM-4.7-Flash": Family("glm4_moe_lite", _ONE_GROUP, "bfloat16", needs=EXPERTS),

@@ -91,7 +91,7 @@ class _SizeClass:
     def _choose(self) -> None:
         """Choose the best limit, and the one of the next stretch."""
         was_turn = self.current != self.best
-        for limit, steps in self._known.items():
+        for limit, steps in self._known.items():  # 0 is last: if each seems better, it wins
             if self._gain(steps) > _CLEARLY:
                 self.best = limit
         self.current = self.best
