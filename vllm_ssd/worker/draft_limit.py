@@ -36,7 +36,7 @@ _LARGE = 12
 # Batches belong to one size class if they differ by less than this power of two.
 _SAME_SIZE = 0.75
 _SAY_S = 10.0  # between two log lines of a size class
-_STALE_S = 10.0  # a size class without batches for so long tries the other limit at once
+_STALE_S = 10.0  # a size class without batches for so long tries draft tokens at once
 
 
 def most_that_fit(budget: int, requests: int) -> int:
@@ -63,7 +63,7 @@ class _SizeClass:
         """Begin anew after batches of other sizes. A burst of new requests may have taught that
         drafts do not pay, and be over."""
         if time.monotonic() > self._used + _STALE_S:
-            self.current = _other(self.best)
+            self.current = MOST_DRAFTS
         self.begin()
 
     def begin(self, after: int | None = None) -> None:

@@ -65,8 +65,10 @@ def test_texts_that_become_easier_or_harder(before, after):
     assert target.run(4000)[1] > 0.9 * max(after, 1.0)
 
 
-def test_after_a_pause_drafts_are_tried_at_once(monkeypatch):
-    target = gpu(0.7)
+@pytest.mark.parametrize("before", [0.7, 3.0])
+def test_after_a_pause_steps_have_drafts_at_once(monkeypatch, before):
+    """Whether they paid before or not."""
+    target = gpu(before)
     monkeypatch.setattr(draft_limit.time, "monotonic", lambda: target.now)
     target.run(2000)
     target.rates[MOST_DRAFTS] = 3.0
