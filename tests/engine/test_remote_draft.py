@@ -71,7 +71,7 @@ def ray_node(
     command += ["--disable-usage-stats", *options]
     paths = os.pathsep.join([str(ROOT), *sys.path])
     # With Ray's own, 15, a worker would get next to nothing beside other tests until it is ours.
-    niceness = {"RAY_worker_niceness": "5"}
+    niceness = {"RAY_worker_niceness": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
             node.command(*command) if node else command,
