@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vllm_ssd.draft.attention.base import PagedAttention
-from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.inputs import Inputs
+from vllm_ssd.draft.program import Program
 
 
 class Move(NamedTuple):
@@ -19,13 +19,12 @@ class Move(NamedTuple):
     targets: range
 
 
-class Moves:
+class Moves(Program):
     """Makes up to ``size`` copies, each over all layers: ``fill``, then ``run``."""
 
     def __init__(self, attention: PagedAttention, size: int):
         self._attention = attention
         self._inputs = Inputs(attention.shape.device, {"sources": (size,), "targets": (size,)})
-        self.run = GraphedCall(self._compute)
 
     def fill(self, moves: Sequence[Move]) -> None:
         """Take in what to copy."""

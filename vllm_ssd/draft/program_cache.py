@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import takewhile
 
 import torch
@@ -17,6 +17,7 @@ from vllm_ssd.draft.spec import TOKENS_IN_A_READ
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
+_KEPT = 8  # programs of a kind that have any size
 _TRIAL_CONTEXT = 1000  # tokens; kernels are tuned at this length
 # How many times as long a step may take as one with one request's branches, so that all requests
 # have more branches. On an H200, steps of 2 times and more left too few tokens in each branch.
@@ -34,12 +35,13 @@ class ProgramCache:
         model, policy = draft.model, draft.policy
         self._model, self._policy, self._budget = model, policy, budget
         self._recorded = model.attention.graphs
-        self._feed = cache(partial(Feed, draft))
-        self._move = cache(partial(Moves, model.attention))
+        # There are too many sizes to keep, and each has the masks of its last texts.
+        kept = lru_cache(None if self._recorded else _KEPT)
+        self._feed = kept(partial(Feed, draft))
+        self._move = kept(partial(Moves, model.attention))
         # For a batch: predicts some outcomes of each request.
-        self.predict = cache(partial(Predict, draft))
-        kept = None if self._recorded else 1  # there are too many sizes to keep
-        self._grow = lru_cache(kept)(partial(Grow, draft))
+        self.predict = kept(partial(Predict, draft))
+        self._grow = kept(partial(Grow, draft))
         # Batches that have only greedy requests use programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])
@@ -123,17 +125,17 @@ class ProgramCache:
             for sampled in self._sampled:
                 grow = self._grow(rows, sampled)
                 grow.try_out(context)
-                grow.run.record(pool)
+                grow.record(pool)
         self._choose_rows()
         for batch in self._batches:
             for program in self._rounds(batch):
                 program.try_out(context)
-                program.run.record(pool)
+                program.record(pool)
         for shape in self._chunks:
             self._feed(*shape).try_out(1)
-            self._feed(*shape).run.record(pool)
+            self._feed(*shape).record(pool)
         self.fallbacks.fill(())
-        self.fallbacks.run.record(pool)
+        self.fallbacks.record(pool)
 
     def _choose_rows(self) -> None:
         """Let requests share as many branches as grow together in at most ``_DEARER`` times the

@@ -17,11 +17,11 @@ import torch
 
 from vllm_ssd.draft.attention.masks import Chunk
 from vllm_ssd.draft.fan_out import FanOuts, choose
-from vllm_ssd.draft.graphed_call import GraphedCall
 from vllm_ssd.draft.growing_tree import GrowingTree
 from vllm_ssd.draft.hidden_states import HiddenStates
 from vllm_ssd.draft.inputs import Inputs, fill_rows
 from vllm_ssd.draft.model import DraftModel
+from vllm_ssd.draft.program import Program
 from vllm_ssd.draft.sampling import Sampler, one_hot
 from vllm_ssd.draft.spec import DraftPolicy
 from vllm_ssd.table.publisher import BranchTokens, PredictedOutcomes, Publisher
@@ -50,7 +50,7 @@ class Prediction(NamedTuple):
     drafts: Sequence[int] = ()
 
 
-class Feed:
+class Feed(Program):
     """Shows the model up to ``batch`` chunks of up to ``queries`` tokens; keeps hidden states."""
 
     def __init__(self, draft: Draft, batch: int, queries: int):
@@ -59,7 +59,6 @@ class Feed:
         self._plan = self._model.attention.chunk_plan(batch, queries)
         each = (batch, queries)
         self._inputs = Inputs(self._model.device, {"tokens": each, "states": each})
-        self.run = GraphedCall(self._compute)
 
     def fill(
         self, parts: Sequence[tuple[Chunk, Sequence[int]]], states: Sequence[Sequence[int]] = ()
@@ -88,7 +87,7 @@ class Feed:
         self._states.memory.index_copy_(0, inputs["states"].view(-1), hidden)
 
 
-class Predict:
+class Predict(Program):
     """Predicts ``branches`` outcomes of each of up to ``batch`` requests from hidden states, and
     publishes them. The bonus tokens become the newest tokens of the requests' branches."""
 
@@ -103,7 +102,6 @@ class Predict:
         fields |= dict.fromkeys(("accepted", "row", "rank", "homes"), (batch, branches))
         self._inputs = Inputs(self._model.device, fields)
         self._request = torch.arange(batch, device=self._model.device).unsqueeze(1)
-        self.run = GraphedCall(self._compute)
 
     def fill(self, predictions: Sequence[Prediction], fan_outs: FanOuts) -> None:
         """Take in what to predict, for these fan-outs."""
@@ -148,7 +146,7 @@ class Predict:
         )
 
 
-class Fallbacks:
+class Fallbacks(Program):
     """Predicts up to ``batch`` outcomes that have come, with one branch each, and publishes them.
     The bonus tokens become the newest tokens of the requests' first branches."""
 
@@ -156,7 +154,6 @@ class Fallbacks:
         self._states, self._publisher = draft.states, draft.publisher
         names = ("where", "stamp", "accepted", "bonus", "homes")
         self._inputs = Inputs(draft.model.device, dict.fromkeys(names, (batch,)))
-        self.run = GraphedCall(self._compute)
 
     def fill(self, outcomes: Sequence[tuple[int, ...]]) -> None:
         """Take in the numbers of each outcome, in the order of the inputs. None publish nothing."""
@@ -173,7 +170,7 @@ class Fallbacks:
         self._publisher.predict(new)
 
 
-class Grow:
+class Grow(Program):
     """Grows trees that have up to ``rows`` branches together. A run shows the model the newest
     token of each branch, keeps the hidden state after it, and adds a token unless the branch has k.
 
@@ -189,7 +186,6 @@ class Grow:
         of_trees = dict.fromkeys(("where", "stamp"), (self._plan.tiles,))
         reals = {"temperature": (rows,), "uniforms": (rows, policy.k)} if sampled else None
         self._inputs = Inputs(self._model.device, {**of_trees, "homes": (rows,)}, reals)
-        self.run = GraphedCall(self._compute)
 
     def fill(self, trees: Sequence[GrowingTree]) -> None:
         """Take in the trees that grow from now on."""

@@ -1,5 +1,7 @@
 """Which programs do a piece of work."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -23,14 +25,18 @@ def cache(draft_model):
     return ProgramCache(Draft(draft_model, states, None, policy), BranchBudget(policy), 8)
 
 
-def shown(parts):
-    return [(feed.batch, feed.queries, rows) for feed, rows in parts]
+@pytest.mark.parametrize(
+    "counts, shown",
+    [([0, 0], []), ([0, 1, 0, 1], [(2, 1, [1, 3])]), ([1, 3, 0, 5], [(3, 5, [0, 1, 3])])],
+)
+def test_one_feed_for_all_who_need_one(cache, counts, shown):
+    assert [(feed.batch, feed.queries, rows) for feed, rows in cache.feeds(counts)] == shown
 
 
-def test_one_feed_for_all_who_need_one(cache):
-    assert shown(cache.feeds([0, 0])) == []
-    assert shown(cache.feeds([0, 1, 0, 1])) == [(2, 1, [1, 3])]
-    assert shown(cache.feeds([1, 3, 0, 5])) == [(3, 5, [0, 1, 3])]
+def test_of_programs_for_any_size_few_are_kept(cache):
+    """Each has the masks of its last texts: texts of all lengths would fill the memory."""
+    feeds = [weakref.ref(cache.chunk([count])) for count in range(K + 2, CHUNK)]
+    assert sum(feed() is not None for feed in feeds) < 10
 
 
 @pytest.mark.parametrize("k, f, top_m", [(1, 1, 0), (1, 0, 4), (2, 3, 4)])

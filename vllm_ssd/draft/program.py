@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 
 
-class GraphedCall:
-    """Calls ``compute``, or replays its CUDA graph once that is recorded."""
+class Program(ABC):
+    """``run`` computes, or replays the CUDA graph once that is recorded. A program holds no
+    reference to itself, so that its memory is free as soon as nobody uses it."""
 
-    def __init__(self, compute: Callable[[], None]):
-        self._compute = compute
-        self._graph: Any = None
+    _graph: Any = None
+
+    @abstractmethod
+    def _compute(self) -> None: ...
 
     def record(self, pool: Any) -> None:
         """Record a graph in a memory pool that graphs share, because no two run at the same
@@ -25,7 +27,7 @@ class GraphedCall:
             self._compute()
         self._graph = graph
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         if self._graph is None:
             self._compute()
         else:
