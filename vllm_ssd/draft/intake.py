@@ -13,7 +13,7 @@ from vllm_ssd.draft.request import Phase
 from vllm_ssd.draft.requests import DraftRequests
 from vllm_ssd.draft.served_table import ServedTable
 from vllm_ssd.draft.spec import DraftPolicy
-from vllm_ssd.table import LOST, split_stamp
+from vllm_ssd.table import DRAFTING, LOST, split_stamp
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Intake:
         for slot, stamp in served.outcomes.unread():
             generation, round_ = split_stamp(stamp)
             request = self.requests.get(served, slot)
+            if request is None and served.draft_states.get(slot, generation) > DRAFTING:
+                served.outcomes.read(slot, stamp, 0)  # its request is gone: no look finds it again
             if request is None or generation != request.generation or round_ <= request.round:
                 continue
             outcome = served.outcomes.read(slot, stamp, len(request.tokens))

@@ -34,9 +34,8 @@ def test_one_feed_for_all_who_need_one(cache, counts, shown):
 
 
 def test_of_programs_for_any_size_few_are_kept(cache):
-    """Each has the masks of its last texts: texts of all lengths would fill the memory."""
     feeds = [weakref.ref(cache.chunk([count])) for count in range(K + 2, CHUNK)]
-    assert sum(feed() is not None for feed in feeds) < 10
+    assert sum(feed() is not None for feed in feeds) < 10, "each has the masks of its texts"
 
 
 @pytest.mark.parametrize("k, f, top_m", [(1, 1, 0), (1, 0, 4), (2, 3, 4)])

@@ -35,7 +35,9 @@ def test_texts_beyond_the_drafts_length_are_given_up(tmp_path, draft_model):
     loop = Loop(draft_model, tmp_path / "t", DraftPolicy(k, 1, False, chunk=64))
     loop.client.add("a", [5] * (MAX_LEN - 2 * k))
     assert loop.draft_state("a") == GIVEN_UP
+    loop.outcomes.publish(0, make_stamp(1, 0), MAX_LEN - 2 * k + 1, 0, [5])
     assert loop.work() == 0
+    assert not loop.served.outcomes.unread(), "each step would look at it"
 
 
 def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, reference):
