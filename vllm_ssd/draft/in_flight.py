@@ -21,8 +21,8 @@ _LOOK_S = 50e-6  # seconds between two looks at pieces that ``finish`` waits for
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of work. started: seconds of the monotonic clock, on the host; start, end: on the
-    GPU."""
+    """A piece of work. started: seconds of the monotonic clock, when the host had started all of
+    it; start, end: on the GPU."""
 
     kind: str
     amount: int
@@ -68,11 +68,11 @@ class InFlight:
     def timed(self, kind: str, amount: int = 1) -> Iterator[None]:
         """Measure the piece of work that is started in the context. amount: what to count it as."""
         if self._on_gpu:
-            piece = _Piece(kind, amount, time.monotonic(), self._event(), self._event())
-            piece.start.record()
+            start, end = self._event(), self._event()
+            start.record()
             yield
-            piece.end.record()
-            self._running.append(piece)
+            end.record()
+            self._running.append(_Piece(kind, amount, time.monotonic(), start, end))
         else:
             started = time.monotonic_ns()
             yield

@@ -27,7 +27,10 @@ class Event:
 
 @pytest.fixture
 def ahead(monkeypatch):
-    """Two pieces of work in flight, and what was counted."""
+    """Two pieces of work in flight, and what was counted. The process was frozen while it started
+    the first one."""
+    now = 0.0
+    monkeypatch.setattr(in_flight.time, "monotonic", lambda: now)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "done", False)
     counted: list[tuple[str, int, int]] = []
@@ -35,7 +38,7 @@ def ahead(monkeypatch):
     for amount in (3, 4):
         assert made.ready()
         with made.timed("prefill", amount):
-            pass
+            now = in_flight.HANG_S + 1
     return made, counted
 
 
