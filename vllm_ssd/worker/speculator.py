@@ -55,12 +55,10 @@ class SSDSpeculator(BaseSpeculator):
             self._client = connected_client(vllm_config, device, req_states)
         # Every rank chooses a step's budget and draft tokens, from the first rank's confidences.
         self.enable_adaptive_verification = bool(config.enable_adaptive_verification)
-        if self._client is None:
-            confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
-        else:
-            confidences = self._client.confidence.both
-        self._confidences = confidences
-        self.draft_token_confidence_probs, self.expected_confidence_probs = confidences
+        self._confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
+        if self._client is not None:
+            self._confidences = self._client.confidence.both
+        self.draft_token_confidence_probs, self.expected_confidence_probs = self._confidences
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Do nothing: the draft model runs in another process and has no graphs here."""

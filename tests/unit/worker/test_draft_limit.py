@@ -78,6 +78,15 @@ def test_after_a_pause_steps_have_drafts_at_once(monkeypatch, before):
     assert target.run(100)[0][MOST_DRAFTS] == 100
 
 
+@pytest.mark.parametrize(("drafted", "better"), [(0.6, 0), (1.3, MOST_DRAFTS), (2.0, MOST_DRAFTS)])
+def test_a_pause_is_not_a_long_step(drafted, better):
+    """A batch stands still, as while a trainer changes weights, and goes on."""
+    target = gpu(drafted)
+    target.run(2000)
+    target.last = 1000.0, 64
+    assert target.run(4000)[0][better] > 2500
+
+
 @pytest.mark.parametrize("drafted", [0.8, 1.25])
 def test_prompts_count_alike(drafted):
     """A step with prompts takes as long as ten without, and comes by chance."""

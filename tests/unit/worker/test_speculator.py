@@ -119,19 +119,8 @@ def propose(rank, temperatures, most=None, verified=0, **slots):
         prefill_len_np=np.full(len(slots), 2),
     )
     one = torch.ones(len(slots), dtype=torch.int32)
-    return rank.propose(
-        batch,
-        None,
-        None,
-        None,
-        None,
-        one,
-        torch.zeros_like(one),
-        None,
-        None,
-        temperatures,
-        num_speculative_tokens=most,
-    )
+    of_step = one, torch.zeros_like(one), None, None, temperatures
+    return rank.propose(batch, *[None] * 4, *of_step, num_speculative_tokens=most)
 
 
 @interpreted
