@@ -33,7 +33,7 @@ class Bare(Scheduler):
         return stats
 
     max_num_scheduled_tokens, max_num_running_reqs = 8 * (K + 1), 7
-    running = waiting = ()
+    running = waiting = kv_holding_waiting = ()
 
     def _update_after_schedule(self, output):
         """Drafts of a row that the next step will have."""

@@ -122,6 +122,17 @@ def test_all_requests_are_in_every_step(make, requests, most):
     assert followed[-1] == 0 or not most, "which is faster here"
 
 
+def test_a_request_whose_kv_was_loaded_joins_a_full_batch(make):
+    """Such requests wait in a queue of their own, which vLLM looks at first."""
+    scheduler, _ = make(16, max_num_batched_tokens=16 * (K + 1))
+    run(scheduler, scheduler.schedule())
+    loaded = Request("loaded", [1] * 8, SamplingParams(max_tokens=9), None)
+    loaded.num_computed_tokens = 4
+    scheduler.add_request(loaded)
+    run(scheduler, scheduler.schedule())
+    assert "loaded" in scheduler.schedule().num_scheduled_tokens
+
+
 def test_a_prompt_of_one_token_that_joins_others(make):
     """vLLM fills it up with placeholders, which a state would take for tokens of the prompt."""
     scheduler, _ = make(1)

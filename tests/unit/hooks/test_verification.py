@@ -122,15 +122,13 @@ def test_only_engines_with_ssd_have_it():
         manager._confidence_probs = torch.empty(ROWS, K)
         return manager
 
-    made = with_own_manager(make, vllm_config=config)
-    assert isinstance(made, OwnManager)
+    assert isinstance(with_own_manager(make, vllm_config=config), OwnManager)
     assert with_own_manager(refuse, vllm_config=config) is None
     config.speculative_config = SSDConfig(k=2, enable_adaptive_verification=True)
     with pytest.raises(ValueError, match="not with this"):
         with_own_manager(refuse, vllm_config=config)
     config.speculative_config = None
-    made = with_own_manager(make, vllm_config=config)
-    assert type(made) is AdaptiveVerificationManager
+    assert type(with_own_manager(make, vllm_config=config)) is AdaptiveVerificationManager
     with pytest.raises(ValueError, match="not with this"):
         with_own_manager(refuse, vllm_config=config)
 
@@ -225,12 +223,11 @@ def test_a_new_request_is_expected_to_accept_until_more_is_known(without_streams
         has_proposed=True, expected_confidence_probs=expected, draft_token_confidence_probs=expected
     )
     setattr(manager.req_states, SPECULATOR, ours)
+    steps = [SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([slot])) for slot in (0, 1)]
     for slot in (0, 1, 1):
-        manager.record_confidences(
-            None, SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([slot]))
-        )
+        manager.record_confidences(None, steps[slot])
     manager.add_request(0)  # in the slot of one that has ended; it misses the next steps
     for _ in range(3):
         assert (manager._stale_confidences[manager._stale_idx].np[0] == 1).all()
-        manager.record_confidences(None, SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([1])))
+        manager.record_confidences(None, steps[1])
     assert (manager._confidence_probs[0] == 1).all()

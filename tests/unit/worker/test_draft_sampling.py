@@ -14,9 +14,8 @@ from vllm_ssd.worker.draft_sampling import CERTAIN, DraftSampling, draft_samplin
     "wanted", [{"choice": ["a", "b"]}, {"json_object": True}, {"regex": "a"}, {"json": {}}]
 )
 def test_drafts_are_certain_under_a_grammar(wanted):
-    params = SamplingParams(
-        temperature=0.7, seed=3, structured_outputs=StructuredOutputsParams(**wanted)
-    )
+    grammar = StructuredOutputsParams(**wanted)
+    params = SamplingParams(temperature=0.7, seed=3, structured_outputs=grammar)
     assert draft_sampling(params) == CERTAIN
 
 
@@ -50,9 +49,7 @@ def test_without_a_seed_no_two_requests_of_a_draft_have_the_same():
     assert engine() == engine(run_dir="/tmp/vllm-ssd-1-b")
     engines = [engine(), engine(seed=1), engine(index=1), engine(draft_server="d")]
     engines += [engine(draft_server="d", run_dir="/tmp/vllm-ssd-1-b")]
-    seeds = {
-        seed_of(DraftSampling(1.0), each, generation) for each in engines for generation in (1, 2)
-    }
+    seeds = {seed_of(DraftSampling(1.0), each, number) for each in engines for number in (1, 2)}
     assert len(seeds) == 2 * len(engines)
 
 

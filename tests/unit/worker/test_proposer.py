@@ -46,9 +46,9 @@ def test_all_requests_and_another_one_fit_a_step(monkeypatch, schedule, rows, mo
         )
     )
     proposer._client = client = Client()
-    names = [f"r{row}" for row in range(rows)]
-    requests = {name: SimpleNamespace(sampling_params=SamplingParams()) for name in names}
-    batch = SimpleNamespace(req_ids=names)
+    request = SimpleNamespace(sampling_params=SamplingParams())
+    requests = {f"r{row}": request for row in range(rows)}
+    batch = SimpleNamespace(req_ids=[*requests])
     proposer._runner = SimpleNamespace(input_batch=batch, requests=requests)
     lengths, texts = np.full(rows, 2, np.int32), np.ones((rows, 8), np.int32)
     assert proposer.propose([[1]] * rows, lengths, texts) == [[]] * rows

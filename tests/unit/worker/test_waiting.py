@@ -21,9 +21,8 @@ class Target:
 
     def step(self, batch, step_s=0.02, branch_s=0.001):
         """The plan for a step."""
-        counters = self.table.draft[0]
-        counters["branch"] += 10
-        counters["branch_us"] += round(10 * branch_s * 1e6)
+        self.table.draft["branch"] += 10
+        self.table.draft["branch_us"] += round(10 * branch_s * 1e6)
         plan = self.planner.plan(batch, has_prompts=False)
         self.table.target[0]["accepted"][3] += batch
         self.now += step_s
