@@ -100,13 +100,13 @@ class SpeculationClient:
             self._free.append(state.slot)
 
     def exchange(
-        self, rows: Sequence[Row], batch: int | None = None, most_drafts: int = MOST_DRAFTS
+        self, rows: Sequence[Row], batch: int = 1, most_drafts: int = MOST_DRAFTS
     ) -> list[list[int]]:
         """Return draft tokens for every row, 0..k each, in order. ``slots`` has their
-        distributions. batch: requests in the target's step, None = these only. most_drafts: draft
-        tokens per row at most."""
+        distributions. batch: requests in the target's step. most_drafts: draft tokens per row at
+        most; it waits for no more."""
         self._step += 1
-        plan = self._planner.plan(len(rows) if batch is None else batch)
+        plan = WaitPlan(*(min(number, most_drafts) for number in self._planner.plan(batch)))
         if not most_drafts:
             # Publishes nothing, so that the draft idles. It reads later what it missed.
             self.counters.went_without(len(rows))
