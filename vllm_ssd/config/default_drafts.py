@@ -43,6 +43,7 @@ class Family:
 _LLAMA_3, _QWEN2 = {"llama", "smollm3", "nemotron-nas"}, {"qwen2", "qwen2_5_vl_text"}
 _ERNIE = {"ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"}
 _MISTRAL = {"mistral", "ministral3", "mistral4"}
+_SMOLLM2 = {576, 960, 2048}
 _QWEN3 = {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text"}
 FAMILIES = (
     # From memory: smollm3, nemotron-nas.
@@ -64,15 +65,7 @@ FAMILIES = (
     # From memory: the vocabulary, and the draft's sizes.
     Family("Granite 4", {"granitemoehybrid"}, {100352}, "ibm-granite/granite-4.0-350m", 28, 1024),
     # Other Llama-shaped models have a vocabulary of this size too; their hidden sizes differ.
-    Family(
-        "SmolLM2",
-        {"llama"},
-        {49152},
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        30,
-        576,
-        {576, 960, 2048},
-    ),
+    Family("SmolLM2", {"llama"}, {49152}, "HuggingFaceTB/SmolLM2-135M-Instruct", 30, 576, _SMOLLM2),
 )
 
 

@@ -14,7 +14,7 @@ from vllm.transformers_utils.repo_utils import file_or_path_exists
 from vllm_ssd.service.errors import first_sentence
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import LoadConfig, ModelConfig
 
 OTHER_DRAFT = 'name another with "model" in --speculative-config'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
@@ -55,9 +55,11 @@ def check_source(model: str, revision: str | None, what: str = "draft") -> None:
         raise ValueError(f"no config.json can be read from {place} {name}{why}: {fix}")
 
 
-def check_draft(draft: ModelConfig) -> None:
+def check_draft(draft: ModelConfig, load: LoadConfig | None) -> None:
     """Raise ``ValueError`` unless the draft is a text decoder with full or sliding window attention
-    in every layer."""
+    in every layer. load: how the user wants it loaded."""
+    if load is not None:
+        _check_loading(load)
     kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
     config = draft.hf_text_config
     layers = set(getattr(config, "layer_types", None) or ()) - _LAYERS
@@ -81,6 +83,18 @@ def check_draft(draft: ModelConfig) -> None:
                 f"the draft {draft.model!r} is {what}, and ssd needs a text generation model with "
                 f"attention to the text in every layer: {OTHER_DRAFT}"
             )
+
+
+def _check_loading(load: LoadConfig) -> None:
+    from vllm.model_executor.model_loader import get_model_loader  # takes seconds
+
+    used = {"load_format": load.load_format, "download_dir": load.download_dir}
+    try:
+        get_model_loader(load)
+        if load != type(load)(**used):
+            raise ValueError(f"ssd takes only {' and '.join(used)} from it")
+    except Exception as error:  # from any loader
+        raise ValueError(f"draft_load_config is bad ({first_sentence(error)}): change it") from None
 
 
 def _heads_differ(draft: ModelConfig) -> bool:

@@ -38,22 +38,10 @@ OPTIONS = (
 )
 _VLLMS_K = "num_speculative_tokens"  # vLLM's name for ``k``
 # Options that are accepted, too, but not listed in messages.
-_TOLERATED = {
-    "method",
-    _VLLMS_K,
-    "draft_tensor_parallel_size",
-    "rejection_sample_method",
-    "synthetic_acceptance_rates",
-    "synthetic_acceptance_length",
-}
-_OTHER_NAMES = {
-    "draft_model": "model",
-    "draft": "model",
-    "fan_out": "f",
-    "fanout": "f",
-    "num_spec_tokens": "k",
-    "spec_tokens": "k",
-}
+_TOLERATED = {"method", _VLLMS_K, "draft_tensor_parallel_size", "rejection_sample_method"}
+_TOLERATED |= {"synthetic_acceptance_rates", "synthetic_acceptance_length"}
+_OTHER_NAMES = {"draft_model": "model", "draft": "model", "fan_out": "f", "fanout": "f"}
+_OTHER_NAMES |= {"num_spec_tokens": "k", "spec_tokens": "k"}
 _OF_SSD_ONLY = {*OPTIONS, *_OTHER_NAMES} - _INHERITED
 
 
@@ -80,6 +68,8 @@ def make_ssd_config(
         )
     except ValidationError as error:
         raise ValueError(_one_sentence(error, given)) from None
+    if config.asked_for_adaptive_verification and current_platform.is_cpu():
+        raise ValueError("enable_adaptive_verification needs a GPU: leave it out")
     if config.draft_server is None:
         devices = device_names(config.draft_device, current_platform)
         config.share_draft = engines > 1 and len(devices) < 2
@@ -144,9 +134,10 @@ def _one_sentence(error: ValidationError, options: Mapping[str, Any]) -> str:
     finding = error.errors(include_url=False)[0]
     option = str(finding["loc"][0]) if finding["loc"] else ""
     expected = SSDConfig.__pydantic_fields__[option].description if option else None
+    if expected is None and option in options:
+        return f"{option} is {options[option]!r}: {finding['msg']}"
     if expected is None:
-        said = first_sentence(error)
-        return f"{option} is {options[option]!r}: {said}" if option in options else said
+        return first_sentence(error)
     # The option may be in neither form: a draft server has given it.
     written = _VLLMS_K if option not in options and _VLLMS_K in options else option
     value = options.get(written, finding["input"])

@@ -59,7 +59,6 @@ class SSDConfig(SpeculativeConfig):
 
     if TYPE_CHECKING:  # inherited
         model: str | None
-        max_model_len: int | None
         draft_model_config: ModelConfig | None
 
     method: Literal["ssd", "custom_class"] | None = "ssd"
@@ -152,7 +151,8 @@ class SSDConfig(SpeculativeConfig):
     draft_tensor_parallel_size: Literal[1] | None = Field(
         default=1, description="1, as the draft runs on one device"
     )
-    """The draft runs on one device."""
+    max_model_len: int | None = _whole(None, 1)
+    """Longest text that the draft reads. Default: the shorter of both models' limits."""
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
         default="probabilistic", description='"greedy" or "probabilistic"'
     )
@@ -271,7 +271,7 @@ class SSDConfig(SpeculativeConfig):
                 enforce_eager=target.enforce_eager,
                 spec_target_max_model_len=target.max_model_len,
             )
-        except (ValueError, OSError, RuntimeError) as error:
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
             fix = 'change what vLLM names, or name another with "model" in --speculative-config'
             if not self.model_named_here:
                 fix = (
@@ -281,7 +281,7 @@ class SSDConfig(SpeculativeConfig):
             raise ValueError(
                 f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): {fix}"
             ) from error
-        check_draft(draft)
+        check_draft(draft, self.draft_load_config)
         if self.vocabulary == "intersection":
             self.draft_ids = shared_tokens(target, draft)
         else:

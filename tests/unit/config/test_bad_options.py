@@ -26,6 +26,7 @@ BAD_VALUES = [
     ("draft_kv_cache_gib", -1, ABOVE_0),
     ("start_timeout_s", "10", ABOVE_0),
     ("required", 1, "true or false"),
+    *(("max_model_len", value, "a whole number from 1") for value in (0, True, "5")),
     *(("max_restarts", value, RESTARTS) for value in (-1, 1.0)),
     ("tree_backend", "eager", '"auto", "triton", "flashinfer" or "sdpa"'),
     *(("draft_device", value, GPU) for value in (1.5, -1)),
@@ -69,7 +70,7 @@ def test_bad_values(refusal, option, value, expected):
             ({"tree_backend": name}, ["needs a GPU: write 'auto' or 'sdpa'"])
             for name in ("flashinfer", "triton")
         ),
-        ({"revision": 3}, ["revision is 3: "]),
+        ({"revision": 3}, ["revision is 3: Input"]),
         *(
             ({name: 1}, [f"no option {name.replace('-', '_')!r} (did you mean {meant!r}?)"])
             for name, meant in MEANT.items()
@@ -85,10 +86,10 @@ def test_bad_values(refusal, option, value, expected):
         ({SCHEDULE: [[2, 8, 3]]}, ["start at 1"]),
         ({"num_speculative_tokens": 5, "k": 4}, ["num_speculative_tokens is 5 and k is 4", LEAVE]),
         ({"max_model_len": 257}, ["write at most 256"]),
-        (
-            {"quantization": "wishful"},
-            ["Unknown quantization method: wishful", 'name another with "model"'],
-        ),
+        ({"quantization": "wishful"}, ["method: wishful", 'name another with "model"']),
+        ({"draft_load_config": {"load_format": "x"}}, ["format `x` is not supported", "change it"]),
+        ({"draft_load_config": {"device": "cpu"}}, ["takes only load_format and download_dir"]),
+        ({"enable_adaptive_verification": True}, ["needs a GPU: leave it out"]),
         *(
             ({"model": path}, [f"the draft {path!r} is not a folder on this machine"])
             for path in ("/nowhere/draft", "./draft", "~/draft", "models/of/mine")

@@ -54,12 +54,8 @@ def refusals(do: Callable[[str], Any]) -> tuple[tuple[type, str], tuple[type, st
 def test_of_requests(configs, options):
     def verify(method: str) -> None:
         config = configs[method]
-        SamplingParams(**options).verify(
-            config.model_config,
-            config.speculative_config,
-            config.structured_outputs_config,
-            cached_tokenizer_from_config(config.model_config),
-        )
+        parts = config.model_config, config.speculative_config, config.structured_outputs_config
+        SamplingParams(**options).verify(*parts, cached_tokenizer_from_config(config.model_config))
 
     ngram, ssd = refusals(verify)
     assert ssd == ngram
@@ -69,17 +65,7 @@ def test_of_requests(configs, options):
 class Processor(LogitsProcessor):
     """A user's own, which does nothing."""
 
-    def __init__(self, *args: Any):
-        pass
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits
-
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def update_state(self, batch_update: Any) -> None:
-        pass
+    __init__ = apply = is_argmax_invariant = update_state = lambda *_: None
 
 
 def test_of_custom_logits_processors(configs):
