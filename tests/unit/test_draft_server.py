@@ -79,7 +79,8 @@ def test_flags_that_will_not_do(start, flags, said):
     assert not served and f"vllm-ssd draft: {said}" in answer
 
 
-def test_a_model_that_vllm_cannot_read(start, tmp_path):
+def test_what_vllm_cannot_read(start, tmp_path):
+    assert "(dtype: Input should be" in start("--dtype", "x")[1]
     (tmp_path / "config.json").write_text("{")
     served, said = start()
     assert not served and said.count("\n") == 1

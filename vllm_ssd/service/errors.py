@@ -20,9 +20,13 @@ _GIB = 2**30
 
 
 def first_sentence(error: Exception) -> str:
-    """The first sentence of an exception's message, without the text that pydantic adds."""
+    """The first sentence of an exception's message. Of pydantic's, the first finding, after the
+    names of all fields in question."""
     if isinstance(error, ValidationError):
-        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        findings = error.errors(include_url=False)
+        names = dict.fromkeys(str(each["loc"][0]) for each in findings if each["loc"])
+        text = findings[0]["msg"].removeprefix("Value error, ")
+        text = f"{', '.join(names)}: {text}" if names else text
     else:
         text = str(error) or type(error).__name__
     return text.splitlines()[0].split(". ")[0].rstrip(".")
