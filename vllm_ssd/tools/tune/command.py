@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
     add("--f F,...", "Values of f: bonus tokens per accepted length.", numbers, [1, 2, 3, 6])
     add("--speculative-config -sc JSON", "Further options of ssd, for all candidates.", options)
     add("--at-most COUNT", "Most candidates to measure, plain vLLM not counted.", int, 12)
-    add("--limit SECONDS", "Most seconds for a candidate and its start.", float, 1800)
+    add("--limit SECONDS", "Most seconds for a candidate and its start.", int, 1800)
     add("--results FOLDER", "Folder for results and logs.", Path, Path("ssd-tune"))
     add = partial(add_option, parser.add_argument_group("the requests"))
     add("--prompts FILE", "Your prompts, one a line. Default: 12 questions of many kinds.", Path)
@@ -62,18 +62,23 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
             if lowest < least:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} {lowest:g} is too low: write {least} or more")
+        for name in args.speculative_config.keys() & {"k", "f"}:
+            raise ValueError(
+                f"--speculative-config has {name!r}, of which tune tries several: "
+                f"write its values as --{name}"
+            )
         prompts = read_prompts(args.prompts or Path(__file__).with_name("prompts.jsonl"))
         say_wait("importing vLLM and checking the drafts: about a minute")
         with quiet_vllm():
             drafts, template = _check(args, further)
+        further = [*template, *further]
+        folder = _make_folder(args, further, prompts)
     except ValueError as error:
         say(f"vllm-ssd tune: {error}")
         return 2
-    further = [*template, *further]
-    folder = _make_folder(args, further, prompts)
     most = min(args.at_most, len(drafts) + len(args.k) + len(args.f) - 2)
     say(
-        f"Plain vLLM and up to {most} candidates are measured, in at most {args.limit:g} s each: "
+        f"Plain vLLM and up to {most} candidates are measured, in at most {args.limit} s each: "
         f"drafts {', '.join(drafts)}; k {args.k}; f {args.f}; {len(prompts)} prompts"
         f"{', as plain text because the target has no chat template' if template else ''}.\n"
         f"Results and logs: {folder}. Ctrl-C ends this; the same command continues later."
@@ -141,7 +146,10 @@ def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequ
     machine = [platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES")]
     about = json.dumps([*setting, *machine, vllm.__version__, __version__])
     folder: Path = args.results / blake2b(about.encode(), digest_size=4).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--results {folder}: {error.strerror}: name another folder") from None
     (folder / "setting.json").write_text(about)
     contents = [{"content": [{"type": "text", "text": prompt}]} for prompt in prompts]
     (folder / PROMPTS).write_text("".join(json.dumps(each) + "\n" for each in contents))
@@ -160,7 +168,7 @@ def read_prompts(path: Path) -> list[str]:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if path.suffix == ".jsonl":
             lines = [json.loads(line)["prompt"] for line in lines]
-        if not lines:
+        if not lines or not all(isinstance(line, str) for line in lines):
             raise ValueError("there are none")
     except (OSError, ValueError, KeyError, TypeError) as error:
         how = 'write one a line, or in a .jsonl file {"prompt": "..."}'

@@ -60,7 +60,7 @@ def _run_sweep(
     bench += [f"--dataset-path={results.parent / PROMPTS}", f"--custom-output-len={args.tokens}"]
     if args.temperature is not None:
         bench.append(f"--temperature={args.temperature}")
-    words = [*_VLLM, *_SWEEP.split(), f"--server-ready-timeout={args.limit:.0f}"]
+    words = [*_VLLM, *_SWEEP.split(), f"--server-ready-timeout={args.limit}"]
     words += [f"--serve-cmd={shlex.join(serve)}", f"--bench-cmd={shlex.join(bench)}"]
     words += [f"--bench-params={results.parent / CLIENTS}", f"--output-dir={results.parent}"]
     words.append(f"--experiment-name={results.name}")
