@@ -30,10 +30,16 @@ def main(arguments: list[str] | None = None) -> int:
     args, further = parser.parse_known_args(arguments)
     if further and not hasattr(args, "takes_further"):
         parser.error(f"unrecognized arguments: {' '.join(further)}")
-    status: int = args.run(args, further)
+    try:
+        status: int = args.run(args, further)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # the reader, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
     if arguments is None and args.command == "check":
         # Libraries' exit handlers can take minutes on GPU machines, after a check has used a GPU.
-        sys.stdout.flush()
         os._exit(status)
     return status
 

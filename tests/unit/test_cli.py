@@ -1,6 +1,9 @@
 """``vllm-ssd stats``."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -12,7 +15,7 @@ from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.predictions import LookupResult
 from vllm_ssd.tools import stats
 
-OWNER = TableOwner("the model", engine=1, pid=4321)
+OWNER = TableOwner("[the] model", engine=1, pid=4321)
 
 
 @pytest.fixture
@@ -46,7 +49,12 @@ def test_without_engines(monkeypatch, capsys):
 
 def test_the_status_says_whether_all_drafts_serve(table, capsys):
     look_up(TargetCounters(table))
-    serves = ["engine 1 ┃ ┃ ┃ process 4321", "target │ the model", "draft │ serves", "process │ 7"]
+    serves = [
+        "engine 1 ┃ ┃ ┃ process 4321",
+        "target │ [the] model",
+        "draft │ serves",
+        "process │ 7",
+    ]
     serves += ["restarts │ 2", "at once │ 100.0%", "KV cache in use │ 25.0%"]
     lost = ["draft │ lost, being restarted", "last heartbeat │ none"]
     lost += ["requests it drafts for │ none", "KV cache in use │ none"]
@@ -73,10 +81,20 @@ def test_json_has_all_counters(table, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rundir, "tables", lambda: [tmp_path / "draft", table.path])
     assert cli.main(["stats", "--json"]) == 0
     (engine,) = json.loads(capsys.readouterr().out)
-    assert (engine["model"], engine["engine"], engine["pid"]) == ("the model", 1, 4321)
+    assert (engine["model"], engine["engine"], engine["pid"]) == ("[the] model", 1, 4321)
     assert engine["draft_serves"] and 0 <= engine["draft_heartbeat_age_s"] < 5
     assert engine["draft_server"] is None
     assert engine["rates"]["hit"] == 1.0 and engine["counters"]["ready"] == [0, 0, 1]
+
+
+def test_a_closed_pipe_and_ctrl_c_leave_no_traceback(table, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "vllm_ssd.cli", "stats", "--json"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"")
+    monkeypatch.setattr(stats.Reading, "now", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert cli.main(["stats"]) == 130
 
 
 def test_live_shows_what_came_since_the_last_look(table, capsys, monkeypatch):

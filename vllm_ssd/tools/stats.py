@@ -17,6 +17,7 @@ from rich.table import Table
 from vllm_ssd.metrics.report import EngineReport
 from vllm_ssd.table import SpeculationTable, rundir
 
+_CONSOLE = Console(markup=False, emoji=False)  # a model's name may have brackets
 NOBODY = "no engine with method ssd is running under this user"
 
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, _: Sequence[str]) -> int:
         print(json.dumps([report.as_json() for report in reading.reports], indent=2))
         print(*reading.problems, sep="\n", end="", file=sys.stderr)
     else:
-        Console().print(reading.shown())
+        _CONSOLE.print(reading.shown())
     return reading.status
 
 
@@ -117,7 +118,7 @@ class Reading:
 def _show_live(seconds: float) -> int:
     """Update the table every ``seconds`` until Ctrl-C; return the last exit status."""
     reading = Reading.now()
-    with Live(reading.shown(), auto_refresh=False) as live:
+    with Live(reading.shown(), console=_CONSOLE, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(seconds)

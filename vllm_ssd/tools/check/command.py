@@ -50,8 +50,7 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
     if args.report is not None:
         from vllm_ssd.tools.check.report import write_report
 
-        with args.report as file:
-            write_report(file, sys.argv[1:], findings)
+        write_report(args.report, sys.argv[1:], findings)
     return int(any(finding.state == "bad" for finding in findings))
 
 

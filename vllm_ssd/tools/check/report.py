@@ -37,7 +37,7 @@ def write_report(file: TextIO, arguments: Sequence[str], findings: Sequence[Find
         "counters": [json.dumps([each.as_json() for each in Reading.now().reports], indent=1)],
     }
     for name, lines in parts.items():
-        print(f"## {name}", *lines, "", sep="\n", file=file)
+        print(f"## {name}", *lines, "", sep="\n", file=file, flush=True)
 
 
 def without_secrets(arguments: Sequence[str]) -> Iterator[str]:

@@ -46,7 +46,7 @@ def test_a_refusal_ends_with_its_remedy():
     assert gib(2**30 * 1.5) == "1.50 GiB" and gib(2**30 * 139.2) == "139 GiB"
 
 
-def test_a_report_has_all_but_secrets(tmp_path, monkeypatch):
+def test_a_report_has_all_but_secrets(tmp_path, monkeypatch, capsys):
     shape = TableShape(slots=1, k=2, branches=2)
     SpeculationTable.create(tmp_path / "table", shape, TableOwner("the model", 0, 4321))
     monkeypatch.setattr(rundir, "tables", lambda: [tmp_path / "table"])
@@ -60,6 +60,8 @@ def test_a_report_has_all_but_secrets(tmp_path, monkeypatch):
     assert "verysecret" not in text
     assert f"vllm-ssd {__version__}" in text and "VLLM_USE_X=1" in text and "--api-key ..." in text
     assert WRONG.shown() in text
+    assert cli.main(["check", "--report", "-"]) == 1
+    assert "## counters" in capsys.readouterr().out and not sys.stdout.closed
     (engine,) = json.loads(text.partition("## counters")[2])
     assert engine["model"] == "the model"
     words = ["T", "--api-key=a", "--hf-token", "b", "-tp", "4"]
@@ -90,12 +92,7 @@ def no_version(name):
         (lambda p: p.setattr(software, "version", no_version), None, "ray", "pip install"),
         (lambda p: p.setenv("VLLM_PLUGINS", "another"), None, "", "add ssd"),
         (lambda p: p.setenv("VLLM_PLUGINS", ""), None, "", "add ssd"),
-        (
-            lambda p: p.setattr(vllm, "__version__", "0.1.0"),
-            "platform",
-            "0.1.0",
-            "install a supported vLLM",
-        ),
+        (lambda p: p.setattr(vllm, "__version__", "0.1.0"), "platform", "0.1.0", "install a"),
     ],
 )
 def test_software_that_is_not(monkeypatch, set_up, name, fact, remedy):
