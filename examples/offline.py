@@ -1,4 +1,4 @@
-"""Offline generation with SSD: python examples/offline.py TARGET [--draft DRAFT] [--k 7] [--f 3]"""
+"""Offline generation with SSD: python examples/offline.py TARGET [--draft DRAFT] [--k K] [--f F]"""
 
 import argparse
 
@@ -12,8 +12,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", help="path or hub name of the model to serve")
     parser.add_argument("--draft", help="the small model; default: the one known for the target")
-    parser.add_argument("--k", type=int, default=7, help="drafted tokens a round")
-    parser.add_argument("--f", type=int, default=3, help="predicted outcomes a position")
+    parser.add_argument("--k", type=int, help="drafted tokens a round; default: ssd's own")
+    parser.add_argument("--f", type=int, help="predicted outcomes a position; default: ssd's own")
     args = parser.parse_args()
     llm = LLM(
         args.target,

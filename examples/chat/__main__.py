@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from openai import OpenAIError
+from openai import BadRequestError, OpenAIError
 from rich.console import Console
 
 from benchmarks.common.server import ServerFailed
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = options.parse_args(arguments)
     if args.compare == OWN_PLAIN and args.serve is None:
         options.error("--compare needs the address of a plain server, or --serve to start one")
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     try:
         with ExitStack() as stack:
             urls = {"ssd": args.url, **({"plain": args.compare} if args.compare else {})}
@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ServerFailed as failure:
         print(failure, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -92,19 +94,22 @@ def chat(
             partial(endpoint.ask, [*conversation], temperature, max_tokens)
             for endpoint in endpoints.values()
         ]
-        if len(streams) == 1:
-            answer = show_one(console, streams[0]())
-        else:
-            answer, _ = show_beside(console, list(endpoints), streams)
+        try:
+            if len(streams) == 1:
+                answer = show_one(console, streams[0]())
+            else:
+                answer, _ = show_beside(console, list(endpoints), streams)
+        except BadRequestError as error:  # mostly, the conversation is too long
+            console.print(f"{error}: /new begins a new conversation")
+            conversation.pop()
+            continue
         conversation.append({"role": "assistant", "content": answer.text})
     _save_history()
 
 
 def own_servers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What to start: arguments of vLLM's ``LLM`` by name."""
-    speculation = {"method": "ssd", "k": args.k, "f": args.f}
-    if args.draft is not None:
-        speculation["model"] = args.draft
+    speculation = {"method": "ssd", "model": args.draft, "k": args.k, "f": args.f}
     plain: dict[str, Any] = {"model": args.serve}
     if args.max_model_len is not None:
         plain["max_model_len"] = args.max_model_len
@@ -124,8 +129,8 @@ def parser() -> argparse.ArgumentParser:
     add("--compare", nargs="?", const=OWN_PLAIN, metavar="URL", help="of a plain server")
     add("--serve", metavar="TARGET", help="start a server for this model instead")
     add("--draft", help="with --serve: the draft; default: the one known for the target")
-    add("--k", type=int, default=7, help="with --serve: drafted tokens a round; default: 7")
-    add("--f", type=int, default=3, help="with --serve: outcomes predicted a length; default: 3")
+    add("--k", type=int, help="with --serve: drafted tokens a round; default: ssd's own")
+    add("--f", type=int, help="with --serve: outcomes predicted a length; default: ssd's own")
     add("--max-model-len", type=int, help="with --serve: the longest conversation, in tokens")
     add("--temperature", type=float, default=0.0, help="0, the default: the likeliest text")
     add("--max-tokens", type=int, default=1024, help="the longest answer; default: 1024")

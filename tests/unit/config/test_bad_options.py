@@ -132,8 +132,6 @@ def test_drafts_that_are_not_there(refusal, target, tmp_path, monkeypatch):
 SIZES = {"layers": 2, "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32}
 NUMBERS = {**SIZES, "attention_k_eq_v": True, "num_global_key_value_heads": 2}
 NAME_ANOTHER = 'name another with "model"'
-
-
 LATENT = {"model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 8}
 LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 16, "architectures": ["GlmMoeDsaForCausalLM"]}
 

@@ -1,6 +1,11 @@
 """What the chat says of an answer, and which servers it starts."""
 
+from types import SimpleNamespace
+
+import httpx
 import pytest
+from openai import BadRequestError
+from rich.console import Console
 
 from examples.chat import __main__ as chat
 from examples.chat.answer import Answer
@@ -39,7 +44,7 @@ def test_servers_of_its_own_are_ssd_and_a_plain_one_only_without_an_address(comp
     words = ["--serve", "TARGET", "--draft", "DRAFT", "--k", "5", "--max-model-len", "99"]
     sides = chat.own_servers(chat.parser().parse_args([*words, *compare]))
     plain = {"model": "TARGET", "max_model_len": 99}
-    speculation = {"method": "ssd", "k": 5, "f": 3, "model": "DRAFT"}
+    speculation = {"method": "ssd", "k": 5, "f": None, "model": "DRAFT"}
     assert sides["ssd"] == {**plain, "speculative_config": speculation}
     assert [sides.get("plain")] == ([plain] if compare == ["--compare"] else [None])
 
@@ -50,3 +55,15 @@ def test_what_is_not_there_is_one_sentence(capsys):
     assert "--compare needs the address of a plain server" in capsys.readouterr().err
     assert chat.main(["--url", "http://127.0.0.1:9"]) == 1  # the port of "discard"
     assert "No answer from http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_conversation_that_is_too_long_does_not_end_the_chat(monkeypatch, tmp_path, capsys):
+    def ask(*_):
+        reply = httpx.Response(400, request=httpx.Request("POST", "http://a"))
+        raise BadRequestError("too long", response=reply, body=None)
+
+    said = iter(["Why?", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(said))
+    monkeypatch.setattr(chat, "HISTORY", tmp_path / "history")
+    chat.chat(Console(), {"ssd": SimpleNamespace(model="m", url="u", ask=ask)}, 0.0, 9)
+    assert "too long: /new begins a new" in capsys.readouterr().out

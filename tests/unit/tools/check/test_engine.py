@@ -17,12 +17,7 @@ from tests.support.model_folders import write_model
 from vllm_ssd.config import draft_checks
 from vllm_ssd.service import server_spec
 from vllm_ssd.tools.check import command, engine
-from vllm_ssd.tools.check.engine import (
-    examine_engine,
-    examine_target_memory,
-    parse_engine,
-    weight_bytes,
-)
+from vllm_ssd.tools.check.engine import examine_engine, examine_target_memory, parse_engine
 from vllm_ssd.tools.check.findings import refusal
 
 
@@ -63,6 +58,7 @@ def test_settings_that_cannot_be_sent(models, monkeypatch):
     assert found[-1].remedy == "report this"
 
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 2}'
 SC, START = "--speculative-config", "until vllm serve starts without ssd"
 
 
@@ -76,12 +72,7 @@ SC, START = "--speculative-config", "until vllm serve starts without ssd"
         # Options with which a start would not have ssd.
         (None, [SC, '{"k": 3}'], "has 'k' and no method", '"method":"ssd"'),
         (None, [SC, "[]"], "is no JSON object but []", '"method":"ssd"'),
-        (
-            None,
-            [SC, '{"method": "ngram", "num_speculative_tokens": 2}'],
-            "the speculative method is 'ngram'",
-            '"method":"ssd"',
-        ),
+        (None, [SC, NGRAM], "the speculative method is 'ngram'", '"method":"ssd"'),
     ],
 )
 def test_what_a_start_would_refuse(models, draft, further, fact, remedy):
@@ -141,7 +132,7 @@ def test_weights_as_they_will_be_loaded(tmp_path):
     count = sum(each.numel() for each in model.parameters())
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         config = ModelConfig(str(tmp_path), dtype=dtype, skip_tokenizer_init=True)
-        assert weight_bytes(config) == count * size
+        assert engine.weight_bytes(config) == count * size
 
 
 @pytest.mark.parametrize(
