@@ -1,1 +1,1 @@
-"""Programs that show vllm-ssd at work. `demo.py` is `make demo`."""
+"""Programs that show vllm-ssd at work. `demo` is `make demo`."""

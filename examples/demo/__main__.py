@@ -54,7 +54,9 @@ def main() -> int:
     if args.answers < 1 or args.tokens < 2:
         parser.error("an answer of 2 tokens is the least: write --answers 6 --tokens 56")
     deadline = time.monotonic() + LIMIT_S
-    cores = args.cores or separate_cores(available_cores())[:NUM_CORES]
+    allowed = available_cores()
+    cores = args.cores or separate_cores(allowed)[:NUM_CORES]
+    cores = [core for core in cores if core in allowed]
     if len(cores) < NUM_CORES:
         parser.exit(1, "the demo needs two cores: one for the target and one for the draft\n")
     console = Console(highlight=False)
