@@ -67,10 +67,10 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
             )
     for option in COMMON:
         theirs, ours = fixed[option], given.get(option)
-        if option == "model" and ours is not None:
+        if option == "model" and isinstance(ours, str):
             ours = absolute(ours)
         meant = ours
-        if option == "revision" and ours is not None:
+        if option == "revision" and isinstance(ours, str):
             meant = plain(resolve_revision(fixed["model"], ours))
         if meant not in (None, theirs):
             raise ValueError(

@@ -92,7 +92,7 @@ def test_branches_are_compared_by_their_commits(hub, serve):
         ({"k": 5}, "k is 5 in --speculative-config and 3 at the draft server 'drafts'"),
         ({"draft_sample_method": "greedy"}, "draft_sample_method is 'greedy'"),
         ({"max_model_len": 100}, "max_model_len is 100"),
-        ({"model": "another/draft"}, "model is 'another/draft'"),
+        *(({"model": model}, f"model is {model!r}") for model in ("another/draft", ["a"])),
         ({"revision": "main"}, "and None at the draft server"),
         ({"draft_device": 1}, "leave draft_device out, or give it to 'vllm-ssd draft'"),
         ({"num_speculative_tokens": 5}, "k is 5 in --speculative-config and 3 at the draft"),
