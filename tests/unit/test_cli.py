@@ -57,7 +57,7 @@ def test_the_status_says_whether_all_drafts_serve(table, capsys):
     ]
     serves += ["restarts │ 2", "at once │ 100.0%", "KV cache in use │ 25.0%"]
     lost = ["draft │ lost, being restarted", "last heartbeat │ none"]
-    lost += ["requests it drafts for │ none", "KV cache in use │ none"]
+    lost += ["requests it drafts for │ none", "KV cache in use │ none", "tokens generated │ none"]
     now = time.monotonic_ns()
     for status, fields, said in (
         (1, {}, ["draft │ loading"]),

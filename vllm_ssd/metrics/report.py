@@ -72,6 +72,7 @@ class EngineReport:
             **of_rounds,
             **counted,
             "late_share": of_rounds["late"],
+            "tokens_per_round": of_rounds["tokens_per_round"] if any(counted["accepted"]) else None,
             "model": owner.model or "of each engine",
             "draft": _STATES[self.state] if away or self.serves else "silent",
             "process": " of ".join(filter(None, (str(counted["pid"]), owner.named_by_user))),
