@@ -36,9 +36,9 @@ def start(tmp_path, monkeypatch, capsys):
 
         wait_ready = tend = stop = start
 
-    def start(*flags: str, name: str = "drafts"):
+    def start(*flags: str):
         monkeypatch.setattr(serving, "LocalDrafts", Drafts)
-        assert cli.main(["draft", model, "--name", name, *flags]) == 2
+        assert cli.main(["draft", model, "--name", "drafts", *flags]) == 2
         return served, capsys.readouterr().err.replace("draft_device '900' ", "")
 
     return start
@@ -71,6 +71,7 @@ def test_a_draft_for_each_device(start, monkeypatch):
         ("--f [1,2]", "f must be a whole number from 0 to 64, not [1, 2]"),
         ("--device 900", "must be a list of cores that this process may use"),
         ("--device 0-1|1", "--device '0-1|1' has 1 twice: name a device of its own for each"),
+        ("--name a/b", "--name 'a/b' must consist of letters, digits"),
         ("--ray-labels a=b", "--ray-labels needs a Ray cluster: add --ray-address ADDRESS"),
     ],
 )
@@ -85,12 +86,6 @@ def test_what_vllm_cannot_read(start, tmp_path):
     served, said = start()
     assert not served and said.count("\n") == 1
     assert said.startswith(f"vllm-ssd draft: vLLM does not take the draft {str(tmp_path)!r} (")
-
-
-def test_a_name_that_is_none(start):
-    served, said = start(name="a/b")
-    assert not served
-    assert "--name 'a/b' must consist of letters, digits" in said
 
 
 @pytest.mark.parametrize(
@@ -112,14 +107,10 @@ def test_a_ray_cluster_that_will_not_do(start, monkeypatch, flags, said):
 @pytest.mark.parametrize("free", [True, False])
 def test_a_node_that_does_not_take_the_draft(start, monkeypatch, free):
     """The actor's class, options and methods are this mock, of which one waits in vain."""
-
-    def get(_):
-        raise ray.exceptions.ActorDiedError
-
     for name in ("init", "remote", "kill", "shutdown"):
         monkeypatch.setattr(ray, name, MagicMock())
     monkeypatch.setattr(ray, "wait", lambda tasks, **_: (tasks, []) if free else ([], tasks))
-    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "get", MagicMock(side_effect=ray.exceptions.ActorDiedError))
     flags = ("--ray-address", "h:1", "--ray-labels", "a=b", "--start-timeout-s", "1e-9")
     _, said = start(*flags)
     answer = "ActorDiedError: " if free else "there was not within 1e-09 s (--start-timeout-s) a"
@@ -143,11 +134,16 @@ def test_one_of_several_that_is_lost_for_good(monkeypatch):
     assert len(tries) == placed.RESTARTS + 1
 
 
+def test_one_that_waits_for_a_node_does_not_keep_the_others_waiting():
+    draft = placed._Draft(Namespace(model="m", name="n", ray_labels=None), {"num_gpus": 0}, 0, None)
+    looks = iter([[], [], ["node"], ["serving"]])
+    draft._ray = MagicMock(exceptions=ray.exceptions, wait=lambda *_, **__: (next(looks), []))
+    assert [draft.tend() and draft._serving for _ in range(3)] == [False, False, True]
+
+
 def test_labels_of_nodes():
-    assert placed.labels("draft=yes,ray.io/accelerator-type=H200") == {
-        "draft": "yes",
-        "ray.io/accelerator-type": "H200",
-    }
+    both = {"draft": "yes", "ray.io/accelerator-type": "H200"}
+    assert placed.labels("draft=yes,ray.io/accelerator-type=H200") == both
     assert placed.labels(None) == {}
 
 

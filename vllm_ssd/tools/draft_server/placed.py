@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Generator
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -28,6 +29,7 @@ logger = get_logger(__name__)
 
 STOP_S = 25.0  # timeout for a draft's end on its node
 SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
+LOOK_S = 0.2  # between two looks whether it has
 RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
 
 
@@ -86,6 +88,7 @@ class _Draft:
         self._options = {**options, "name": f"{args.name}/{place}"}
         self._restarts = Restarts(RESTARTS)
         self._actor: Any = None
+        self._placing: Generator[None, None, None] | None = None
         self._serving = False
         self._given_up = False
         self._tended = 0.0
@@ -94,7 +97,7 @@ class _Draft:
         """Place the draft and wait until it is loaded; ``ValueError`` with a sentence if not."""
         self._ray = ray
         given = self._args.start_timeout_s  # the node refuses what is no number
-        self._place(given if isinstance(given, (int, float)) else SSDConfig.start_timeout_s)
+        list(self._place(given if isinstance(given, (int, float)) else SSDConfig.start_timeout_s))
 
     def tend(self) -> bool:
         """Place the draft again if its node is lost. Returns False if it is lost for good."""
@@ -104,7 +107,8 @@ class _Draft:
                 self._tended, seconds = now, now - self._tended
                 return self._ray.get(self._actor.tend.remote(min(seconds, 1.0)))
             if not self._given_up:
-                self._place()
+                self._placing = self._placing or self._place()
+                next(self._placing, None)  # the other drafts need not wait for a node
         except (self._ray.exceptions.RayError, ValueError) as error:
             what = "the draft's node is lost" if self._serving else "the draft was not placed again"
             logger.error("SSD: %s (%s)", what, sentence(error))
@@ -121,15 +125,15 @@ class _Draft:
                 logger.error("SSD: the draft's node did not answer (%s)", sentence(error))
         self._drop()
 
-    def _place(self, limit_s: float = math.inf) -> None:
-        """Place the draft within ``limit_s`` seconds and load it; ``ValueError`` if that fails."""
+    def _place(self, limit_s: float = math.inf) -> Generator[None, None, None]:
+        """Place the draft within ``limit_s`` seconds and load it, in steps; else ``ValueError``."""
         again = self._tended > 0
         try:
             self._actor = self._ray.remote(DraftOnNode).options(**self._options).remote()
-            node = self._node(limit_s)
+            node = yield from self._node(limit_s)
             logger.info("SSD: Ray has placed the draft on %s", node)
             serving = self._actor.serve.remote(self._args)
-            self._wait_for(serving, f"the draft on {node}, which is loaded there")
+            yield from self._wait_for(serving, f"the draft on {node}, which is loaded there")
         except self._ray.exceptions.RayTaskError as error:
             raise ValueError(str(error.cause)) from error
         except self._ray.exceptions.RayError as error:  # for example, the node is lost
@@ -140,7 +144,7 @@ class _Draft:
         if again:
             logger.warning("SSD: the draft is back, on %s", node)
 
-    def _node(self, limit_s: float) -> str:
+    def _node(self, limit_s: float) -> Generator[None, None, str]:
         """Wait until a node has room for the actor, and return that node's address. Ray would wait
         for ever: ``ValueError`` after ``limit_s`` seconds."""
         given = self._args.ray_labels
@@ -150,19 +154,23 @@ class _Draft:
 
     def _wait_for(self, task: Any, what: str, limit_s: float = math.inf) -> Any:
         """Wait for a task's result; log every ``SAY_S`` seconds what the command waits for."""
-        deadline = time.monotonic() + limit_s
-        while not self._ray.wait([task], timeout=min(SAY_S, limit_s))[0]:
-            if time.monotonic() >= deadline:
+        begun = said = time.monotonic()
+        while not self._ray.wait([task], timeout=min(LOOK_S, limit_s))[0]:
+            now = time.monotonic()
+            if now >= begun + limit_s:
                 limit = f"{limit_s:g} s (--start-timeout-s)"
                 raise ValueError(f"there was not within {limit} {what}: see 'ray status'")
-            logger.warning("SSD: waiting for %s", what)
+            if now >= said + SAY_S:
+                said = now
+                logger.warning("SSD: waiting for %s", what)
+            yield
         return self._ray.get(task)
 
     def _drop(self) -> None:
         """Let Ray end the actor if it has not ended."""
         if self._actor is not None:
             self._ray.kill(self._actor)
-        self._actor = None
+        self._actor = self._placing = None
         self._serving = False
 
 
