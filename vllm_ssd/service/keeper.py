@@ -81,6 +81,7 @@ class Keeper:
         self._name = spec.name  # if set, the draft stays while an engine has it in its table
         self._actor: Any = None
         self._process: psutil.Process | None = None  # the server's
+        self._asleep = False  # the last server slept, and the next one begins so
 
     def run(self) -> None:
         """Keep the draft until the engine core closes the channel and no engine needs the draft, or
@@ -121,7 +122,7 @@ class Keeper:
                 task = self._actor.serve.remote()
                 restarts.served()
                 self._say("ready", text)
-                first, served = False, True
+                first, served, self._asleep = False, True, False
                 raise DraftLost(self._result(task, self._spec.start_timeout_s))
             except DraftLost as error:
                 final = first and not isinstance(error, RayLost)  # it would fail again
@@ -156,7 +157,7 @@ class Keeper:
             self._process = psutil.Process(int(self._result(self._actor.pid.remote(), limit_s)))
         except psutil.NoSuchProcess as error:
             raise DraftLost("its process has ended") from error
-        text = self._result(self._actor.load.remote(), limit_s)
+        text = self._result(self._actor.load.remote(self._asleep), limit_s)
         self._own_ray.check_listeners()
         return text
 
@@ -218,6 +219,7 @@ class Keeper:
         if self._process is not None:
             self._status["pid"] = self._process.pid  # also for a server that never served
         self._process = None
+        self._asleep |= bool(self._status["away"] == ASLEEP)
         self._status["heartbeat"] = self._status["away"] = 0
 
     def _rest(self, seconds: float | None) -> None:

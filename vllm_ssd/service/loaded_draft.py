@@ -97,6 +97,8 @@ class LoadedDraft:
         """Put the draft away and read the checkpoint at ``path`` for the next ``load``. Raises
         ``ValueError`` with a sentence if it cannot be loaded or does not have the draft's shape.
         The next ``load`` then uses the former weights."""
+        if not self._shape:  # a server that began asleep
+            self.load()
         self.put_away()
         arguments = {**self._of_model.engine_args, "model": path}
         # The former revisions belong to the checkpoint that was named at the start.

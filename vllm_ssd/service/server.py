@@ -60,8 +60,9 @@ class DraftServer:
         """Id of the process to kill if this server hangs."""
         return os.getpid()
 
-    def load(self) -> str:
-        """Load the draft and return a line that describes it. Errors: see ``LoadedDraft.load``."""
+    def load(self, asleep: bool = False) -> str:
+        """Load the draft, unless it sleeps, and return a line that describes it. Errors: see
+        ``LoadedDraft.load``."""
         current_process().name = "DraftServer"  # vLLM's log lines begin with it
         hush_vllm()
         gc.disable()  # imports of vLLM leave little garbage: to look for it takes over a second
@@ -69,9 +70,10 @@ class DraftServer:
             from vllm_ssd.service.loaded_draft import LoadedDraft
 
             self._draft = LoadedDraft(self._spec)
-            line = self._draft.load()
+            line = "it sleeps" if asleep else self._draft.load()
         finally:
             gc.enable()
+        self._asleep = asleep
         self._status = self._draft.table.draft[0]
         return line
 
@@ -80,8 +82,9 @@ class DraftServer:
         import torch
 
         self._status["pid"] = os.getpid()
-        self._status["joined"] = self._status["away"] = 0
-        self._draft.served.beat()
+        self._status["joined"], self._status["away"] = 0, ASLEEP if self._asleep else 0
+        if not self._asleep:
+            self._draft.served.beat()
         self._control = Sockets()
         self._control.serve(
             self._run_dir,

@@ -29,6 +29,7 @@ def test_its_memory_is_given_back_and_its_weights_may_be_others(write, tmp_path)
     write("wider", seed=2, hidden_size=128)
     assert first != second
     with tiny_draft(tmp_path / "first", "sdpa") as draft:
+        draft.take_weights(str(tmp_path / "first"))  # its server began asleep
         assert draft.load().startswith("loaded in ")
         assert predicted(draft) == first
         model = draft.engine.model
