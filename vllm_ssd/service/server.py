@@ -138,14 +138,14 @@ class DraftServer:
 
     def _come_back(self) -> None:
         """Load the draft again. The engines that it parted with join again by themselves."""
-        self._status["away"] = 0
         line = self._draft.load()
         self._draft.served.beat()
+        self._status["away"] = 0
         logger.info("SSD: draft ready (%s)", line)
 
     def _wake(self, message: Wake) -> str:
-        self._asleep = False
-        self._status["away"] = 0
+        if self._asleep:
+            self._asleep, self._status["away"] = False, RELOADING
         return ""
 
     def _go_away(self, why: int) -> None:

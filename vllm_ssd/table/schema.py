@@ -36,7 +36,7 @@ PREPARING, DRAFTING, GIVEN_UP, LOST = range(4)
 
 # Why a draft has no heartbeat, if that is known. ASLEEP: it has put itself away and loads again
 # when an engine asks for it. FOR_GOOD: it was lost too often, or could not be started, and no draft
-# will follow. RELOADING: it takes other weights and comes back by itself.
+# will follow. RELOADING: it wakes up or takes other weights, and comes back by itself.
 ASLEEP, FOR_GOOD, RELOADING = 1, 2, 3
 
 # The target counts its steps that waited by their microseconds: waits up to this number in the

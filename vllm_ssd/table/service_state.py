@@ -1,6 +1,6 @@
 """The states of a draft, which the table of its service shows to every reader.
 
-    LOADING   until the draft serves for the first time, and while it takes other weights
+    LOADING   until the draft serves for the first time, as it wakes up or takes other weights
     SERVING   it drafts for the engines that have joined
     ASLEEP    its last engine sleeps; it has freed its memory until an engine wakes it
     LOST      its process has died or hangs; the keeper starts another one

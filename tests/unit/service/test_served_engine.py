@@ -18,6 +18,7 @@ from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.table import ASLEEP, SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.messages import OTHERS_CAME, Add, ControlClient, Join, Leave, Remove, Wake, ask
+from vllm_ssd.table.service_state import State, state_of
 
 SERVED_S, SAY_AGAIN_S = 120.0, 10.0
 
@@ -227,7 +228,8 @@ def test_it_sleeps_when_the_last_one_does(server, engine):
         assert server.table.draft["away"][0] == away
     assert server.draft.engine is None and not server.table.draft["heartbeat"][0]
     assert not two.alive() and join(server, two) == "the draft is not loaded now"
-    assert ask(server.run_dir, Wake(), SERVED_S) == "" and server.table.draft["away"][0] == 0
+    assert ask(server.run_dir, Wake(), SERVED_S) == ""
+    assert state_of(server.table) is State.LOADING, "and not lost"
     until("draft", lambda: join(server, two) == "")
     assert two.predicted(1) == server.expected
     assert ask(server.run_dir, Leave(str(two.run_dir)), SERVED_S) == ""
