@@ -18,7 +18,8 @@ from tests.support.common_options import COMMON_OPTIONS
 from tests.support.loaded_draft import VOCAB
 from tests.support.sentences import refused
 from tests.unit.draft.loop import PROMPT, Reference, Target
-from tests.unit.service.test_served_engine import Running, until
+from tests.unit.service.fake_service import until
+from tests.unit.service.test_served_engine import Running
 from vllm_ssd.bridge import finding, near, site
 from vllm_ssd.bridge.changes import Plan, encode
 from vllm_ssd.bridge.near import Near, NearSpec
@@ -82,7 +83,7 @@ class Bridge:
         self._threads = [threading.Thread(target=run) for run in (self._step, self._tend)]
         for thread in self._threads:
             thread.start()
-        until("draft", self.lives)
+        until(self.lives)
 
     def add(self, server):
         self.sites.append(Site())
@@ -140,7 +141,7 @@ def engine(server, bridge):
     one.client = SpeculationClient(connection)
     assert bridge.join(one) == ""
     # Of the test before, one may be there for as long as nobody has looked at who is gone.
-    until("end of all others", lambda: server.joined() == 1)
+    until(lambda: server.joined() == 1)
     yield one
     one.remove()
 
@@ -189,11 +190,11 @@ def test_a_silent_link_is_waited_for_by_nobody(server, bridge, engine):
     k = server.table.shape.k
     assert play(server, engine, 3) == [k] * 3
     bridge.link.cut = True
-    until("silence", lambda: not engine.alive() and not bridge.service.draft["heartbeat"][0])
+    until(lambda: not engine.alive() and not bridge.service.draft["heartbeat"][0])
     assert "is lost" in bridge.join(engine)
-    until("end of the session", lambda: server.joined() == 0)
+    until(lambda: server.joined() == 0)
     bridge.link.cut = False
-    until("draft", bridge.lives)
+    until(bridge.lives)
     assert not engine.alive(), "it has to ask"
     assert bridge.join(engine) == ""
     assert play(server, engine, 3, "another") == [k] * 3
@@ -203,8 +204,8 @@ def test_a_draft_that_is_away(server, bridge, engine, tmp_path):
     """As if it were here: it has no heartbeat, and then the engine joins again."""
     problem = ask(server.run_dir, Reload(str(tmp_path)), 60)
     assert problem is not None and f"cannot be loaded from {tmp_path}" in problem
-    until("loss", lambda: not engine.alive())
-    until("draft", bridge.lives)
+    until(lambda: not engine.alive())
+    until(bridge.lives)
     assert bridge.join(engine) == ""
     assert engine.predicted(7) == server.expected
 
@@ -216,14 +217,14 @@ def test_a_draft_that_sleeps_with_its_last_engine(server, bridge, engine):
         return bridge.service.draft["away"][0] == ASLEEP
 
     assert bridge.ask(Leave(str(engine.run_dir), asleep=True)) == ""
-    until("sleep", asleep)
+    until(asleep)
     assert server.joined() == 0 and not (bridge.lives() or engine.alive())
     bridge.link.cut = True
-    until("silence", lambda: not asleep())
+    until(lambda: not asleep())
     bridge.link.cut = False
-    until("word of it", asleep)
+    until(asleep)
     assert bridge.ask(Wake()) == ""
-    until("draft", bridge.lives)
+    until(bridge.lives)
     assert not asleep() and bridge.join(engine) == ""
     assert engine.predicted(5) == server.expected
 
@@ -233,10 +234,10 @@ def test_the_draft_with_the_fewest_engines_is_joined(server, bridge, engine, tmp
     second, other = Running(tmp_path), server.engine()
     try:
         assert bridge.ask(Leave(str(engine.run_dir))) == ""
-        until("end", lambda: server.joined() == 0)
+        until(lambda: server.joined() == 0)
         assert ask(server.run_dir, Join(str(other.run_dir)), ANSWER_S) == ""
         bridge.add(second)
-        until("choice", lambda: bridge.ask(Join(str(engine.run_dir), 0)) == "")
+        until(lambda: bridge.ask(Join(str(engine.run_dir), 0)) == "")
         assert second.joined() == 1
         assert engine.predicted(3) == second.expected
     finally:
@@ -251,7 +252,7 @@ def test_what_one_end_says_wrong_ends_the_session(server, bridge, engine):
     bridge.sites[0].leave(name)
     assert not bridge.sites[0].push(name, encode([Plan(True)]))
     assert bridge.sites[0].pull(name) is None
-    until("loss", lambda: not engine.alive())
+    until(lambda: not engine.alive())
     assert bridge.join(engine) == "" and engine.predicted(3) == server.expected
 
 
@@ -293,7 +294,7 @@ def test_a_cluster_that_does_not_answer():
 def test_nothing_is_left(server, bridge, engine):
     (session,) = bridge.sites[0]._sessions.values()
     bridge.stop()
-    until("end of the session", lambda: server.joined() == 0)
+    until(lambda: server.joined() == 0)
     assert not leftovers(bridge.run_dir, [])
-    until("end", lambda: not leftovers(session._run_dir, []))
+    until(lambda: not leftovers(session._run_dir, []))
     assert engine.run_dir.exists() and not engine.alive()

@@ -1,5 +1,7 @@
 """A GPU that is full or taken: one sentence that names it, whoever says so in whatever words."""
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
@@ -39,18 +41,10 @@ def test_full(error):
     assert "there, lower draft_kv_cache_gib or name another" in said(error, chosen_kv_cache=True)
 
 
-def test_too_full_to_be_asked(monkeypatch):
-    def refuse() -> None:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+def test_others(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", MagicMock(side_effect=FULL[1]))
     assert "free memory (not enough to begin to use it): end what" in said(FULL[1])
-
-
-def test_taken():
     error = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     assert "(CUDA_VISIBLE_DEVICES=3) is in use by a process that has it for itself" in said(error)
-
-
-def test_other_errors_stay_as_they_are():
+    # Other errors stay as they are.
     assert said(RuntimeError("CUDA error: invalid argument")).endswith("invalid argument")

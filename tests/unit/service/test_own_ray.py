@@ -65,11 +65,8 @@ def ray(tmp_path_factory):
     """What was seen of one that was refused, and of the next one, after a cleaner had been there.
     process: in which it runs."""
     log = tmp_path_factory.mktemp("log") / "log"
-    environment = os.environ | {
-        "HOME": "/proc/nowhere",
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_memory_usage_threshold": "0.001",
-    }
+    environment = os.environ | {"HOME": "/proc/nowhere", "RAY_AUTH_MODE": "disabled"}
+    environment["RAY_memory_usage_threshold"] = "0.001"
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         (folder := Path(place) / "vllm-ssd-0-t").mkdir()
         process = subprocess.Popen(
@@ -89,27 +86,20 @@ def ray(tmp_path_factory):
 
 
 def test_it_needs_no_home_and_spares_the_draft_when_memory_is_short(ray):
-    assert ray["lives"] and "niceness" in ray
+    """And its work is as urgent as that of others."""
+    assert ray["lives"] and ray["niceness"] == 0
 
 
 def test_lines_of_its_process_get_no_prefix(ray):
-    until(lambda: "a line" in ray["log"].read_text())
-    assert "a line" in ray["log"].read_text().splitlines()
-
-
-def test_its_work_is_as_urgent_as_that_of_others(ray):
-    assert ray["niceness"] == 0
+    until(lambda: "a line" in ray["log"].read_text().splitlines())
 
 
 @pytest.mark.parametrize("by_owner", [True, False])
 def test_only_its_owner_can_talk_to_it(ray, by_owner):
     known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray["token"]}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, ray["address"]],
-        env=os.environ | (known if by_owner else {"RAY_AUTH_MODE": "disabled"}),
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", ASK, ray["address"]]
+    environment = os.environ | (known if by_owner else {"RAY_AUTH_MODE": "disabled"})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ("keys:" in done.stdout) == by_owner, done.stderr
 
 
@@ -128,10 +118,7 @@ def test_it_is_no_cluster_of_the_users(ray, monkeypatch):
 def test_one_that_others_could_reach_is_refused(ray):
     assert ray["stopped"] and "other machines could reach the draft's Ray" in ray["open"]
     assert f"at 0.0.0.0 port {ray['port']} listens: install ray==" in ray["open"]
-
-
-def test_where_all_of_it_listens_can_be_seen(ray):
-    assert not ray["unseen"]
+    assert not ray["unseen"], "where all of it listens can be seen"
 
 
 def denied(process, kind):

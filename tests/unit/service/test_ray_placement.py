@@ -108,13 +108,8 @@ def test_ray_gives_a_gpu_that_nobody_has():
     """
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "4,GPU-bb"}
-        done = subprocess.run(
-            [sys.executable, "-c", code, folder],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     name, refusal = done.stdout.splitlines()
     assert name in ("4", "GPU-bb")
     assert refusal.startswith("Ray has no free GPU for the draft on the engine's node")

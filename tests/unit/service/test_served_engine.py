@@ -13,6 +13,7 @@ import torch
 from benchmarks.common.running import leftovers
 from benchmarks.standin.tiny import tiny_llama
 from tests.support.loaded_draft import HEADS, TEXT, VOCAB, tiny_spec
+from tests.unit.service.fake_service import until
 from vllm_ssd.service.loaded_draft import LoadedDraft
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.server import DraftServer
@@ -21,13 +22,6 @@ from vllm_ssd.table.messages import OTHERS_CAME, Add, ControlClient, Join, Leave
 from vllm_ssd.table.service_state import State, state_of
 
 SERVED_S, SAY_AGAIN_S = 120.0, 10.0
-
-
-def until(what, condition):
-    deadline = time.monotonic() + SERVED_S
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what}"
-        time.sleep(0.01)
 
 
 class Engine:
@@ -65,7 +59,7 @@ class Engine:
                 self.control.send(Add(1, generation, TEXT))
             return int(predictions["stamp"]) >> 32 == generation
 
-        until("prediction", is_predicted)
+        until(is_predicted)
         self.control.send(Remove(1, generation))
         return int(predictions["bonus"][0])
 
@@ -177,8 +171,8 @@ def test_an_engine_that_dies_is_left_and_put_away(server, engine):
     one, two = engine(), engine()
     assert join(server, one) == join(server, two) == ""
     one.die()
-    until("end", lambda: server.joined() == 1)
-    until("removal of its files", lambda: not leftovers(one.run_dir, []))
+    until(lambda: server.joined() == 1)
+    until(lambda: not leftovers(one.run_dir, []))
     assert two.predicted(1) == server.expected
 
 
@@ -188,7 +182,7 @@ def test_an_engine_that_another_draft_has_taken_over_is_left_as_it_is(server, en
     assert join(server, one) == join(server, two) == ""
     one.table.draft["pid"] = os.getpid() + 1
     one.control.send(Add(1, 5, TEXT))  # on the connection to this one, before it is closed
-    until("end", lambda: server.joined() == 1)
+    until(lambda: server.joined() == 1)
     assert not one.table.slots["state"][1], "the other one would take it for known"
     assert one.alive() and one.run_dir.exists(), "the other one drafts for it"
     assert two.predicted(1) == server.expected
@@ -230,7 +224,7 @@ def test_it_sleeps_when_the_last_one_does(server, engine):
     assert not two.alive() and join(server, two) == "the draft is not loaded now"
     assert ask(server.run_dir, Wake(), SERVED_S) == ""
     assert state_of(server.table) is State.LOADING, "and not lost"
-    until("draft", lambda: join(server, two) == "")
+    until(lambda: join(server, two) == "")
     assert two.predicted(1) == server.expected
     assert ask(server.run_dir, Leave(str(two.run_dir)), SERVED_S) == ""
     assert server.draft.engine is not None
