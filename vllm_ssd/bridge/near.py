@@ -83,7 +83,7 @@ class Near:
 
     def __init__(self, spec: NearSpec, sockets: Sockets):
         """Raises ``ValueError`` with a sentence and the errors of ``OwnFiles``."""
-        self._name, self._parent = spec.name, Path(spec.engine)
+        self._name = spec.name
         self._ray = connect(spec.ray_address)
         self._files = OwnFiles(spec.shape, TableOwner(pid=os.getpid(), draft_server=spec.name))
         self.run_dir = self._files.run_dir
@@ -112,14 +112,12 @@ class Near:
         self._sockets.wait(LOOK_S if works else REST_S)
 
     def close(self) -> None:
-        """Leave the draft, and remove the files of this process and of a killed engine."""
+        """Leave the draft, and remove the files of this process."""
         self._ended.set()
         self._part()
         self._reader.join(SILENT_S)
         self._sockets.close()
         self._files.remove()
-        if rundir.is_run_dir(self._parent):
-            _put_away(self._parent)
 
     def _tend(self) -> None:
         now = time.monotonic()
@@ -292,6 +290,9 @@ def main() -> None:
             near.step()
     finally:
         near.close()
+        channel.close()  # the engine, if it lives, may start another one
+        if rundir.is_run_dir(engine := Path(spec.engine)):
+            _put_away(engine)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import sys
 import pytest
 
 from tests.support.gpu_hosts import engine, parallel
-from vllm_ssd.bridge import remote_service
+from vllm_ssd.bridge import near, remote_service
 from vllm_ssd.bridge.remote_service import RemoteService
 from vllm_ssd.service import detached
+from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.table import TableOwner, TableShape
 
 
 def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp_path):
@@ -53,3 +55,18 @@ def test_a_bridge_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path)
     config.speculative_config.ray_address = "auto"
     with pytest.raises(ValueError, match="its bridge ended at its start, and the log above says"):
         RemoteService(config).drafts(tmp_path)
+
+
+def test_a_bridge_that_fails_lets_another_one_start_at_once(monkeypatch):
+    """It then waits a while for the end of its engine, which may have been killed."""
+    own, (ours, theirs), said = OwnFiles(TableShape(1, 2, 3), TableOwner()), socket.socketpair(), []
+    spec = near.NearSpec(str(own.run_dir), "drafts", "auto", TableShape(1, 2, 3))
+    monkeypatch.setattr(near, "detach", lambda _: (theirs, spec))
+    monkeypatch.setattr(near, "connect", lambda _: None)
+    monkeypatch.setattr(near.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(near, "find_sites", None)  # with which it fails
+    monkeypatch.setattr(near, "_put_away", lambda _: said.extend(detached.words(ours)))
+    ours.settimeout(10.0)
+    near.main()
+    own.remove()
+    assert [kind for kind, _ in said] == ["ready"]
