@@ -144,7 +144,8 @@ class Near:
             changes: list[Change] = [*told, *session.mirror.take()]
         if changes:
             began = time.monotonic_ns()
-            session.lost |= not self._call(session.site.push, session.name, encode(changes))
+            if not self._call(session.site.push, session.name, encode(changes)):
+                session.lost = True
             round_trip_us = (time.monotonic_ns() - began) / 1000
             before = self._link_us or round_trip_us
             self._link_us = before + (round_trip_us - before) / _SMOOTHING
