@@ -54,7 +54,6 @@ class RemoteService(Service):
             self._channel, self._group = start_detached(BRIDGE, run_dir, spec)
             self._channel.settimeout(START_S)
             kind, text = next(words(self._channel), silent)
-            self._channel.settimeout(None)
         except OSError as error:
             kind, text = "failed", f"its bridge could not be started ({error})"
         if kind == "failed":

@@ -146,7 +146,7 @@ class JoinedDraft:
             return
         self._ended.set()
         if self._thread is not None:
-            join(self._thread)
+            join(self._thread, ANSWER_S)  # a bridge that starts takes longer
         if not self._service.ends_with_engine:  # else it ends anyway, and may hang
             self._leave()
         if self._files is not None:

@@ -208,6 +208,19 @@ def test_engines_are_spread_over_several_drafts(service, join, caplog):
     until(lambda: one.engines == 4 and all(map(lives, drafts)))
 
 
+def test_its_end_does_not_wait_for_a_bridge_that_starts(service, join, monkeypatch):
+    one, draft, looks, ends = service(), join(), [], threading.Event()
+    begin(draft)
+    monkeypatch.setattr(joined_draft, "ANSWER_S", 0.2)
+    draft._service.drafts = lambda _: looks.append(ends.wait(20)) or []
+    one.die()
+    until(lambda: not lives(draft))
+    time.sleep(0.2)
+    draft.begin_stop()
+    assert not (looks or draft._run_dir.exists())
+    ends.set()
+
+
 def test_the_end_of_a_forked_child_is_not_the_engines(service, join):
     service()
     draft = join()
