@@ -185,7 +185,8 @@ class JoinedDraft:
                 self._missed = False
                 if speaks:
                     logger.warning("SSD: %s is back", self._service.about)
-                self._table.draft["restarts"] += 1
+                self._table.draft["restarts"] += not self._refusal
+            self._refusal = ""
         self._phase = phase  # last, for ``wait_ready`` in another thread
 
     def _watch(self) -> None:

@@ -96,8 +96,7 @@ def test_a_service_that_loads_is_waited_for(service, join, state, asked):
 )
 def test_a_refusal_is_a_sentence(service, join, state, why, caplog):
     """It comes before the target is loaded, unless the draft may load meanwhile."""
-    if state is not None:
-        service(**state)
+    one = None if state is None else service(**state)
     draft, optional = (join(start_timeout_s=0.2, required=required) for required in (True, False))
     with refused("the draft server 'drafts' could not be joined", why, kind=RuntimeError):
         draft.start()
@@ -108,6 +107,10 @@ def test_a_refusal_is_a_sentence(service, join, state, why, caplog):
     (line,) = said(caplog)
     assert why in line and "serving begins without drafts, as required is false" in line
     assert not lives(optional)
+    if one is not None:
+        one.loaded, one.refusal = True, ""
+        until(lambda: lives(optional))
+        assert not optional._table.draft["restarts"][0], "it comes for the first time"
 
 
 def test_one_that_sleeps_is_woken_up(service, join, caplog):
