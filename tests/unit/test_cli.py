@@ -49,13 +49,8 @@ def test_without_engines(monkeypatch, capsys):
 
 def test_the_status_says_whether_all_drafts_serve(table, capsys):
     look_up(TargetCounters(table))
-    serves = [
-        "engine 1 ┃ ┃ ┃ process 4321",
-        "target │ [the] model",
-        "draft │ serves",
-        "process │ 7",
-    ]
-    serves += ["restarts │ 2", "at once │ 100.0%", "KV cache in use │ 25.0%"]
+    serves = ["engine 1 ┃ ┃ ┃ process 4321", "target │ [the] model", "draft │ serves"]
+    serves += ["process │ 7", "restarts │ 2", "at once │ 100.0%", "KV cache in use │ 25.0%"]
     lost = ["draft │ lost, being restarted", "last heartbeat │ none"]
     lost += ["requests it drafts for │ none", "KV cache in use │ none", "tokens generated │ none"]
     now = time.monotonic_ns()

@@ -25,8 +25,7 @@ def choose_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
 
 
 def choose_lone_device(vllm_config: VllmConfig, platform: Any) -> DraftDevice:
-    """Return the device that a config of ``vllm-ssd draft`` names in ``draft_device``. This command
-    runs no target. platform: vLLM's current platform."""
+    """Return the device that a config of ``vllm-ssd draft`` names; this command runs no target."""
     config: Any = vllm_config.speculative_config
     if platform.is_cpu():
         cores = parse_cores(str(config.draft_device))

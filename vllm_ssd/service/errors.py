@@ -25,8 +25,8 @@ def first_sentence(error: Exception) -> str:
     if isinstance(error, ValidationError):
         findings = error.errors(include_url=False)
         names = dict.fromkeys(str(each["loc"][0]) for each in findings if each["loc"])
-        text = findings[0]["msg"].removeprefix("Value error, ")
-        text = f"{', '.join(names)}: {text}" if names else text
+        said = findings[0]["msg"].removeprefix("Value error, ")
+        text = ": ".join(filter(None, [", ".join(names), said]))
     else:
         text = str(error) or type(error).__name__
     return text.splitlines()[0].split(". ")[0].rstrip(".")

@@ -92,8 +92,7 @@ def place_draft(
     share one draft unless ``draft_device`` names several devices. Raises ``ValueError`` with a
     sentence if no GPU is left.
 
-    draft_device: the user's option; required under the Ray executor. platform: vLLM's current
-    platform.
+    draft_device: the user's option; required under the Ray executor. platform: vLLM's own.
     """
     order = [] if parallel.use_ray else _order(parallel, platform)
     wanted = engines * parallel.world_size
@@ -125,8 +124,7 @@ def _one_gpu(gpu: int | str, platform: Any) -> DraftDevice:
 
 
 def target_gpus(engines: int, parallel: ParallelConfig, platform: Any) -> list[int]:
-    """Indices, among the visible GPUs, of the GPUs for the targets of this host's engines; fewer
-    if too few are visible. Not for the Ray executor."""
+    """Indices of the visible GPUs that this host's targets use. Not for the Ray executor."""
     return _order(parallel, platform)[: engines * parallel.world_size]
 
 
@@ -158,8 +156,7 @@ def _order(parallel: ParallelConfig, platform: Any) -> list[int]:
 
 
 def _visible_index(device: str, platform: Any) -> int | None:
-    """Index of a GPU that the user named; None if vLLM cannot find it out. ``ValueError`` if the
-    GPU is not visible."""
+    """Index of the GPU that the user named, None if vLLM cannot tell; ``ValueError`` if hidden."""
     visible = platform.device_count()
     if device.isdecimal():
         if int(device) >= visible:

@@ -21,8 +21,7 @@ def add_command(commands: Any) -> None:
         description="Checks whether ssd can start on this machine, with these models. No model is "
         "loaded. It takes about a minute; on a GPU, kernels may compile for minutes. A bad line "
         "has the remedy below it. If there is one, the exit status is 1.",
-        epilog="Further arguments are those of vllm serve: -tp 4, --speculative-config '{...}', "
-        "...",
+        epilog="Further arguments are vllm serve's, such as -tp 4 or --speculative-config '{...}'.",
     )
     about = "The model to serve. Without it, only the machine is checked."
     parser.add_argument("target", nargs="?", metavar="TARGET", help=about)

@@ -88,9 +88,7 @@ def add_command(commands: Any) -> None:
         "measure a gain. Default: 1."
     )
     add("--saguaro FACTOR", about, _json)
-    add = partial(
-        add_option, parser.add_argument_group("in a Ray cluster, for engines on any of its nodes")
-    )
+    add = partial(add_option, parser.add_argument_group("in a Ray cluster, for engines in it"))
     about = "Run the draft on a free GPU of this Ray cluster: auto, or HOST:PORT."
     add("--ray-address ADDRESS", about)
     about = "Use only nodes with these labels of 'ray start --labels'."
@@ -109,9 +107,7 @@ def _json(text: str) -> Any:
 def run(args: argparse.Namespace, _: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM, and return the process's exit status."""
     if not re.match(NAME, args.name):
-        return _refuse(
-            f"--name {args.name!r} must consist of letters, digits, . _ and -: change it"
-        )
+        return _refuse(f"--name {args.name!r} must consist of letters, digits, . _ -: change it")
     if args.ray_labels and not args.ray_address:
         return _refuse("--ray-labels needs a Ray cluster: add --ray-address ADDRESS")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

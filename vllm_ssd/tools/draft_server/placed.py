@@ -103,9 +103,8 @@ class _Draft:
         """Place the draft again if its node is lost. Returns False if it is lost for good."""
         try:
             if self._serving:
-                now = time.monotonic()
-                self._tended, seconds = now, now - self._tended
-                return self._ray.get(self._actor.tend.remote(min(seconds, 1.0)))
+                before, self._tended = self._tended, time.monotonic()
+                return self._ray.get(self._actor.tend.remote(min(self._tended - before, 1.0)))
             if not self._given_up:
                 self._placing = self._placing or self._place()
                 next(self._placing, None)  # the other drafts need not wait for a node
@@ -147,8 +146,7 @@ class _Draft:
     def _node(self, limit_s: float) -> Generator[None, None, str]:
         """Wait until a node has room for the actor, and return that node's address. Ray would wait
         for ever: ``ValueError`` after ``limit_s`` seconds."""
-        given = self._args.ray_labels
-        labels = "" if not given else f" with the labels {given}"
+        labels = f" with the labels {given}" if (given := self._args.ray_labels) else ""
         what = f"a node of the Ray cluster{labels} with a free GPU, or on CPUs a free CPU"
         return self._wait_for(self._actor.node.remote(), what, limit_s)
 

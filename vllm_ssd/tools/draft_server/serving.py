@@ -81,9 +81,8 @@ def devices(given: str | None) -> list[str]:
         units = [unit for one in names for unit in (parse_cores(one) if on_cpu else [one])]
         if len(set(units)) < len(units):
             twice = max(units, key=units.count)
-            raise ValueError(
-                f"--device {given!r} has {twice} twice: name a device of its own for each draft"
-            )
+            said = f"--device {given!r} has {twice} twice"
+            raise ValueError(f"{said}: name a device of its own for each draft")
     return names
 
 

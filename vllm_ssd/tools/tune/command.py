@@ -60,8 +60,8 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
         for name, least in _LEAST.items():
             lowest = min(given) if isinstance(given := vars(args)[name], list) else given
             if lowest < least:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} {lowest:g} is too low: write {least} or more")
+                option = f"--{name.replace('_', '-')} {lowest:g}"
+                raise ValueError(f"{option} is too low: write {least} or more")
         for name in args.speculative_config.keys() & {"k", "f"}:
             raise ValueError(
                 f"--speculative-config has {name!r}, of which tune tries several: "
