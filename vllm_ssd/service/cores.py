@@ -14,8 +14,7 @@ logger = get_logger(__name__)
 @dataclass(frozen=True)
 class CoreSplit:
     """Cores of draft and target. draft: the draft's cores. target: value for
-    ``VLLM_CPU_OMP_THREADS_BIND``, None if the user has set it. shared: drafts and targets share
-    some cores."""
+    ``VLLM_CPU_OMP_THREADS_BIND``, None if the user has set it. shared: whether both share some."""
 
     draft: list[int]
     target: str | None

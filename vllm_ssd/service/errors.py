@@ -17,6 +17,7 @@ from pydantic import ValidationError
 _NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 _NOT_OURS = "busy or unavailable"
 _GIB = 2**30
+_BY_NAME = "GPU with draft_device in --speculative-config, or --device of 'vllm-ssd draft'"
 
 
 def first_sentence(error: Exception) -> str:
@@ -44,12 +45,12 @@ def clear_words(chosen_kv_cache: bool) -> Iterator[None]:
             smaller = ", lower draft_kv_cache_gib" if chosen_kv_cache else ""
             raise MemoryError(
                 f"{_gpu()} has too little free memory ({_figures()}): end what else runs there"
-                f"{smaller} or name another GPU with draft_device in --speculative-config"
+                f"{smaller} or name another {_BY_NAME}"
             ) from error
         if _NOT_OURS in str(error):
             raise RuntimeError(
                 f"{_gpu()} is in use by a process that has it for itself (exclusive compute mode): "
-                "end that or name another GPU with draft_device in --speculative-config"
+                f"end that or name another {_BY_NAME}"
             ) from error
         raise
 
