@@ -55,11 +55,9 @@ def check_source(model: str, revision: str | None, what: str = "draft") -> None:
         raise ValueError(f"no config.json can be read from {place} {name}{why}: {fix}")
 
 
-def check_draft(draft: ModelConfig, load: LoadConfig | None) -> None:
+def check_draft(draft: ModelConfig) -> None:
     """Raise ``ValueError`` unless the draft is a text decoder with full or sliding window attention
-    in every layer. load: how the user wants it loaded."""
-    if load is not None:
-        _check_loading(load)
+    in every layer."""
     kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
     config = draft.hf_text_config
     layers = set(getattr(config, "layer_types", None) or ()) - _LAYERS
@@ -85,14 +83,16 @@ def check_draft(draft: ModelConfig, load: LoadConfig | None) -> None:
             )
 
 
-def _check_loading(load: LoadConfig) -> None:
+def check_loading(load: LoadConfig) -> None:
+    """Raise ``ValueError`` if vLLM has no such loader, or if the draft would ignore an option."""
     from vllm.model_executor.model_loader import get_model_loader  # takes seconds
 
-    used = {"load_format": load.load_format, "download_dir": load.download_dir}
+    names = "load_format", "download_dir", "use_tqdm_on_load"
     try:
-        get_model_loader(load)
-        if load != type(load)(**used):
-            raise ValueError(f"ssd takes only {' and '.join(used)} from it")
+        if load != type(load)(**{name: getattr(load, name) for name in names}):
+            raise ValueError("ssd takes only load_format and download_dir from it")
+        if load.load_format != "tensorizer":  # it wants a folder, which vLLM adds for the draft
+            get_model_loader(load)
     except Exception as error:  # from any loader
         raise ValueError(f"draft_load_config is bad ({first_sentence(error)}): change it") from None
 

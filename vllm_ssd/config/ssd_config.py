@@ -15,8 +15,8 @@ from vllm.config.utils import config
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
+from vllm_ssd.config import draft_checks
 from vllm_ssd.config.default_drafts import default_draft, default_k_and_f
-from vllm_ssd.config.draft_checks import check_draft, check_source, check_vocabulary, longest_text
 from vllm_ssd.config.shared_tokens import shared_tokens
 from vllm_ssd.draft.attention.registry import (
     Backend,
@@ -253,7 +253,7 @@ class SSDConfig(SpeculativeConfig):
             self.draft_model or self.model or default_draft(target.hf_text_config, target.model)
         )
         self.model = self.draft_model
-        check_source(self.draft_model, self.revision)
+        draft_checks.check_source(self.draft_model, self.revision)
         try:
             draft = ModelConfig(
                 model=self.draft_model,
@@ -281,13 +281,15 @@ class SSDConfig(SpeculativeConfig):
             raise ValueError(
                 f"vLLM cannot use {self.draft_model!r} as a draft ({first_sentence(error)}): {fix}"
             ) from error
-        check_draft(draft, self.draft_load_config)
+        draft_checks.check_draft(draft)
+        if self.draft_load_config is not None:
+            draft_checks.check_loading(self.draft_load_config)
         if self.vocabulary == "intersection":
             self.draft_ids = shared_tokens(target, draft)
         else:
-            check_vocabulary(target, draft, shared=self.draft_server is not None)
+            draft_checks.check_vocabulary(target, draft, shared=self.draft_server is not None)
         limits = draft.max_model_len, target.max_model_len
-        self.max_model_len = longest_text(self.max_model_len, *limits)
+        self.max_model_len = draft_checks.longest_text(self.max_model_len, *limits)
         # With the draft's own length, the V1 runner would stop drafting for a whole batch once one
         # text exceeds it. Our draft stops for that request alone.
         draft.max_model_len = target.max_model_len

@@ -17,7 +17,7 @@ from vllm_ssd.draft.spec import TOKENS_IN_A_READ
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # branches that grow together
 CHUNKS = (16, 64, 256, 1024, 4096)  # tokens
-_KEPT = 8  # programs of a kind that have any size
+_KEPT = 16  # programs of a kind that have any size
 _TRIAL_CONTEXT = 1000  # tokens; kernels are tuned at this length
 # How many times as long a step may take as one with one request's branches, so that all requests
 # have more branches. On an H200, steps of 2 times and more left too few tokens in each branch.
@@ -41,7 +41,7 @@ class ProgramCache:
         self._move = kept(partial(Moves, model.attention))
         # For a batch: predicts some outcomes of each request.
         self.predict = kept(partial(Predict, draft))
-        self._grow = kept(partial(Grow, draft))
+        self._grow = lru_cache(None if self._recorded else 1)(partial(Grow, draft))
         # Batches that have only greedy requests use programs of their own.
         self._sampled = (False, True) if policy.top_m else (False,)
         largest = min(seats, BATCHES[-1])

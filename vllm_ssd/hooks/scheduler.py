@@ -88,7 +88,8 @@ class OwnScheduler(Scheduler):
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Schedule as many draft tokens of a row as let all requests into the next step, and none
         if the plan has none. This step proposes them, and the next one verifies them."""
-        requests = min(sum(self.get_request_counts()), self.max_num_running_reqs)
+        loaded = bool(self.kv_holding_waiting)  # one at a time: some still wait for their KV
+        requests = min(len(self.running) + len(self.waiting) + loaded, self.max_num_running_reqs)
         most = most_that_fit(self.max_num_scheduled_tokens, requests)
         if self._ssd_table.plan["undrafted"][0]:
             most = 0

@@ -97,14 +97,14 @@ class LoadedDraft:
         """Put the draft away and read the checkpoint at ``path`` for the next ``load``. Raises
         ``ValueError`` with a sentence if it cannot be loaded or does not have the draft's shape.
         The next ``load`` then uses the former weights."""
-        if not self._shape:  # a server that began asleep
-            self.load()
         self.put_away()
         arguments = {**self._of_model.engine_args, "model": path}
         # The former revisions belong to the checkpoint that was named at the start.
         arguments |= {"revision": None, "code_revision": None}
         other = replace(self._of_model, engine_args=arguments)
         try:
+            if not self._shape:  # a server that began asleep
+                self._shape = _shape(DraftModel(self._of_model, self._run_dir))
             model = DraftModel(other, self._run_dir)
         except Exception as error:  # from vLLM, torch or the libraries that read files
             raise ValueError(

@@ -30,7 +30,7 @@ _STEPS, _FEW_STEPS, _HOPELESS, _SETTLING, _CATCHING_UP, _AFTER_PROMPT = 12, 4, 0
 # Share of the time that turns may cost, and the fewest and the most steps between two of them.
 _TURNS_COST, _SOONEST_TURN, _RAREST_TURN = 0.02, 64, 2048
 _KEPT = 0.6  # weight of a limit's earlier stretches against a new one
-_LONGEST = 20  # usual steps that a step counts as at most: a pause of the engine says nothing
+_LONGEST = 20  # usual steps that a step counts as at most, so that a pause soon counts no more
 _CLEARLY = 1.02  # factor by which another limit must be better to replace the best one
 # Batches of this number of requests and more may go without draft tokens.
 _LARGE = 12

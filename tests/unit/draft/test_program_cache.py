@@ -35,7 +35,7 @@ def test_one_feed_for_all_who_need_one(cache, counts, shown):
 
 def test_of_programs_for_any_size_few_are_kept(cache):
     feeds = [weakref.ref(cache.chunk([count])) for count in range(K + 2, CHUNK)]
-    assert sum(feed() is not None for feed in feeds) < 10, "each has the masks of its texts"
+    assert sum(feed() is not None for feed in feeds) < 20, "each has the masks of its texts"
 
 
 @pytest.mark.parametrize("k, f, top_m", [(1, 1, 0), (1, 0, 4), (2, 3, 4)])

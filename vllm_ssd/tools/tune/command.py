@@ -62,10 +62,10 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
             if lowest < least:
                 option = f"--{name.replace('_', '-')} {lowest:g}"
                 raise ValueError(f"{option} is too low: write {least} or more")
-        for name in args.speculative_config.keys() & {"k", "f"}:
+        for name in args.speculative_config.keys() & {"k", "f", "num_speculative_tokens"}:
             raise ValueError(
                 f"--speculative-config has {name!r}, of which tune tries several: "
-                f"write its values as --{name}"
+                "write its values as in --k 7,15 --f 2,3"
             )
         prompts = read_prompts(args.prompts or Path(__file__).with_name("prompts.jsonl"))
         say_wait("importing vLLM and checking the drafts: about a minute")
@@ -148,9 +148,9 @@ def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequ
     folder: Path = args.results / blake2b(about.encode(), digest_size=4).hexdigest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "setting.json").write_text(about)
     except OSError as error:
         raise ValueError(f"--results {folder}: {error.strerror}: name another folder") from None
-    (folder / "setting.json").write_text(about)
     contents = [{"content": [{"type": "text", "text": prompt}]} for prompt in prompts]
     (folder / PROMPTS).write_text("".join(json.dumps(each) + "\n" for each in contents))
     clients = [
