@@ -84,6 +84,8 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     args = parser.parse_args(arguments)
     args.tps = args.tps or [args.tp]
     args.drafts = args.drafts or [args.draft]
+    if "eagle3" in args.sides and not args.eagle3 and args.sides != [*KINDS]:
+        parser.error(f"--sides eagle3 needs a head: --eagle3 HEAD, or --eagle3 {STANDIN}")
     args.accepted = args.accepted if args.eagle3 == STANDIN else []  # else it is measured
     for tokens, k in product(args.accepted, args.other_k):
         if not 1 <= tokens <= k + 1:

@@ -112,7 +112,10 @@ class Plan:
         environment = engine_environment(self.gpus > 0, has_draft, tp)
         if len(self.tps) > 1:
             name += f" TP {tp}"
+        ranks = tp * self.engine.get("data_parallel_size", 1)
+        ranks *= self.engine.get("pipeline_parallel_size", 1)
         # A draft_device that is named may be one of the target's.
-        has_gpu = has_draft and "draft_device" not in (speculation or {})
-        gpus = tp + has_gpu if self.gpus else 0
+        named = str((speculation or {}).get("draft_device"))
+        has_gpu = has_draft and named not in map(str, range(ranks))
+        gpus = ranks + has_gpu if self.gpus else 0
         return Side(name, kind, tp, gpus, engine, environment)

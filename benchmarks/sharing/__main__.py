@@ -141,10 +141,8 @@ class _Starter:
 
     def _environment(self, gpu: int) -> dict[str, str]:
         on_gpus = bool(self._subject.gpus)
-        place = (
-            {"CUDA_VISIBLE_DEVICES": str(gpu)} if on_gpus else {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-        )
-        return engine_environment(on_gpus, True, 1) | place
+        name, place = ("CUDA_VISIBLE_DEVICES", gpu) if on_gpus else ("VLLM_CPU_OMP_THREADS_BIND", 0)
+        return engine_environment(on_gpus, True, 1) | {name: str(place)}
 
 
 def _end(servers: Sequence[Server]) -> None:
@@ -166,8 +164,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--f", type=int, help="default: ssd's own")
     add("--accepted", type=reals, default=[3.5, 4.8], help="tokens a round that EAGLE-3 is given")
     add("--other-k", type=int, default=5, help="of EAGLE-3")
-    about = "clients of each engine; default: 1,4,16,64"
-    add("--loads", dest="concurrency", type=numbers, default=[1, 4, 16, 64], help=about)
+    add("--loads", dest="concurrency", type=numbers, default=[1, 4, 16, 64], help="clients of each")
     add("--temperatures", type=reals, default=[0.0], help="as in 0,0.7")
     add("--dataset", nargs=1, default=[BUILT_IN], help=f"{BUILT_IN} or FILE.jsonl")
     add("--requests", type=int, default=6, help="of a load, at least")
@@ -178,7 +175,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=float, default=float("inf"), help=limit)
     add("--table", type=Path, help="file for the table, written after every load")
     parser.set_defaults(prompt_tokens=None, repeats=1, turns=1)
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.tp != 1:
+        parser.error("--tp must be 1 here: each engine has one GPU")
+    return args
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class Clients:
             wrong = (malformed(request, choice) for choice in choices)
             outcome.failures += [f"question {request.question}: {text}" for text in wrong if text]
         if request.greedy:
-            outcome.compared += len(choices)
+            outcome.compared += sum(bool(choice.tokens) for choice in choices)
             found = (difference(request, choice, plain) for choice in choices)
             outcome.differences += [text for text in found if text]
 

@@ -125,10 +125,12 @@ def malformed(request: Request, choice: Choice) -> str | None:
     tokens, stop = request.body["max_tokens"], request.body.get("stop")
     if "structured_outputs" in request.body:
         return _unstructured(choice, tokens)
+    if stop is not None and stop in choice.text:
+        return f"the text goes on after {stop!r}"
     if choice.finish == "length" and len(choice.tokens) == tokens:
         return None
     if choice.finish == "stop" and stop is not None and len(choice.tokens) <= tokens:
-        return None if stop not in choice.text else f"the text goes on after {stop!r}"
+        return None
     return f"ended by {choice.finish} after {len(choice.tokens)} of {tokens} tokens"
 
 

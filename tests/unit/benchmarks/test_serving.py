@@ -1,6 +1,7 @@
 """The served benchmarks without vLLM: command lines, sides, and what a load comes to."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,16 +43,10 @@ def test_what_answers_come_to():
 
 def test_a_side_that_fails_ends_no_other(monkeypatch):
     """Servers of a side count together. Each load has prompts of its own."""
-
-    def end(limit_s):
-        raise ServerFailed("no memory left")
-
-    def measure(task):
-        return seen(task.load.tokens, task.prompts[0])
-
-    monkeypatch.setitem(CLIENTS, "own", SimpleNamespace(measure=measure))
+    client = SimpleNamespace(measure=lambda task: seen(task.load.tokens, task.prompts[0]))
+    monkeypatch.setitem(CLIENTS, "own", client)
     up = SimpleNamespace(url="", run_dir=lambda: None, wait_healthy=lambda limit_s: None)
-    down = SimpleNamespace(wait_healthy=end, log="log")
+    down = SimpleNamespace(wait_healthy=Mock(side_effect=ServerFailed("no memory left")), log="log")
     prompts = SimpleNamespace(take=lambda load, first: ["abc"[first]] * load.requests)
     loads = [Load("d", 2, 5, 1), Load("d", 1, 6, 1)]
     subjects = [Started(side("one"), [up, up]), Started(side("broken"), [down])]
@@ -102,6 +97,9 @@ def test_every_side():
     assert told["ssd-f0 k=7"]["f"] == 0 and told["ssd-f0 k=7"]["on_miss"] == "wait"
     (given,) = plan(kinds=["eagle3"], accepted=[2.5]).sides()
     assert given.engine["speculative_config"]["synthetic_acceptance_length"] == 2.5
+    options = [{}, {"draft_device": 2}, {"draft_device": "1"}]
+    two = {"engine": {"data_parallel_size": 2}, "options": options}
+    assert [each.gpus for each in plan(kinds=["ssd"], **two).sides()] == [3, 3, 2]
     small = plan(kinds=["plain", "ssd"], tps=[1, 2], gpus=2)
     assert [side.name for side in small.sides()] == ["plain TP 1", "ssd k=7 f=3 TP 1", "plain TP 2"]
     assert small.left_out() == ["ssd k=7 f=3 TP 2 needs 3 GPUs of 2"]
@@ -114,6 +112,7 @@ def test_every_side():
     "arguments, sentence",
     [
         (["--sides", "plain,magic"], "no such sides: magic; choose from plain, draft_model"),
+        (["--sides", "plain,eagle3"], "--sides eagle3 needs a head"),
         (["--prompt-tokens", "4096"], "need --max-model-len 4416 or more"),
         (["--client", "vllm,own", "--turns", "5"], "--turns needs --client own"),
         (["--eagle3", "standin", "--accepted", "4.5"], "4.5: with k=3 a round has 1 to 4 tokens"),

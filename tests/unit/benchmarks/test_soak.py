@@ -28,6 +28,7 @@ def test_a_text_that_parts_from_the_plain_servers_is_found() -> None:
         ({}, Choice("", [5, 6, 7, 8]), False),
         ({"stop": ","}, Choice("one two", [1, 2, 3], "stop"), True),
         ({"stop": ","}, Choice("one two,", [1, 2, 3], "stop"), False),
+        ({"stop": ","}, PLAIN, False),
         (GRAMMAR, Choice(CHOICES[0], [1, 2, 3], "stop"), True),
         (GRAMMAR, Choice("one two", [1, 2, 3], "stop"), False),
         (GRAMMAR, Choice(CHOICES[0][:9], [1, 2, 3, 4], "length"), True),
