@@ -66,7 +66,7 @@ upstream: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.upstream
 
 # What an earlier build has left would be packed, too. The date makes builds of a commit equal.
-wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 wheel: setup
 	rm -rf build dist
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .

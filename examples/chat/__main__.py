@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def chat(
-    console: Console, endpoints: dict[str, Endpoint], temperature: float, max_tokens: int
+    console: Console, endpoints: dict[str, Endpoint], temperature: float, max_tokens: int | None
 ) -> None:
     """Questions and answers, until the user has no more. The conversation goes on with the answers
     of the first endpoint."""
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     add("--f", type=int, help="with --serve: outcomes predicted a length; default: ssd's own")
     add("--max-model-len", type=int, help="with --serve: the longest conversation, in tokens")
     add("--temperature", type=float, default=0.0, help="0, the default: the likeliest text")
-    add("--max-tokens", type=int, default=1024, help="the longest answer; default: 1024")
+    add("--max-tokens", type=int, help="the longest answer; default: what fits")
     return made
 
 

@@ -61,9 +61,11 @@ class Endpoint:
         self._client = OpenAI(base_url=f"{self.url}/v1", api_key="none")
         self.model: str = self._client.models.list().data[0].id
 
-    def ask(self, messages: list[Message], temperature: float, max_tokens: int) -> Iterator[Answer]:
+    def ask(
+        self, messages: list[Message], temperature: float, max_tokens: int | None
+    ) -> Iterator[Answer]:
         """The answer to a conversation, again and again while it grows; the last time with its
-        tokens counted. max_tokens: of the answer, at most."""
+        tokens counted. max_tokens: of the answer, at most; None: what fits."""
         before = counters.read(self.url)
         answer = Answer()
         stream = self._client.chat.completions.create(
