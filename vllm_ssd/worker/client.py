@@ -103,10 +103,9 @@ class SpeculationClient:
         self, rows: Sequence[Row], batch: int = 1, most_drafts: int = MOST_DRAFTS
     ) -> list[list[int]]:
         """Return draft tokens for every row, 0..k each, in order. ``slots`` has their
-        distributions. batch: requests in the target's step. most_drafts: draft tokens per row at
-        most; it waits for no more."""
+        distributions. batch: requests in the target's step. most_drafts: of a row, at most."""
         self._step += 1
-        plan = WaitPlan(*(min(number, most_drafts) for number in self._planner.plan(batch)))
+        plan = self._planner.plan(batch).at_most(most_drafts)
         if not most_drafts:
             # Publishes nothing, so that the draft idles. It reads later what it missed.
             self.counters.went_without(len(rows))

@@ -143,7 +143,7 @@ class DeviceClient:
         self._turn ^= 1
         plan = self._choose_plan(len(drafts), has_prompts)
         if most_drafts is not None:
-            plan = WaitPlan(*(min(number, most_drafts) for number in plan))
+            plan = plan.at_most(most_drafts)
         self._count_undrafted()
         of_rows = (num_sampled, num_rejected, slots, drafts, draft_probs)
         look_up_kernel[(len(drafts),)](*self._arguments(plan, *of_rows), num_warps=1)

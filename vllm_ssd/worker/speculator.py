@@ -41,9 +41,8 @@ class SSDSpeculator(BaseSpeculator):
         rows = vllm_config.scheduler_config.max_num_seqs
         self._drafts = torch.zeros(rows, config.k, dtype=torch.int64, device=device)
         self._draft_logits: DraftLogits | None = None
-        self._draft_probs = torch.zeros(
-            rows, config.k, config.top_m, dtype=torch.int64, device=device
-        )
+        of_drafts = rows, config.k, config.top_m
+        self._draft_probs = torch.zeros(of_drafts, dtype=torch.int64, device=device)
         if config.top_m:
             vocab_size = vllm_config.model_config.get_vocab_size()
             self._draft_logits = DraftLogits(rows, config.k, config.top_m, vocab_size, device)
@@ -51,13 +50,13 @@ class SSDSpeculator(BaseSpeculator):
         self._sampled = np.zeros(rows, np.bool_)  # by slot: its request is not greedy
         self.has_proposed = True  # in the last step
         self._client: DeviceClient | None = None
-        if self._tp_group.is_first_rank:
-            self._client = connected_client(vllm_config, device, req_states)
         # Every rank chooses a step's budget and draft tokens, from the first rank's confidences.
         self.enable_adaptive_verification = bool(config.enable_adaptive_verification)
-        self._confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
-        if self._client is not None:
+        if self._tp_group.is_first_rank:
+            self._client = connected_client(vllm_config, device, req_states)
             self._confidences = self._client.confidence.both
+        else:
+            self._confidences = torch.zeros(2, rows, config.k, dtype=torch.float32, device=device)
         self.draft_token_confidence_probs, self.expected_confidence_probs = self._confidences
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:

@@ -49,6 +49,10 @@ class WaitPlan(NamedTuple):
     fallback: int
     drafts: int = MOST_DRAFTS
 
+    def at_most(self, drafts: int) -> WaitPlan:
+        """Return the plan for rows that have no more draft tokens than these."""
+        return WaitPlan(*(min(number, drafts) for number in self))
+
 
 class WaitPlanner:
     """Call ``plan`` once a step."""
@@ -85,9 +89,7 @@ class WaitPlanner:
         self._now, self._tokens = now, tokens
         drafts = self._limits.limit(batch, has_prompts, seconds, gained)
         self._average(seconds, gained)
-        if not drafts:
-            return WaitPlan(0, 0, 0)
-        worth = self._worth()
+        worth = self._worth() if drafts else 0
         return WaitPlan(worth, worth if worth >= _FALLBACK else 0, drafts)
 
     def _average(self, seconds: float, gained: int) -> None:

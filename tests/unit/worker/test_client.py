@@ -161,7 +161,7 @@ class World:
             assert self.table.slots.tobytes() == before and len(self.wire) == sent
             self.counted["off"] += len(rows)
             return
-        self.reference.begin(rows, WaitPlan(*(min(number, most) for number in self.plan)))
+        self.reference.begin(rows, self.plan.at_most(most))
         began = self.clock.now
         drafts = self.client.exchange(rows, most_drafts=most)
         assert not self.reference.waiting or self.clock.now > began + (POLLS - 0.5) * POLL_S
