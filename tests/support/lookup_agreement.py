@@ -98,17 +98,12 @@ def _agree(folder, device, seed, rng, on_miss, begin_step=lambda: None):
         newest = in_vocabulary(newest, VOCAB)
         most = rng.choice([K, K, K, 1, 2])
         draft_probs = certain(torch.tensor([[token] * K for token in newest]), shape.top_m).clone()
-        found = iter(
-            host.exchange(
-                [
-                    Row(f"r{slot}", target.texts[slot, : target.lengths[slot]], ours)
-                    for slot, _, ours, _ in rows
-                    if ours
-                ],
-                len(rows),
-                most_drafts=most,
-            )
-        )
+        asked = [
+            Row(f"r{slot}", target.texts[slot, : target.lengths[slot]], ours)
+            for slot, _, ours, _ in rows
+            if ours
+        ]
+        found = iter(host.exchange(asked, len(rows), most_drafts=most))
         expected = []
         for token, (slot, _, ours, _), of_row in zip(newest, rows, draft_probs):
             tokens = next(found) if ours else []

@@ -27,15 +27,8 @@ def small_model(tied: bool = True) -> LlamaForCausalLM:
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     shape |= {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "vocab_size": 64}
     rotary = {"rope_type": "default", "rope_theta": 100.0}
-    config = LlamaConfig(
-        **shape,
-        rms_norm_eps=0.05,
-        rope_parameters=rotary,
-        tie_word_embeddings=tied,
-        initializer_range=0.3,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    numbers = {"rms_norm_eps": 0.05, "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2}
+    config = LlamaConfig(**shape, **numbers, rope_parameters=rotary, tie_word_embeddings=tied)
     model = LlamaForCausalLM(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:

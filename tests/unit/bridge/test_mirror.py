@@ -193,16 +193,11 @@ def test_whether_there_are_requests(tmp_path):
     assert not nodes.of_target.has_requests and not nodes.of_draft.has_requests
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        added(3),
-        Remove(3, GENERATION),
-        Add(0, 1, [2**31]),
-        Add(0, 1, [5, -(2**31) - 1, 5]),
-        added(0, length=LONGEST_TEXT + 1),
-    ],
-)
+TOO_LARGE = [added(3), Remove(3, GENERATION), Add(0, 1, [2**31]), Add(0, 1, [5, -(2**31) - 1, 5])]
+TOO_LARGE += [added(0, length=LONGEST_TEXT + 1)]
+
+
+@pytest.mark.parametrize("message", TOO_LARGE)
 def test_requests_that_do_not_fit_are_refused(nodes, message):
     with pytest.raises(Malformed):
         nodes.of_draft.note(message)

@@ -14,6 +14,7 @@ from vllm_ssd.draft.attention.registry import TREE_BACKEND_VARIABLE
 K, F = "a whole number from 1 to 16", "a whole number from 0 to 64"
 ABOVE_0, RESTARTS = "a number above 0", "a whole number from 0"
 GPU = "the index or UUID of a visible GPU"
+NAME_ANOTHER = 'name another with "model"'
 BAD_VALUES = [
     *(("k", value, K) for value in (0, 17, -1, True, 7.0, "7", [7])),
     ("num_speculative_tokens", 17, K),
@@ -86,7 +87,7 @@ def test_bad_values(refusal, option, value, expected):
         ({SCHEDULE: [[2, 8, 3]]}, ["start at 1"]),
         ({"num_speculative_tokens": 5, "k": 4}, ["num_speculative_tokens is 5 and k is 4", LEAVE]),
         ({"max_model_len": 257}, ["write at most 256"]),
-        ({"quantization": "wishful"}, ["method: wishful", 'name another with "model"']),
+        ({"quantization": "wishful"}, ["Unknown quantization method: wishful", NAME_ANOTHER]),
         ({"draft_load_config": {"load_format": "x"}}, ["format `x` is not supported", "change it"]),
         ({"draft_load_config": {"device": "cpu"}}, ["takes only load_format and download_dir"]),
         ({"enable_adaptive_verification": True}, ["needs a GPU: leave it out"]),
@@ -131,7 +132,6 @@ def test_drafts_that_are_not_there(refusal, target, tmp_path, monkeypatch):
 # As vLLM reads the config of a Gemma 4. Heads of different sizes do no harm.
 SIZES = {"layers": 2, "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32}
 NUMBERS = {**SIZES, "attention_k_eq_v": True, "num_global_key_value_heads": 2}
-NAME_ANOTHER = 'name another with "model"'
 LATENT = {"model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 8}
 LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 16, "architectures": ["GlmMoeDsaForCausalLM"]}
 

@@ -46,7 +46,10 @@ OF_DEEPSEEK, OF_QWEN = "num_nextn_predict_layers", "mtp_num_hidden_layers"
         ({"model_type": "qwen3_5_text", OF_QWEN: 1}, 'use vLLM\'s "method":"mtp", or name'),
         ({"model_type": "kimi_k2", OF_DEEPSEEK: 0}, 'use vLLM\'s "method":"eagle3", or name'),
         *(
-            ((min(f.model_types), min(f.vocab_sizes), f.draft_hidden, f.draft_layers), f.draft)
+            (
+                (min(f.model_types), min(f.vocab_sizes), f.draft_hidden, f.draft_layers),
+                f"no larger than {f.draft}",
+            )
             for f in FAMILIES
         ),
     ],

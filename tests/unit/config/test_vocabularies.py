@@ -11,7 +11,7 @@ from vllm_ssd.config import shared_tokens as intersection
 from vllm_ssd.config.draft_checks import check_vocabulary
 from vllm_ssd.config.shared_tokens import shared_tokens
 
-OTHERS = ["x" + word for word in WORDS]
+OTHERS, SWAPPED = ["x" + word for word in WORDS], [*WORDS[:7], "w8", "w7", *WORDS[9:]]
 IMAGES = {"special": ["<image>", "<end of image>"], "vocab_size": 62}
 NO_TOKENIZER = {"skip_tokenizer_init": True}
 
@@ -53,7 +53,7 @@ def test_vocabularies_that_agree(compare, target, draft, options):
     [
         ({"vocab_size": 80}, {"words": None}, {}, "provide the tokenizers"),
         ({"vocab_size": 80}, {}, NO_TOKENIZER, "different size"),
-        ({}, {"words": [*WORDS[:7], "w8", "w7", *WORDS[9:]]}, {}, "id 7 is 'w7' to the target and"),
+        ({}, {"words": SWAPPED}, {}, "id 7 is 'w7' to the target and 'w8' to the draft"),
         ({}, {"words": WORDS[:50], "vocab_size": 50}, {}, "go up to id 59"),
     ],
 )

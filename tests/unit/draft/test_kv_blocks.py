@@ -50,8 +50,11 @@ def test_a_refused_request_takes_nothing():
     pool = BlockPool(num_blocks=2, block_size=16)
     table = BlockTable(pool)
     assert table.reserve(17)
+    assert pool.num_free == 0
     assert not table.reserve(33)
     assert len(table.blocks) == 2
+    table.clear()
+    assert pool.num_free == 2
 
 
 def test_a_text_stays_as_long_as_there_is_room():

@@ -57,6 +57,11 @@ def test_greedy_requests_get_the_likeliest_token_with_certainty(saguaro):
     assert torch.equal(dense(entries.unsqueeze(1), VOCAB)[:, 0], one_hot)
 
 
+def test_steps_beyond_the_last_can_be_tried():
+    """What a step takes is measured by running it again and again."""
+    sample(make(), torch.randn(2, VOCAB), 1.0, step=K + 2)
+
+
 def test_entries_are_pairs():
     tokens, probabilities = torch.tensor([[3, 2**31 - 1], [0, 9]]), torch.rand(2, 2)
     back = unpack(pack(tokens, probabilities))

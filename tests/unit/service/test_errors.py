@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from vllm_ssd.service.errors import _BY_NAME, clear_words
+from vllm_ssd.service.errors import clear_words
 from vllm_ssd.service.own_ray import sentence
 
 FULL = [
@@ -36,7 +36,8 @@ def test_full(error):
     assert said(error) == (
         "MemoryError: the draft's GPU (CUDA_VISIBLE_DEVICES=3) has too little free memory (1.00 of "
         "4.0 GiB are free when the draft has taken 0.50 GiB and needs more): end what else runs "
-        f"there or name another {_BY_NAME}"
+        "there or name another GPU with draft_device in --speculative-config, or --device of "
+        "'vllm-ssd draft'"
     )
     assert "there, lower draft_kv_cache_gib or name another" in said(error, chosen_kv_cache=True)
 

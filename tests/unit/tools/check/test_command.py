@@ -17,6 +17,7 @@ from vllm_ssd.tools.check.software import examine_software
 
 FINE = Finding("ok", "vLLM", "0.33.0")
 SLOW = Finding("note", "attention", "triton is wrong", "none: sdpa is used instead")
+INSTALL = "install a supported vLLM"
 WRONG = Finding("bad", "draft", "has another vocabulary", "name another")
 
 
@@ -92,7 +93,7 @@ def no_version(name):
         (lambda p: p.setattr(software, "version", no_version), None, "ray", "pip install"),
         (lambda p: p.setenv("VLLM_PLUGINS", "another"), None, "", "add ssd"),
         (lambda p: p.setenv("VLLM_PLUGINS", ""), None, "", "add ssd"),
-        (lambda p: p.setattr(vllm, "__version__", "0.1.0"), "platform", "0.1.0", "install a"),
+        (lambda p: p.setattr(vllm, "__version__", "0.1.0"), "platform", "0.1.0", INSTALL),
     ],
 )
 def test_software_that_is_not(monkeypatch, set_up, name, fact, remedy):

@@ -22,6 +22,7 @@ def tune(models, tmp_path, monkeypatch):
     return lambda *words: cli.main(["tune", "target", *words, *engine])
 
 
+AS_JSON = "as one JSON object, --speculative-config '{...}'"
 NONE, UNREADABLE, BOTH = "there are none", "cannot be read as prompts", ["One?", "Two?"]
 
 
@@ -57,7 +58,7 @@ def test_prompts_of_a_file(tmp_path, name, text, found):
         ("--draft draft --prompts /nowhere/a.txt", "/nowhere/a.txt cannot be read"),
         ("--draft draft --draft other", "different vocabularies"),
         ('--draft draft -sc {"on_mis":1}', "did you mean 'on_miss'?"),
-        ("--draft draft --speculative-config.on_miss wait", "as one JSON object, --speculative"),
+        ("--draft draft --speculative-config.on_miss wait", AS_JSON),
         ('--draft draft -sc {"k":3}', "--speculative-config has 'k', of which tune tries several"),
         ("--draft draft --results target/config.json", "name another folder"),
         ("--k 2", "no default draft is known"),
