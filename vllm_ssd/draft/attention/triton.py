@@ -56,19 +56,23 @@ class _Paged(Plan):
         rows = max(triton.next_power_of_2(queries * group), 16)
         # Tiles of trees are small enough already, and only a tile holds heads that share their KV.
         sizes = (rows,) if self._tree else (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2))
+        # Trees' large tiles take narrow blocks and load one ahead. So more programs fit a GPU.
+        large_tiles = self._tree and rows > _FEW_ROWS
+        enough = ENOUGH_PROGRAMS * 3 // 2 if large_tiles else ENOUGH_PROGRAMS
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
-            self._splits = max(1, min(_MOST_SPLITS, ENOUGH_PROGRAMS // programs))
+            self._splits = max(1, min(_MOST_SPLITS, enough // programs))
             if self._splits < _MOST_SPLITS:
                 break  # these rows give enough programs
         self._tokens, self._queries = tokens, queries
         parts = (self._splits, tokens * shape.num_heads)
         head_bytes = shape.head_dim * shape.dtype.itemsize
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
-        self._columns = _WIDE_KV_BLOCK if wide else _KV_BLOCK
-        large = head_bytes >= _LARGE_HEAD
-        self._stages = {"num_stages": 1} if large and is_hip() else {}
+        self._columns = _WIDE_KV_BLOCK if wide and not large_tiles else _KV_BLOCK
+        self._stages = {"num_stages": 2} if large_tiles else {}
+        if head_bytes >= _LARGE_HEAD and is_hip():
+            self._stages = {"num_stages": 1}
         self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
