@@ -58,11 +58,11 @@ class _Paged(Plan):
         sizes = (rows,) if self._tree else (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2))
         # Trees' large tiles take narrow blocks and load one ahead. So more programs fit a GPU.
         large_tiles = self._tree and rows > _FEW_ROWS
-        enough = ENOUGH_PROGRAMS * 3 // 2 if large_tiles else ENOUGH_PROGRAMS
+        self._enough = ENOUGH_PROGRAMS * 3 // 2 if large_tiles else ENOUGH_PROGRAMS
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
-            self._splits = max(1, min(_MOST_SPLITS, enough // programs))
+            self._splits = max(1, min(_MOST_SPLITS, self._enough // programs))
             if self._splits < _MOST_SPLITS:
                 break  # these rows give enough programs
         self._tokens, self._queries = tokens, queries
@@ -70,9 +70,8 @@ class _Paged(Plan):
         head_bytes = shape.head_dim * shape.dtype.itemsize
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
         self._columns = _WIDE_KV_BLOCK if wide and not large_tiles else _KV_BLOCK
-        self._stages = {"num_stages": 2} if large_tiles else {}
-        if head_bytes >= _LARGE_HEAD and is_hip():
-            self._stages = {"num_stages": 1}
+        few = 1 if head_bytes >= _LARGE_HEAD and is_hip() else 2
+        self._stages = {"num_stages": few} if large_tiles or few == 1 else {}
         self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
@@ -178,7 +177,7 @@ class _TritonTrees(_Paged, TreePlan):
         self.allocate(self.tiles, attention.tile(rows), rows, attention.max_len)
         self._tiles = self.tiles
         inputs = self.inputs.device
-        self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (4, self.tiles)})
+        self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (5, self.tiles)})
         tiles_at = self._tile_inputs.device["tile_at"]
         self._places = inputs["parent"], tiles_at, inputs["linear"], inputs["width"], self.step
 
@@ -193,7 +192,10 @@ class _TritonTrees(_Paged, TreePlan):
         row = (counts.cumsum() - counts)[tree] + branch
         host = self._tile_inputs.host["tile_at"]
         host[:] = 0
-        host[:, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, size)
+        host[:4, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, size)
+        # Many narrow trees have more tiles than ``allocate`` counts on, and need fewer splits.
+        enough = self._enough // (max(len(tree), 1) * self.attention.shape.num_kv_heads)
+        host[4] = min(self._splits, max(enough, 2))
         self._tile_inputs.send()
 
 

@@ -70,7 +70,7 @@ def attend_kernel(
     pages,  # int32 [requests, page_stride]
     seen_to,  # int64 [tokens]: in a tree, the number of first KV entries a query sees; in a chunk,
     # the index of its own entry, the last it sees
-    tile_at,  # int64 [4, tiles]: for trees, each tile's tree, first row, first branch, and rows
+    tile_at,  # int64 [5, tiles]: of trees, each tile's tree, first row and branch, rows, and splits
     linear,  # int64 [trees]: where the entries of a tree begin
     width,  # int64 [trees]: its branches
     step,  # int64 [tokens]: in a tree, the row's
@@ -79,7 +79,7 @@ def attend_kernel(
     page_stride,
     queries,  # of each chunk
     tiles,  # of each chunk; of all trees together
-    splits,
+    splits,  # of each chunk; of trees the most
     tokens,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
@@ -105,6 +105,7 @@ def attend_kernel(
         rows = tl.load(tile + 3 * tiles).to(tl.int32)
         if rows == 0:
             return
+        splits = tl.load(tile + 4 * tiles).to(tl.int32)
         wait_for_last(OVERLAP)
         request = tl.load(tile).to(tl.int32)
         first_row = tl.load(tile + tiles).to(tl.int32)
@@ -120,6 +121,10 @@ def attend_kernel(
         row = request * queries + branch
     head = kv_head * GROUP + packed % GROUP
     lane = tl.arange(0, D)
+    at = split * (tokens * HEADS) + row * HEADS + head
+    if split >= splits:
+        tl.store(weight + at, tl.full([ROWS], -1e30, tl.float32), mask=real)
+        return
     q = tl.load(
         query + row[:, None] * query_stride + head[:, None] * D + lane[None, :],
         mask=real[:, None],
@@ -175,7 +180,6 @@ def attend_kernel(
     if SPLIT:
         empty = total == 0
         sums = sums / tl.where(empty, 1.0, total)[:, None]
-        at = split * (tokens * HEADS) + row * HEADS + head
         place = partial + at[:, None].to(tl.int64) * D + lane[None, :]
         tl.store(place, sums, mask=real[:, None])
         log_total = highest + tl.log2(tl.where(empty, 1.0, total))

@@ -50,12 +50,8 @@ def fused_layers(
         return None
     if worst <= TOLERANCE:
         return fused
-    logger.warning(
-        "SSD: the draft's fused layers differ from vLLM's by %.2g, where rounding explains %g: "
-        "vLLM's compute the draft",
-        worst,
-        TOLERANCE,
-    )
+    said = "SSD: fused layers are wrong by %.2g (rounding explains %g): vLLM's compute the draft"
+    logger.warning(said, worst, TOLERANCE)
     return None
 
 
@@ -72,9 +68,7 @@ def largest_difference(
     and how far its probability is from that of the likeliest token."""
     errors = []
     room = min(attention.padding_block * attention.block_size, attention.max_len)
-    for count in counts:
-        if count > room:
-            continue
+    for count in (count for count in counts if count <= room):
         plan = attention.chunk_plan(1, count)
         plan.fill([Chunk(range(attention.padding_block), 0, count)])
         attention.plan = plan
