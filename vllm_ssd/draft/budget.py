@@ -16,7 +16,6 @@ from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
 FEWEST = 4  # branches that each request gets at least
-_TILE = 16  # branches that attention takes together: 20 take as long as 32
 
 
 class BranchBudget:
@@ -30,10 +29,9 @@ class BranchBudget:
 
     def branches(self, requests: int) -> int:
         """Branches of each request if the draft serves so many. There are few such numbers, because
-        each needs programs: those with at most three bits that are not 0, from a tile on whole
-        tiles."""
+        each needs programs: those with at most three bits that are not 0."""
         fitting = max(self.rows // requests, FEWEST)
-        step = max(1 << max(fitting.bit_length() - 3, 0), _TILE if fitting >= _TILE else 1)
+        step = 1 << max(fitting.bit_length() - 3, 0)
         return min(self._policy.branches, fitting // step * step)
 
     def shares(self, requests: int) -> list[int]:

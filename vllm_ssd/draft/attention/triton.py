@@ -21,8 +21,7 @@ from vllm_ssd.draft.overlap import launch_options
 _WIDE_KV_BLOCK, _KV_BLOCK = 128, 64  # KV entries at a time, for small heads and others
 _MOST_SPLITS = 16
 _MERGED = 32  # parts of heads that a program merges
-# This many splits or fewer share a text more evenly in narrow blocks.
-_FEW_SPLITS = 4
+_FEW_SPLITS = 4  # these and fewer share a text more evenly in narrow blocks
 # Programs that fill a GPU: more splits would only add parts to merge.
 ENOUGH_PROGRAMS = 264
 # Bytes. On AMD's GPUs, heads of this size or more do not load KV ahead: two stages of it would need
@@ -32,6 +31,7 @@ _SMALL_HEAD = 128  # bytes
 # Queries times the heads that share their KV, of a program, at most. With few branches, smaller
 # tiles give enough programs.
 _TILE_ROWS, _FEW_ROWS = 64, 32
+_TILE_BYTES = 8192  # of queries: larger tiles were not measured with narrow blocks
 
 
 class _Paged(Plan):
@@ -56,9 +56,10 @@ class _Paged(Plan):
         rows = max(triton.next_power_of_2(queries * group), 16)
         # Tiles of trees are small enough already, and only a tile holds heads that share their KV.
         sizes = (rows,) if self._tree else (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2))
-        # Trees' large tiles take narrow blocks and load one ahead. So more programs fit a GPU.
-        large_tiles = self._tree and rows > _FEW_ROWS
-        self._enough = ENOUGH_PROGRAMS * 3 // 2 if large_tiles else ENOUGH_PROGRAMS
+        head_bytes = shape.head_dim * shape.dtype.itemsize
+        # With narrow blocks, of which one is loaded ahead, more programs fit a GPU.
+        self._crowded = self._tree and tokens > _FEW_ROWS <= rows <= _TILE_BYTES // head_bytes
+        self._enough = ENOUGH_PROGRAMS * 3 // 2 if self._crowded else ENOUGH_PROGRAMS
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
@@ -67,11 +68,10 @@ class _Paged(Plan):
                 break  # these rows give enough programs
         self._tokens, self._queries = tokens, queries
         parts = (self._splits, tokens * shape.num_heads)
-        head_bytes = shape.head_dim * shape.dtype.itemsize
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
-        self._columns = _WIDE_KV_BLOCK if wide and not large_tiles else _KV_BLOCK
+        self._columns = _WIDE_KV_BLOCK if wide and not self._crowded else _KV_BLOCK
         few = 1 if head_bytes >= _LARGE_HEAD and is_hip() else 2
-        self._stages = {"num_stages": few} if large_tiles or few == 1 else {}
+        self._stages = {"num_stages": few} if self._crowded or few == 1 else {}
         self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
@@ -193,9 +193,10 @@ class _TritonTrees(_Paged, TreePlan):
         host = self._tile_inputs.host["tile_at"]
         host[:] = 0
         host[:4, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, size)
-        # Many narrow trees have more tiles than ``allocate`` counts on, and need fewer splits.
-        enough = self._enough // (max(len(tree), 1) * self.attention.shape.num_kv_heads)
-        host[4] = min(self._splits, max(enough, 2))
+        host[4] = self._splits
+        if self._crowded:  # many narrow trees have more tiles than ``allocate`` counts on
+            programs = max(len(tree), 1) * self.attention.shape.num_kv_heads
+            host[4] = min(self._splits, max(self._enough // programs, 2))
         self._tile_inputs.send()
 
 

@@ -230,6 +230,7 @@ def merge_kernel(
     total = tl.sum(share, axis=0)
     if HAS_SINKS:
         total += tl.exp2(sink - highest)
-    sums = tl.sum(parts * share[:, :, None], axis=0)
+    # A part without a share may be old, and not even a number.
+    sums = tl.sum(tl.where(share[:, :, None] > 0, parts * share[:, :, None], 0.0), axis=0)
     place = out + row[:, None].to(tl.int64) * D + lane[None, :]
     tl.store(place, (sums / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
