@@ -21,7 +21,7 @@ from benchmarks.common.running import counters, processes_of
 from tests.engine.conftest import ROOT
 from tests.engine.joined import AT_ONCE, Joined, joined
 from tests.support.another_node import Node, another_node, why_not
-from tests.support.draft_command import BACK, LOST, Service
+from tests.support.draft_command import BACK, CORE, LOST, Service
 from tests.support.harness import END_S, START_S, wait_for, wait_gone
 from vllm_ssd.metrics import rates
 from vllm_ssd.table import SpeculationTable, rundir
@@ -89,7 +89,7 @@ def ray_node(
 
 @pytest.fixture(scope="module")
 def service(tiny, folder, cluster) -> Iterator[Service]:
-    flags = "--device 1 --ray-address auto --ray-labels draft=yes"
+    flags = f"--device {CORE} --ray-address auto --ray-labels draft=yes"
     one = Service(tiny, folder / "service.log", flags, **cluster)
     with one.running():
         yield one

@@ -18,6 +18,7 @@ from tests.support.harness import END_S, START_S, wait_for
 from vllm_ssd.table.draft_names import find_all
 
 NAME = f"tests-{os.getpid()}"
+CORE = "0" if os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "1" else "1"  # targets leave it
 LOST, BACK = f"the draft server '{NAME}' is lost", f"the draft server '{NAME}' is back"
 
 
@@ -25,7 +26,7 @@ class Service:
     """A draft service of the name ``NAME``. flags: where it runs. environment: added to this
     process's. Once it is ready, ``drafts`` are all that it has and ``draft`` is the first one."""
 
-    def __init__(self, model: Path, log: Path, flags: str = "--device 1", **environment: str):
+    def __init__(self, model: Path, log: Path, flags: str = f"--device {CORE}", **environment: str):
         self.log = log
         self._command = [sys.executable, "-m", "vllm_ssd.cli", "draft", str(model), "--name", NAME]
         self._command += "--k 3 --f 1 --dtype float32 --max-model-len 256".split()
