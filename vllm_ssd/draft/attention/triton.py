@@ -70,8 +70,8 @@ class _Paged(Plan):
         parts = (self._splits, tokens * shape.num_heads)
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
         self._columns = _WIDE_KV_BLOCK if wide and not self._crowded else _KV_BLOCK
-        few = 1 if head_bytes >= _LARGE_HEAD and is_hip() else 2
-        self._stages = {"num_stages": few} if self._crowded or few == 1 else {}
+        stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else 2 if self._crowded else 0
+        self._stages = {"num_stages": stages} if stages else {}
         self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)

@@ -99,8 +99,7 @@ def attend_kernel(
     split = tl.program_id(1)
     packed = tl.arange(0, ROWS)
     if TREE:
-        # The host has written this before the step, so it needs no wait. Tiles without rows come
-        # last, and end here.
+        # Known before the step, so it needs no wait. Tiles without rows come last, and end here.
         tile = tile_at + tl.program_id(2)
         rows = tl.load(tile + 3 * tiles).to(tl.int32)
         if rows == 0:
@@ -122,9 +121,10 @@ def attend_kernel(
     head = kv_head * GROUP + packed % GROUP
     lane = tl.arange(0, D)
     at = split * (tokens * HEADS) + row * HEADS + head
-    if split >= splits:
-        tl.store(weight + at, tl.full([ROWS], -1e30, tl.float32), mask=real)
-        return
+    if TREE and SPLIT:
+        if split >= splits:
+            tl.store(weight + at, tl.full([ROWS], -1e30, tl.float32), mask=real)
+            return
     q = tl.load(
         query + row[:, None] * query_stride + head[:, None] * D + lane[None, :],
         mask=real[:, None],

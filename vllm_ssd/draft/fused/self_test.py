@@ -50,7 +50,7 @@ def fused_layers(
         return None
     if worst <= TOLERANCE:
         return fused
-    said = "SSD: fused layers differ by %.2g (rounding explains %g): vLLM's compute the draft"
+    said = "SSD: fused layers differ from vLLM's by %.2g (rounding: %g): vLLM's compute the draft"
     logger.warning(said, worst, TOLERANCE)
     return None
 
