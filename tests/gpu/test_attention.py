@@ -23,16 +23,17 @@ backends = pytest.mark.parametrize(
 groups = pytest.mark.parametrize("group", [1, 4, 8])
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 GPU = torch.device("cuda:0")
+CONTEXTS = [[33], [1, 1000, 17], [8000, 1, 250, 4099], [500] * 8, [300] * 12, [70] * 64]
 
 
 @backends
 @groups
 @dtypes
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("contexts", [[33], [1, 1000, 17], [8000, 1, 250, 4099], [500] * 8])
+@pytest.mark.parametrize("contexts", CONTEXTS)
 def test_prompts_and_trees(backend, group, dtype, head_dim, contexts):
-    branches = 5 if len(contexts) == 1 else 24
-    pair = Pair(backend, group, head_dim, contexts, branches, dtype, GPU)
+    branches = {1: 5, 12: 8, 64: 4}.get(len(contexts), 24)
+    pair = Pair(backend, group, head_dim, contexts, branches, dtype, GPU, widest=branches)
     worst = prompts_and_trees(pair)
     print(f"{backend.__name__} group {group} d {head_dim} contexts {contexts}: error {worst:.1e}")
 

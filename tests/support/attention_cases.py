@@ -17,8 +17,8 @@ BLOCK = 16
 
 class Pair:
     """A backend and the reference, with one layer each, over the same pages. group: query heads
-    for each KV head; steps: of the trees; window: the last positions that are seen, 0 = all; sinks:
-    whether heads have a logit that no value belongs to; soft_cap: of logits, 0 = none."""
+    for each KV head; steps: of the trees; window: last positions that are seen, 0 = all; sinks:
+    heads have a logit without a value; soft_cap: of logits, 0 = none; widest: as of plans."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class Pair:
         window: int = 0,
         sinks: bool = False,
         soft_cap: float = 0.0,
+        widest: int = 0,
     ):
-        self.steps = steps
+        self.steps, self.widest = steps, widest
         self.rng = random.Random(len(contexts) * group * head_dim)
         per_request = [-(-(c + 8 + steps * branches) // BLOCK) for c in contexts]
-        order = list(range(sum(per_request)))
-        self.rng.shuffle(order)
+        order = self.rng.sample(range(sum(per_request)), sum(per_request))
         self.tables = [[order.pop() for _ in range(count)] for count in per_request]
         self.contexts, self.branches = contexts, branches
         heads = kv_heads * group
@@ -110,7 +110,7 @@ def prompts_and_trees(pair: Pair) -> float:
         for row, chunk in enumerate(chunks):
             worst = max(worst, pair.error(*(out[row, : chunk.query_len] for out in outs)))
     rows = batch * pair.branches  # more than there are
-    trees = [attention.tree_plan(rows, pair.steps) for attention in pair.both]
+    trees = [attention.tree_plan(rows, pair.steps, pair.widest) for attention in pair.both]
     for active in (len(pair.contexts), 1):
         layout = pair.trees(active)
         used = sum(tree.branches for tree in layout)
@@ -137,7 +137,7 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
         ours.normal_()
         reference.copy_(ours)
     rows = batch * branches
-    plans = [attention.tree_plan(rows, pair.steps) for attention in pair.both]
+    plans = [attention.tree_plan(rows, pair.steps, pair.widest) for attention in pair.both]
     tokens = [part.clone() for part in pair.tokens(rows)]
 
     def compute() -> torch.Tensor:

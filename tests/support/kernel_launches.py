@@ -96,14 +96,15 @@ def _pack_masks() -> None:
 
 def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
     """A prompt and a tree, as large as the kernel's tiles get, where local memory and registers are
-    scarcest. odd: with a window, capped logits and sinks."""
+    scarcest, and narrow trees. odd: with a window, capped logits and sinks."""
     group, kv_heads = 4, 2
     more = ((512,), 50.0, (torch.zeros(group * kv_heads),)) if odd else ()
     shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU, *more)
     attention = TritonAttention(shape, 64, 16, _MAX_LEN)
-    tree = attention.tree_plan(_BATCH * _BRANCHES, _K)
-    tree.prepare()
-    for plan in (attention.chunk_plan(1, 256), tree):
+    trees = [attention.tree_plan(_BATCH * _BRANCHES, _K, widest) for widest in (0, 8, 4)]
+    for tree in trees:
+        tree.prepare()
+    for plan in (attention.chunk_plan(1, 256), *trees):
         tokens = len(plan.positions)
         wide = torch.zeros(tokens, (group + 2) * kv_heads, head_dim, dtype=dtype)
         plan.attend(0, *wide.split([group * kv_heads, kv_heads, kv_heads], dim=1))

@@ -62,7 +62,8 @@ class DraftModel:
             _choose_kernels(self._config)
             gc.freeze()  # vLLM's loader collects garbage twice, and imports left none
             self._model = get_model(vllm_config=self._config)
-            layers = _attention_layers(self._config)
+            # In order of execution, which is order of construction.
+            layers = [*get_layers_from_vllm_config(self._config, AttentionLayerBase).values()]
             shape = _attention_shape(layers, self._config)
             memory = spec.kv_cache_bytes
             if memory is None:
@@ -198,11 +199,6 @@ def _choose_kernels(config: VllmConfig) -> None:
         current_platform.register_triton_kernel_overrides()
     config.kernel_config.ir_op_priority.set_default()
     vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
-
-
-def _attention_layers(config: VllmConfig) -> list[Any]:
-    """The model's attention layers in order of execution, which is order of construction."""
-    return list(get_layers_from_vllm_config(config, AttentionLayerBase).values())
 
 
 def _attention_shape(layers: list[Any], config: VllmConfig) -> AttentionShape:

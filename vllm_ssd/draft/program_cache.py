@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from itertools import takewhile
+from itertools import product, takewhile
 
 import torch
 
@@ -101,17 +101,18 @@ class ProgramCache:
 
     def grow(self, branches: Sequence[int], sampled: bool) -> Grow:
         """The program that grows trees with these numbers of branches."""
-        if not self._recorded:
-            return self._grow(sum(branches), sampled)
-        fitting = self._model.attention.fitting
-        fit = (rows for rows in self._rows if fitting(rows, branches) == len(branches))
-        return self._grow(next(fit), sampled)
+        rows, widest = sum(branches), max(branches)
+        if self._recorded:
+            fitting = self._model.attention.fitting
+            rows = next(r for r in self._rows if fitting(r, branches) == len(branches))
+        return self._grow(rows, self._model.attention.tile(rows, widest), sampled)
 
     def warm_up(self) -> None:
         """Run every program once, without anything to publish. If programs can be recorded, record
         them all."""
         if not self._recorded:
-            grows = [self._grow(max(self._budget.branches(1), 1), s) for s in self._sampled]
+            branches = max(self._budget.branches(1), 1)
+            grows = [self._grow(branches, branches, sampled) for sampled in self._sampled]
             for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()
@@ -122,8 +123,8 @@ class ProgramCache:
         pool = torch.cuda.graph_pool_handle()
         context = min(_TRIAL_CONTEXT, self._model.max_len // 2)
         for rows in self._rows:
-            for sampled in self._sampled:
-                grow = self._grow(rows, sampled)
+            for tile, sampled in product(self._tiles(rows), self._sampled):
+                grow = self._grow(rows, tile, sampled)
                 grow.try_out(context)
                 grow.record(pool)
         self._choose_rows()
@@ -142,11 +143,16 @@ class ProgramCache:
         time of one request's."""
         least = 0.0
         for rows in (rows for rows in self._rows if rows >= self._policy.branches):
-            took_s = _seconds(self._grow(rows, False), self._model.device)
+            took_s = _seconds(self._grow(rows, self._tiles(rows)[-1], False), self._model.device)
             least = least or took_s
             if took_s > _DEARER * least:
                 break
             self._budget.rows = rows
+
+    def _tiles(self, rows: int) -> list[int]:
+        """Of plans for ``rows``, for trees of any width."""
+        widest = min(rows, max(self._policy.branches, 1))
+        return sorted({self._model.attention.tile(rows, w) for w in range(1, widest + 1)})
 
     def _rounds(self, batch: int) -> list[Feed | Moves | Predict]:
         tokens = self._policy.k + 1

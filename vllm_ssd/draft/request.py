@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from itertools import takewhile
 from math import nan
 from typing import NamedTuple
 
@@ -199,9 +200,5 @@ class DraftRequest:
 
 def _matching(tokens: Sequence[int], others: Sequence[int]) -> int:
     """The number of tokens, from the first on, that both have."""
-    count = 0
-    for token, other in zip(tokens, others):
-        if token != other:
-            break
-        count += 1
-    return count
+    same = (token == other for token, other in zip(tokens, others))
+    return sum(takewhile(bool, same))

@@ -85,24 +85,26 @@ class PagedAttention:
         """A plan for up to ``batch`` chunks of up to ``queries`` tokens, causal in each request."""
         return self.chunks(self, batch, queries)
 
-    def tree_plan(self, rows: int, steps: int) -> TreePlan:
-        """A plan for trees that have up to ``rows`` branches and ``most_tiles(rows)`` tiles
-        together, and take ``steps`` steps."""
-        return self.trees(self, rows, steps)
+    def tree_plan(self, rows: int, steps: int, widest: int = 0) -> TreePlan:
+        """A plan for trees that have up to ``rows`` branches together, and take ``steps`` steps.
+        widest: branches of the widest tree, 0 = all."""
+        return self.trees(self, rows, steps, self.tile(rows, widest or rows))
 
-    def tile(self, rows: int) -> int:
-        """Branches that a plan for ``rows`` attends together: those of a tree take whole tiles."""
+    def tile(self, rows: int, widest: int) -> int:
+        """Branches that a plan for ``rows`` attends together: those of a tree take whole tiles.
+        widest: branches of the widest tree."""
         return rows
 
-    def most_tiles(self, rows: int) -> int:
+    def most_tiles(self, rows: int, tile: int) -> int:
         """The most tiles of a plan for trees with up to ``rows`` branches: enough for many narrow
         trees, or for one."""
-        return max(-(-rows // min(self.tile(rows), self.narrowest)), min(rows, 4))
+        return max(-(-rows // min(tile, self.narrowest)), min(rows, 4))
 
     def fitting(self, rows: int, branches: Sequence[int]) -> int:
         """How many trees with these numbers of branches, the first ones, fit a plan for ``rows``;
         at least one if it has no more branches than that."""
-        tile, free = self.tile(rows), self.most_tiles(rows)
+        tile = self.tile(rows, max(branches, default=1))
+        free = self.most_tiles(rows, tile)
         for number, own in enumerate(branches):
             rows, free = rows - own, free - -(-own // tile)
             if rows < 0 or free < 0:
@@ -220,15 +222,15 @@ class TreePlan(Plan):
     has a step of its own. Call ``fill`` when trees come or go. For every step, call ``prepare``,
     the model's forward, and ``next_step``.
 
-    tiles: the most tiles, and so the most trees. steps: those that a tree takes. step: int64
-    [rows], each row's own.
+    tile: branches that are attended together. tiles: the most tiles, and so the most trees. steps:
+    those that a tree takes. step: int64 [rows], each row's own.
     """
 
-    def __init__(self, attention: PagedAttention, rows: int, steps: int):
+    def __init__(self, attention: PagedAttention, rows: int, steps: int, tile: int):
         super().__init__(attention)
         device = attention.shape.device
-        self.rows, self.steps = rows, steps
-        self.tiles = attention.most_tiles(rows)
+        self.rows, self.steps, self.tile = rows, steps, tile
+        self.tiles = attention.most_tiles(rows, tile)
         of_rows = dict.fromkeys(("parent", "branch", "tree", "step"), (rows,))
         # Rows of padding are those of one more tree.
         of_trees = dict.fromkeys(("linear", "width", "kv_len", "first"), (self.tiles + 1,))

@@ -136,8 +136,8 @@ class _FlashInferChunks(ChunkPlan):
 class _FlashInferTrees(TreePlan):
     """Its last request is the padding, and those between the trees and it have no query."""
 
-    def __init__(self, attention: FlashInferAttention, rows: int, steps: int):
-        super().__init__(attention, rows, steps)
+    def __init__(self, attention: FlashInferAttention, rows: int, steps: int, tile: int):
+        super().__init__(attention, rows, steps, tile)
         self._row_bytes = -(-attention.max_len // 8)
         device = attention.shape.device
         self._masks = torch.zeros(rows * self._row_bytes, dtype=torch.uint8, device=device)

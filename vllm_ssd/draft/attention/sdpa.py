@@ -131,5 +131,5 @@ class SDPAAttention(PagedAttention):
 
     chunks, trees = _SDPAChunks, _SDPATrees
 
-    def most_tiles(self, rows: int) -> int:
+    def most_tiles(self, rows: int, tile: int) -> int:
         return rows

@@ -31,6 +31,7 @@ _SMALL_HEAD = 128  # bytes
 # Queries times the heads that share their KV, of a program, at most. With few branches, smaller
 # tiles give enough programs.
 _TILE_ROWS, _FEW_ROWS = 64, 32
+_NARROW_ROWS, _NARROW_HEAD = (16, 32), 256  # of tiles for many narrow trees; bytes
 _TILE_BYTES = 8192  # of queries: larger tiles were not measured with narrow blocks
 
 
@@ -57,9 +58,13 @@ class _Paged(Plan):
         # Tiles of trees are small enough already, and only a tile holds heads that share their KV.
         sizes = (rows,) if self._tree else (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2))
         head_bytes = shape.head_dim * shape.dtype.itemsize
-        # With narrow blocks, of which one is loaded ahead, more programs fit a GPU.
+        # With narrow blocks, of which one is loaded ahead, more programs fit a GPU; with narrow
+        # tiles, even more, and these load two ahead.
+        narrow = self._tree and queries < attention.tile(tokens, tokens)
         self._crowded = self._tree and tokens > _FEW_ROWS <= rows <= _TILE_BYTES // head_bytes
-        self._enough = ENOUGH_PROGRAMS * 3 // 2 if self._crowded else ENOUGH_PROGRAMS
+        self._crowded |= narrow
+        self._least = 1 if narrow else 2  # splits of a tree, if there are several
+        self._enough = ENOUGH_PROGRAMS * (4 if narrow else 3 if self._crowded else 2) // 2
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
@@ -70,8 +75,10 @@ class _Paged(Plan):
         parts = (self._splits, tokens * shape.num_heads)
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
         self._columns = _WIDE_KV_BLOCK if wide and not self._crowded else _KV_BLOCK
-        stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else 2 if self._crowded else 0
-        self._stages = {"num_stages": stages} if stages else {}
+        ahead = 3 if narrow else 2 if self._crowded else 0
+        stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else ahead
+        self._options = {"num_warps": 2 if narrow else 4}
+        self._options |= {"num_stages": stages} if stages else {}
         self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
@@ -134,8 +141,7 @@ class _Paged(Plan):
             TREE=self._tree,
             SPLIT=self._splits > 1,
             HAS_SINKS=bool(shape.sinks),
-            num_warps=4,
-            **self._stages,
+            **self._options,
             **self._overlap,
         )
         if self._splits > 1:
@@ -172,9 +178,9 @@ class _TritonChunks(_Paged, ChunkPlan):
 class _TritonTrees(_Paged, TreePlan):
     _tree = True
 
-    def __init__(self, attention: TritonAttention, rows: int, steps: int):
-        super().__init__(attention, rows, steps)
-        self.allocate(self.tiles, attention.tile(rows), rows, attention.max_len)
+    def __init__(self, attention: TritonAttention, rows: int, steps: int, tile: int):
+        super().__init__(attention, rows, steps, tile)
+        self.allocate(self.tiles, tile, rows, attention.max_len)
         self._tiles = self.tiles
         inputs = self.inputs.device
         self._tile_inputs = Inputs(attention.shape.device, {"tile_at": (5, self.tiles)})
@@ -184,19 +190,18 @@ class _TritonTrees(_Paged, TreePlan):
     def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
         super().fill(trees, steps)
         self.send_pages(trees)
-        size = self.attention.tile(self.rows)
         counts = np.array([tree.branches for tree in trees], dtype=np.int64)
-        of_tree = -(-counts // size)
+        of_tree = -(-counts // self.tile)
         tree = np.repeat(np.arange(len(trees)), of_tree)
-        branch = (np.arange(len(tree)) - (of_tree.cumsum() - of_tree)[tree]) * size
+        branch = (np.arange(len(tree)) - (of_tree.cumsum() - of_tree)[tree]) * self.tile
         row = (counts.cumsum() - counts)[tree] + branch
         host = self._tile_inputs.host["tile_at"]
         host[:] = 0
-        host[:4, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, size)
+        host[:4, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, self.tile)
         host[4] = self._splits
         if self._crowded:  # many narrow trees have more tiles than ``allocate`` counts on
             programs = max(len(tree), 1) * self.attention.shape.num_kv_heads
-            host[4] = min(self._splits, max(self._enough // programs, 2))
+            host[4] = min(self._splits, max(self._enough // programs, self._least))
         self._tile_inputs.send()
 
 
@@ -206,6 +211,11 @@ class TritonAttention(PagedAttention):
     chunks, trees = _TritonChunks, _TritonTrees
     graphs = True
 
-    def tile(self, rows: int) -> int:
+    def tile(self, rows: int, widest: int) -> int:
+        group = self.shape.group
         most = _TILE_ROWS // 2 if rows <= _FEW_ROWS else _TILE_ROWS
-        return min(max(most // self.shape.group, 1), _TILE_ROWS // 4)
+        tile = min(max(most // group, 1), _TILE_ROWS // 4)
+        if rows <= _FEW_ROWS or self.shape.head_dim * self.shape.dtype.itemsize > _NARROW_HEAD:
+            return tile
+        narrow = (size // group for size in _NARROW_ROWS)
+        return next((n for n in narrow if max(widest, self.narrowest) <= n < tile), tile)

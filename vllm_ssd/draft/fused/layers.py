@@ -56,7 +56,8 @@ class FusedLayers:
         self._memory = _program_memory(device)
         self._best = torch.full((MOST_ROWS,), _LEAST, dtype=torch.int64, device=device)
         self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
-        self._output_programs = _OUTPUT_PROGRAMS * _multiprocessors(device)
+        gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        self._output_programs = _OUTPUT_PROGRAMS * (gpu.multi_processor_count if gpu else 1)
         self._parts = torch.empty(2 * self._output_programs * MOST_ROWS, device=device)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -229,12 +230,6 @@ class FusedLayers:
             "num_stages": max(1, min(stages, _MOST_STAGES)),
             **self._launch,
         }
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _program_memory(device: torch.device) -> int:

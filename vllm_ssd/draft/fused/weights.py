@@ -101,9 +101,10 @@ def _layer(layer: Any) -> LayerWeights:
             raise Unsuited("has other norms")
     head_norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     query_gain, key_gain = (None if norm is None else norm.weight for norm in head_norms)
-    rotary = attention.rotary_emb
-    head_dim = attention.head_dim
-    if not getattr(rotary, "is_neox_style", False) or rotary.rotary_dim != head_dim:
+    rotary, head_dim = attention.rotary_emb, attention.head_dim
+    angles = getattr(rotary, "cos_sin_cache", None)
+    plain = getattr(rotary, "is_neox_style", False) and rotary.rotary_dim == head_dim
+    if not plain or angles is None or angles.shape[-1] != head_dim:
         raise Unsuited("turns its heads otherwise")
     if any(gain is not None and gain.shape != (head_dim,) for gain in (query_gain, key_gain)):
         raise Unsuited("norms its heads otherwise")
@@ -116,7 +117,7 @@ def _layer(layer: Any) -> LayerWeights:
         attention.qkv_proj.bias,
         query_gain,
         key_gain,
-        _cos_sin(rotary),
+        torch.as_tensor(angles),
         attention.o_proj.weight,
         attention.o_proj.bias,
         layer.post_attention_layernorm.weight,
@@ -138,10 +139,3 @@ def _norms(layer: Any) -> list[Any]:
     of_heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     norms = [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
     return [norm for norm in norms if norm is not None]
-
-
-def _cos_sin(rotary: Any) -> torch.Tensor:
-    table = getattr(rotary, "cos_sin_cache", None)
-    if table is None or table.shape[-1] != rotary.rotary_dim:
-        raise Unsuited("turns its heads otherwise")
-    return torch.as_tensor(table)
