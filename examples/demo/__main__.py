@@ -26,7 +26,8 @@ from examples.demo.plan import DRAFT_DTYPES, DRAFT_ROWS, KS, Costs, best_plan
 from examples.demo.probe import Job, step_seconds
 from examples.demo.screen import show_exchange
 from examples.demo.side import EngineFailed, Side, Turn
-from vllm_ssd.service.cores import available_cores, parse_cores, split_cores
+from vllm_ssd.service.cores import available_cores, parse_cores
+from vllm_ssd.service.draft_device import split_cores
 
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",

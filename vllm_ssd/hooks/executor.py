@@ -75,18 +75,16 @@ def _expect_end_at_sigterm(draft: JoinedDraft) -> None:
 
 def _service(vllm_config: VllmConfig) -> Service:
     """The draft service that an engine with this config uses."""
+    from vllm_ssd.service.service import OwnService, Service
+
     config: Any = vllm_config.speculative_config
     if config.draft_server is None:
-        from vllm_ssd.service.own_service import OwnService
-
         return OwnService(vllm_config)
-    if config.ray_address is not None:  # it is on another node
-        from vllm_ssd.bridge.remote_service import RemoteService
+    if config.ray_address is None:
+        return Service(vllm_config)
+    from vllm_ssd.bridge.remote_service import RemoteService  # it is on another node
 
-        return RemoteService(vllm_config)
-    from vllm_ssd.service.service import Service
-
-    return Service(vllm_config)
+    return RemoteService(vllm_config)
 
 
 class WithDraft(Executor):

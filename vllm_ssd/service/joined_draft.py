@@ -13,9 +13,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.log import get_logger
+from vllm_ssd.service.draft_device import place_target_by_ray
 from vllm_ssd.service.launch import join, wait_for
 from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
-from vllm_ssd.service.ray_placement import place_target_by_ray
 from vllm_ssd.service.service import FoundDraft, Service
 from vllm_ssd.table import rundir
 from vllm_ssd.table.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask

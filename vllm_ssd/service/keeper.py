@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 import psutil
 
 from vllm_ssd.service.detached import detach, is_closed, say
+from vllm_ssd.service.launch import PAUSE_S, Restarts
 from vllm_ssd.service.own_ray import (
     DraftLost,
     OwnRay,
@@ -43,7 +44,6 @@ from vllm_ssd.service.own_ray import (
     set_environment,
 )
 from vllm_ssd.service.own_table import engines_of
-from vllm_ssd.service.restarts import PAUSE_S, Restarts
 from vllm_ssd.service.server import DraftServer
 from vllm_ssd.service.server_spec import ServerSpec
 from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, rundir

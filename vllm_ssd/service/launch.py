@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -16,7 +17,6 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service.detached import start_detached, words
 from vllm_ssd.service.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.service.placement import DraftDevice
-from vllm_ssd.service.restarts import PAUSE_S, Restarts
 from vllm_ssd.service.server_spec import ServerSpec, make_server_spec
 from vllm_ssd.table import TableOwner, is_own_draft
 from vllm_ssd.table.draft_names import DraftName, publish
@@ -33,6 +33,8 @@ _GIVEN_UP = (
 # Seconds after ``begin_stop`` that ``stop`` waits for the keeper. vLLM kills an engine core after
 # 5 s, and the engine core's own exit takes a part of these.
 STOP_S = 3.0
+PAUSE_S = 0.5  # to wait before a restart, which itself takes seconds
+FORGIVEN_S = 60.0  # of service, after which restarts count anew
 SAY_S = 30.0  # between two log lines that the draft is still awaited
 _LOOK_S = 0.05  # between two looks whether it is there
 
@@ -209,6 +211,27 @@ class DraftLauncher:
             self.given_up = True
         elif not self._stopping:
             logger.error("SSD: the draft %s", text)
+
+
+class Restarts:
+    """Decides whether what was lost is started again. most: consecutive restarts allowed; after
+    ``FORGIVEN_S`` seconds of service they count anew."""
+
+    def __init__(self, most: int):
+        self._most = self._left = most
+        self._served_from = math.inf
+
+    def served(self) -> None:
+        """Record that the draft serves from now on."""
+        self._served_from = time.monotonic()
+
+    def again(self) -> bool:
+        """Record a loss and return whether a restart follows."""
+        if time.monotonic() - self._served_from >= FORGIVEN_S:
+            self._left = self._most
+        self._served_from = math.inf
+        self._left -= 1
+        return self._left >= 0
 
 
 def wait_for(done: Callable[[], bool], timeout_s: float, begun: float, what: str) -> bool:

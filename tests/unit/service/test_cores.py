@@ -10,7 +10,8 @@ from tests.support.sentences import refused
 from vllm_ssd.config import target_checks
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.target_checks import check_device
-from vllm_ssd.service.cores import parse_cores, split_cores
+from vllm_ssd.service.cores import parse_cores
+from vllm_ssd.service.draft_device import split_cores
 
 
 def test_core_lists():

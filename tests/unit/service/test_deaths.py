@@ -20,8 +20,8 @@ from tests.unit.service.fake_service import begin, lives, said, until
 from vllm_ssd.service import launch
 from vllm_ssd.service.joined_draft import JoinedDraft
 from vllm_ssd.service.own_ray import OTHER_RAY, has_ended
-from vllm_ssd.service.own_service import OwnService
 from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.service.service import OwnService
 from vllm_ssd.table import ASLEEP, FOR_GOOD, SpeculationTable, TableOwner, TableShape, rundir
 
 STUB = Path(__file__).with_name("without_torch")

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.gpu_hosts import CPU, engine, gpus, parallel
-from vllm_ssd.service import draft_device, own_service
-from vllm_ssd.service.own_service import OwnService
+from vllm_ssd.service import draft_device, service
 from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.service.service import Service
+from vllm_ssd.service.service import OwnService, Service
 from vllm_ssd.table import TableOwner, TableShape
 from vllm_ssd.table.draft_names import DraftName, publish
 from vllm_ssd.table.service_state import State
@@ -45,13 +44,13 @@ def launchers(monkeypatch):
         made.append(Launcher(device=device))
         return made[-1]
 
-    monkeypatch.setattr(own_service, "LOOK_S", 0.02)
-    monkeypatch.setattr(own_service, "DraftLauncher", make)
+    monkeypatch.setattr(service, "LOOK_S", 0.02)
+    monkeypatch.setattr(service, "DraftLauncher", make)
     monkeypatch.setattr(platforms, "current_platform", gpus(4))
     return made
 
 
-def service(engines=1, number=0, kv_bytes=None, **options) -> OwnService:
+def own_service(engines=1, number=0, kv_bytes=None, **options) -> OwnService:
     """Of one of these engines."""
     config = engine(parallel(1, engine=number), engines=engines, **options)
     config.speculative_config.own_draft = NAME
@@ -64,7 +63,7 @@ def test_a_service_that_ends_is_waited_for(launchers):
     """It has no engines, and its keeper takes its time."""
     former = OwnFiles(TableShape(1, 2, 3), TableOwner(draft_server=NAME))
     publish(former.run_dir, DraftName(NAME, None))
-    start = threading.Thread(target=service(engines=2).start)
+    start = threading.Thread(target=own_service(engines=2).start)
     start.start()
     start.join(0.2)
     assert start.is_alive() and not launchers
@@ -82,7 +81,7 @@ def test_a_draft_that_shares_is_there_before_the_target(
 ):
     """Else the target would count the draft's memory as its own, or not, as it happens; unless it
     is told the size of its KV cache. The first engine of a group starts the draft for all."""
-    own = service(engines, number, kv_bytes, draft_device=device)
+    own = own_service(engines, number, kv_bytes, draft_device=device)
     own.start()
     assert own.comes_first == first and len(launchers) == (number == 0)
 
@@ -95,7 +94,7 @@ def test_a_gpu_that_ray_gave_is_given_back(launchers, monkeypatch):
     holder = weakref.ref(holders[0])
     monkeypatch.setattr(draft_device, "place_target_by_ray", lambda _: None)
     monkeypatch.setattr(draft_device, "reserve_gpu_by_ray", lambda _: (holders.pop(), "6"))
-    own = service()
+    own = own_service()
     own._vllm_config.parallel_config.use_ray = True
     own.start()
     launchers[0].device = None
@@ -115,7 +114,7 @@ def test_each_target_has_its_own_cores(launchers, monkeypatch):
     monkeypatch.setattr(platforms, "current_platform", CPU)
     monkeypatch.setattr(draft_device, "available_cores", lambda: [0, 1, 2, 3, 4])
     for number, cores in enumerate(("0,1|0,1", "2,3|2,3")):
-        own = service(engines=2, number=number)
+        own = own_service(engines=2, number=number)
         own.start()
         assert os.environ[name] == cores
         own.workers_started()
@@ -125,7 +124,7 @@ def test_each_target_has_its_own_cores(launchers, monkeypatch):
 
 def test_why_a_draft_is_gone_may_be_heard_while_it_is_looked_for(launchers, monkeypatch):
     """Then the next look says it, and this one says nothing."""
-    own = service()
+    own = own_service()
     own.start()
     (launcher,) = launchers
 

@@ -15,8 +15,7 @@ from tests.support.sentences import refused
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.target_checks import check_device
 from vllm_ssd.service import draft_device
-from vllm_ssd.service.draft_device import choose_device
-from vllm_ssd.service.ray_placement import place_target_by_ray
+from vllm_ssd.service.draft_device import choose_device, place_target_by_ray
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_ray_gives_a_gpu_that_nobody_has():
     code = """if True:
         import sys, tempfile, ray
         from types import SimpleNamespace
-        from vllm_ssd.service import ray_placement
+        from vllm_ssd.service import draft_device
 
         ray.init(
             address="local",
@@ -98,11 +97,11 @@ def test_ray_gives_a_gpu_that_nobody_has():
         )
         ray.get(ray.util.placement_group([{"GPU": 1}]).ready())
         gpus = SimpleNamespace(ray_device_key="GPU")
-        holder, name = ray_placement.reserve_gpu_by_ray(gpus)
+        holder, name = draft_device.reserve_gpu_by_ray(gpus)
         print(name)
-        ray_placement.RESERVE_S = 2.0
+        draft_device.RESERVE_S = 2.0
         try:
-            ray_placement.reserve_gpu_by_ray(gpus)
+            draft_device.reserve_gpu_by_ray(gpus)
         except ValueError as error:
             print(error)
     """

@@ -2,14 +2,14 @@
 
 from types import SimpleNamespace
 
-from vllm_ssd.service import restarts
-from vllm_ssd.service.restarts import FORGIVEN_S, Restarts
+from vllm_ssd.service import launch
+from vllm_ssd.service.launch import FORGIVEN_S, Restarts
 
 
 def test_starts_in_a_row_are_limited(monkeypatch):
     """Service makes up for them, and the time that a start takes does not."""
     now = 1000.0
-    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: now))
     one = Restarts(2)
     one.served()
     now += FORGIVEN_S - 1

@@ -18,7 +18,8 @@ from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import BACKENDS, load_backend, resolve_tree_backends
 from vllm_ssd.draft.attention.self_test import find_fault
 from vllm_ssd.draft.model import BLOCK_SIZE
-from vllm_ssd.service.cores import available_cores, split_cores
+from vllm_ssd.service.cores import available_cores
+from vllm_ssd.service.draft_device import split_cores
 from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.service.placement import DraftDevice, place_draft, target_gpus

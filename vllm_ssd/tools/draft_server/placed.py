@@ -20,8 +20,8 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.cores import take_niceness_of_others
 from vllm_ssd.service.keeper import keep_in_thread
+from vllm_ssd.service.launch import Restarts
 from vllm_ssd.service.own_ray import sentence
-from vllm_ssd.service.restarts import Restarts
 from vllm_ssd.service.server_spec import absolute
 from vllm_ssd.tools.draft_server.serving import LocalDrafts, devices, make_configs
 
