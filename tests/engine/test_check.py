@@ -1,7 +1,5 @@
 """`vllm-ssd check`, as users run it. tests/unit/tools/check has what it finds wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Starts that go wrong: a sentence and an exit status, or no drafts if they are not required."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor

@@ -18,7 +18,7 @@ BLOCK = 16
 class Pair:
     """A backend and the reference, with one layer each, over the same pages. group: query heads
     for each KV head; steps: of the trees; window: last positions that are seen, 0 = all; sinks:
-    heads have a logit without a value; soft_cap: of logits, 0 = none; widest: as of plans."""
+    heads have a logit without a value; soft_cap: of logits, 0 = none; widest: for ``tile``."""
 
     def __init__(
         self,
@@ -110,7 +110,10 @@ def prompts_and_trees(pair: Pair) -> float:
         for row, chunk in enumerate(chunks):
             worst = max(worst, pair.error(*(out[row, : chunk.query_len] for out in outs)))
     rows = batch * pair.branches  # more than there are
-    trees = [attention.tree_plan(rows, pair.steps, pair.widest) for attention in pair.both]
+    trees = [
+        attention.tree_plan(rows, pair.steps, attention.tile(rows, pair.widest or rows))
+        for attention in pair.both
+    ]
     for active in (len(pair.contexts), 1):
         layout = pair.trees(active)
         used = sum(tree.branches for tree in layout)
@@ -137,7 +140,7 @@ def replay_over_grown_contexts(pair: Pair, longer: Sequence[Sequence[int]]) -> f
         ours.normal_()
         reference.copy_(ours)
     rows = batch * branches
-    plans = [attention.tree_plan(rows, pair.steps, pair.widest) for attention in pair.both]
+    plans = [attention.tree_plan(rows, pair.steps) for attention in pair.both]
     tokens = [part.clone() for part in pair.tokens(rows)]
 
     def compute() -> torch.Tensor:

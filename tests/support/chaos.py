@@ -1,7 +1,5 @@
 """A draft that says anything."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

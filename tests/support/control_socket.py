@@ -1,7 +1,5 @@
 """A control socket with nobody at its other end."""
 
-from __future__ import annotations
-
 
 class Sent(list):
     """The messages that were sent; ``full``: the queue has no room for more."""

@@ -101,7 +101,8 @@ def _attend(dtype: torch.dtype, head_dim: int, odd: bool = False) -> None:
     more = ((512,), 50.0, (torch.zeros(group * kv_heads),)) if odd else ()
     shape = AttentionShape(1, group * kv_heads, kv_heads, head_dim, 0.1, dtype, _CPU, *more)
     attention = TritonAttention(shape, 64, 16, _MAX_LEN)
-    trees = [attention.tree_plan(_BATCH * _BRANCHES, _K, widest) for widest in (0, 8, 4)]
+    sizes = ((_BATCH * _BRANCHES, 99), (96, 8), (96, 4), (4096, 4))  # rows, and the widest tree
+    trees = [attention.tree_plan(rows, _K, attention.tile(rows, w)) for rows, w in sizes]
     for tree in trees:
         tree.prepare()
     for plan in (attention.chunk_plan(1, 256), *trees):

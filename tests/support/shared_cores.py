@@ -4,8 +4,6 @@ A plugin of vLLM's (``tests/engine/entry``), so that it is in each process that 
 engine.
 """
 
-from __future__ import annotations
-
 import gc
 
 # Until a process sleeps. After less, it may not be woken: ZeroMQ drops a notification that follows

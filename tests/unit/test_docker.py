@@ -1,7 +1,5 @@
 """What of the images can be checked without building them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -91,7 +91,7 @@ CEILINGS = {
     "../tests": 20110,
     "table": 2010,
     "draft": 4880,
-    "service": 2510,
+    "service": 2490,
     "bridge": 1170,
     "config": 1180,
     "metrics": 490,

@@ -29,7 +29,7 @@ FeedPart = tuple[Feed, list[int]]
 
 class ProgramCache:
     """Programs by size. Programs that are recorded as graphs have the sizes of ``BATCHES``,
-    ``ROWS`` and ``CHUNKS``."""
+    ``ROWS`` and ``CHUNKS``, and any tile that the attention has for such rows."""
 
     def __init__(self, draft: Draft, budget: BranchBudget, seats: int):
         model, policy = draft.model, draft.policy
@@ -101,7 +101,7 @@ class ProgramCache:
 
     def grow(self, branches: Sequence[int], sampled: bool) -> Grow:
         """The program that grows trees with these numbers of branches."""
-        rows, widest = sum(branches), max(branches)
+        rows, widest = sum(branches), max(branches, default=1)
         if self._recorded:
             fitting = self._model.attention.fitting
             rows = next(r for r in self._rows if fitting(r, branches) == len(branches))
@@ -111,8 +111,8 @@ class ProgramCache:
         """Run every program once, without anything to publish. If programs can be recorded, record
         them all."""
         if not self._recorded:
-            branches = max(self._budget.branches(1), 1)
-            grows = [self._grow(branches, branches, sampled) for sampled in self._sampled]
+            rows = max(self._budget.branches(1), 1)
+            grows = [self._grow(rows, self._tiles(rows)[-1], s) for s in self._sampled]
             for program in [*self._rounds(1), *grows, self._feed(1, self._policy.chunk)]:
                 program.try_out(1)
                 program.run()

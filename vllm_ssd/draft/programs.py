@@ -174,13 +174,13 @@ class Grow(Program):
     """Grows trees that have up to ``rows`` branches together. A run shows the model the newest
     token of each branch, keeps the hidden state after it, and adds a token unless the branch has k.
 
-    widest: branches of the widest tree. sampled: tokens are drawn at the temperatures of their
-    requests. Otherwise they are the likeliest, which takes a few percent less time.
+    tile: branches that are attended together. sampled: tokens are drawn at the temperatures of
+    their requests. Otherwise they are the likeliest, which takes a few percent less time.
     """
 
-    def __init__(self, draft: Draft, rows: int, widest: int, sampled: bool):
+    def __init__(self, draft: Draft, rows: int, tile: int, sampled: bool):
         self._model, self._states, self._publisher, policy = draft
-        self._plan = self._model.attention.tree_plan(rows, policy.tree_steps, widest)
+        self._plan = self._model.attention.tree_plan(rows, policy.tree_steps, tile)
         self._top_m = policy.top_m
         self._sampler = Sampler(policy, self._model.device) if sampled else None
         of_trees = dict.fromkeys(("where", "stamp"), (self._plan.tiles,))

@@ -188,8 +188,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has ended. A zombie, for which its parent has not waited, has ended."""
+    """Whether the process has ended, with all its threads: each could still write to a table. A
+    zombie, for which its parent has not waited, has ended once its first thread is the last."""
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        zombie = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        return zombie or not process.is_running()
     except psutil.NoSuchProcess:
         return True

@@ -31,9 +31,10 @@ if interpreter.HERE:
             (1, [33], {}),
             (3, [1, 70], {}),
             (1, [5, 150], {"window": 40}),  # whole blocks of KV are out of sight
-            (3, [33], {"window": 2, "sinks": True}),  # and a part of the branch
-            (3, [70], {"soft_cap": 1.0}),
-            (3, [1, 70], {"widest": 5}),  # tiles for narrow trees
+            (3, [33], {"window": 2, "sinks": True, "widest": 99}),  # and a part of the branch
+            (3, [70], {"soft_cap": 1.0, "widest": 99}),
+            (3, [1, 70], {"widest": 5, "window": 40, "sinks": True}),  # tiles for narrow trees
+            (3, [1, 70], {"widest": 5, "kv_heads": 13}),  # whose KV is not split
             (71, [5], {"kv_heads": 1}),  # a tile of one branch
         ],
     )

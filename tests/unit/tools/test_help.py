@@ -1,7 +1,5 @@
 """The help of the commands: options have the names that they have elsewhere."""
 
-from __future__ import annotations
-
 import argparse
 
 from vllm_ssd.config.draft_server import COMMON, OF_ITS_PROCESS

@@ -85,10 +85,10 @@ class PagedAttention:
         """A plan for up to ``batch`` chunks of up to ``queries`` tokens, causal in each request."""
         return self.chunks(self, batch, queries)
 
-    def tree_plan(self, rows: int, steps: int, widest: int = 0) -> TreePlan:
+    def tree_plan(self, rows: int, steps: int, tile: int = 0) -> TreePlan:
         """A plan for trees that have up to ``rows`` branches together, and take ``steps`` steps.
-        widest: branches of the widest tree, 0 = all."""
-        return self.trees(self, rows, steps, self.tile(rows, widest or rows))
+        tile: from ``tile``, 0 = for trees of any width."""
+        return self.trees(self, rows, steps, tile or self.tile(rows, rows))
 
     def tile(self, rows: int, widest: int) -> int:
         """Branches that a plan for ``rows`` attends together: those of a tree take whole tiles.

@@ -63,8 +63,10 @@ class _Paged(Plan):
         narrow = self._tree and queries < attention.tile(tokens, tokens)
         self._crowded = self._tree and tokens > _FEW_ROWS <= rows <= _TILE_BYTES // head_bytes
         self._crowded |= narrow
-        self._least = 1 if narrow else 2  # splits of a tree, if there are several
-        self._enough = ENOUGH_PROGRAMS * (4 if narrow else 3 if self._crowded else 2) // 2
+        self._least = 1 if narrow else 2  # the fewest splits that ``fill`` chooses
+        smallest = rows < _FEW_ROWS and head_bytes <= _SMALL_HEAD
+        more = 2 + smallest if narrow else 1.5 if self._crowded else 1
+        self._enough = int(ENOUGH_PROGRAMS * more)
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
@@ -77,9 +79,8 @@ class _Paged(Plan):
         self._columns = _WIDE_KV_BLOCK if wide and not self._crowded else _KV_BLOCK
         ahead = 3 if narrow else 2 if self._crowded else 0
         stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else ahead
-        self._options = {"num_warps": 2 if narrow else 4}
-        self._options |= {"num_stages": stages} if stages else {}
-        self._overlap = launch_options(device)
+        staged = {"num_stages": stages} if stages else {}
+        self._options = {"num_warps": 2 if narrow else 4, **staged, **launch_options(device)}
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
         self._weight = torch.zeros(parts, dtype=torch.float32, device=device)
@@ -142,7 +143,6 @@ class _Paged(Plan):
             SPLIT=self._splits > 1,
             HAS_SINKS=bool(shape.sinks),
             **self._options,
-            **self._overlap,
         )
         if self._splits > 1:
             count, most = self._weight.shape[1], triton.next_power_of_2(self._splits)
@@ -158,8 +158,7 @@ class _Paged(Plan):
                 ROWS=_MERGED // most,
                 MOST_SPLITS=most,
                 HAS_SINKS=bool(shape.sinks),
-                num_warps=1,
-                **self._overlap,
+                **{**self._options, "num_warps": 1},
             )
         return out
 

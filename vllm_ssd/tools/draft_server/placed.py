@@ -168,8 +168,7 @@ class _Draft:
         """Let Ray end the actor if it has not ended."""
         if self._actor is not None:
             self._ray.kill(self._actor)
-        self._actor = self._placing = None
-        self._serving = False
+        self._actor, self._placing, self._serving = None, None, False
 
 
 def labels(text: str | None) -> dict[str, str]:

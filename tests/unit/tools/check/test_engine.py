@@ -1,7 +1,5 @@
 """Engines that a start would take or refuse, of models without weights, and the draft's needs."""
 
-from __future__ import annotations
-
 import argparse
 from types import SimpleNamespace
 

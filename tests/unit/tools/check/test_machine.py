@@ -1,8 +1,6 @@
 """What is tried on the machine: shared memory, the draft's device, and the GPUs' reach of the
 table."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

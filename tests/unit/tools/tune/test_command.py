@@ -1,7 +1,5 @@
 """Prompts of users, in the forms that they may have; commands that are refused; what is said."""
 
-from __future__ import annotations
-
 import pytest
 from vllm.renderers import hf
 
