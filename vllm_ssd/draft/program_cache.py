@@ -101,7 +101,7 @@ class ProgramCache:
 
     def grow(self, branches: Sequence[int], sampled: bool) -> Grow:
         """The program that grows trees with these numbers of branches."""
-        rows, widest = sum(branches), max(branches, default=1)
+        rows, widest = sum(branches), max(branches)
         if self._recorded:
             fitting = self._model.attention.fitting
             rows = next(r for r in self._rows if fitting(r, branches) == len(branches))

@@ -1,4 +1,4 @@
-"""Chooses the cores or the GPU of an engine's draft. Runs in the engine core.
+"""Chooses the cores or the GPU of a draft, and which cores are left to its targets.
 
 Where vLLM's executor is Ray's, Ray gives out the GPUs; the draft's is on the node of rank 0.
 """

@@ -192,8 +192,11 @@ class Keeper:
         with suppress(psutil.Error):
             process = psutil.Process(int(self._status["pid"]))
             # Another process may have this pid by now. The server is the one that has the table.
-            if any(part.path == str(table) for part in process.memory_maps()):
-                self._process = process
+            try:
+                is_ours = any(part.path == str(table) for part in process.memory_maps())
+            except psutil.ZombieProcess:  # of which threads may be left, and nothing says more
+                is_ours = True
+            self._process = process if is_ours else None
         self._bury()
 
     def _kill(self) -> None:
@@ -211,7 +214,7 @@ class Keeper:
         table. Then clear the heartbeat, so that targets skip waiting for drafts."""
         self._kill()
         killed = said = time.monotonic()
-        while self._process is not None and not has_ended(self._process):
+        while self._process is not None and not has_ended(self._process, wholly=True):
             if time.monotonic() - said >= SAY_AGAIN_S:
                 said = time.monotonic()
                 self._say("lost", _STAYS.format(said - killed))

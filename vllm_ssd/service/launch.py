@@ -1,4 +1,5 @@
-"""Starts a draft of a draft service through a keeper process, waits for it, and stops it."""
+"""Starts a draft of a draft service through a keeper process, waits for it, and stops it; counts
+restarts."""
 
 from __future__ import annotations
 

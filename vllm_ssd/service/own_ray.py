@@ -187,11 +187,11 @@ def _is_loopback(address: str) -> bool:
     return (getattr(host, "ipv4_mapped", None) or host).is_loopback
 
 
-def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has ended, with all its threads: each could still write to a table. A
-    zombie, for which its parent has not waited, has ended once its first thread is the last."""
+def has_ended(process: psutil.Process, *, wholly: bool = False) -> bool:
+    """Whether the process has ended. A zombie, for which its parent has not waited, has ended.
+    wholly: with all its threads, each of which could still write to a table."""
     try:
-        zombie = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
-        return zombie or not process.is_running()
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or (zombie and (not wholly or process.num_threads() <= 1))
     except psutil.NoSuchProcess:
         return True

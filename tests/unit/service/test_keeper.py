@@ -6,10 +6,12 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from ray import exceptions
 
 from tests.support.loaded_draft import tiny_spec
+from tests.unit.service.fake_service import until
 from vllm_ssd.service.keeper import HANG_S, POLL_S, Keeper
 from vllm_ssd.service.own_ray import DraftLost, UsersRay
 from vllm_ssd.service.own_table import OwnFiles
@@ -51,28 +53,34 @@ def test_one_that_does_not_live_as_it_should(tmp_path, life, why):
 
 
 MAPS = """
-import sys, time
+import ctypes, sys, threading, time
 from pathlib import Path
 from vllm_ssd.table import SpeculationTable
-table = SpeculationTable.open(Path(sys.argv[1])) if sys.argv[2:] else None
+table = SpeculationTable.open(Path(sys.argv[1])) if sys.argv[2] != "another" else None
+threading.Thread(target=time.sleep, args=(600,)).start()
 print("ready", flush=True)
-time.sleep(600)
+if sys.argv[2] == "without its first thread":
+    ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_server_of_a_killed_keeper(tmp_path, ours):
-    """It is the one that has the table; another process may have its pid by now."""
+@pytest.mark.parametrize("server_is", ["ours", "without its first thread", "another"])
+def test_a_server_of_a_killed_keeper(tmp_path, server_is):
+    """It is the one that has the table; another process may have its pid by now. It has ended with
+    its last thread."""
     files = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
     table = rundir.table_path(files.run_dir)
-    command = [sys.executable, "-c", MAPS, str(table), *["ours"] * ours]
+    command = [sys.executable, "-c", MAPS, str(table), server_is]
     channel, other = socket.socketpair()
     with channel, other, subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None and server.stdout.readline() == b"ready\n"
         keeper = Keeper(tiny_spec(tmp_path, "sdpa", files.run_dir), channel, UsersRay())
         keeper._status = files.table.draft[0]
         keeper._status["pid"], keeper._status["heartbeat"] = server.pid, 1
+        if server_is == "without its first thread":
+            until(lambda: psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE)
         keeper._take_over(table)
-        assert (server.poll() is not None) == ours and not keeper._status["heartbeat"]
+        lives = server.poll() is None
         server.kill()
+    assert lives == (server_is == "another") and not keeper._status["heartbeat"]
     files.remove()

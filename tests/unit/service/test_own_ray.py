@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.service.fake_service import until
 from vllm_ssd.bridge import cluster
-from vllm_ssd.service.own_ray import OwnRay, has_ended
+from vllm_ssd.service.own_ray import OwnRay
 
 # Beside its first Ray a process has an open port. Ends with its input.
 # Ray kills workers where the host's memory is used to the threshold, which is reached at once here.
@@ -135,19 +135,3 @@ def test_what_cannot_be_looked_at_is_said_and_does_not_end_the_start(
         own.check_listeners()
     (line,) = [record.getMessage() for record in caplog.records]
     assert own.unseen and "it is not known whether other machines can reach" in line
-
-
-def test_a_process_has_ended_with_its_last_thread():
-    code = """if True:
-        import ctypes, threading, time
-
-        threading.Thread(target=time.sleep, args=(600,)).start()
-        print(flush=True)
-        ctypes.CDLL(None).pthread_exit(None)  # of the first thread alone
-    """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
-        process = psutil.Process(started.pid)
-        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
-        assert not has_ended(process)
-        process.kill()
-        until(lambda: has_ended(process))

@@ -1,5 +1,6 @@
 """When a draft that was lost is started again."""
 
+import time
 from types import SimpleNamespace
 
 from vllm_ssd.service import launch
@@ -9,7 +10,8 @@ from vllm_ssd.service.launch import FORGIVEN_S, Restarts
 def test_starts_in_a_row_are_limited(monkeypatch):
     """Service makes up for them, and the time that a start takes does not."""
     now = 1000.0
-    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)
+    monkeypatch.setattr(launch, "time", clock)
     one = Restarts(2)
     one.served()
     now += FORGIVEN_S - 1

@@ -64,9 +64,7 @@ class _Paged(Plan):
         self._crowded = self._tree and tokens > _FEW_ROWS <= rows <= _TILE_BYTES // head_bytes
         self._crowded |= narrow
         self._least = 1 if narrow else 2  # the fewest splits that ``fill`` chooses
-        smallest = rows < _FEW_ROWS and head_bytes <= _SMALL_HEAD
-        more = 2 + smallest if narrow else 1.5 if self._crowded else 1
-        self._enough = int(ENOUGH_PROGRAMS * more)
+        self._enough = ENOUGH_PROGRAMS * (4 if narrow else 3 if self._crowded else 2) // 2
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
@@ -80,7 +78,8 @@ class _Paged(Plan):
         ahead = 3 if narrow else 2 if self._crowded else 0
         stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else ahead
         staged = {"num_stages": stages} if stages else {}
-        self._options = {"num_warps": 2 if narrow else 4, **staged, **launch_options(device)}
+        self._options = {"num_warps": 2 if narrow else 4, **staged}
+        self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
         self._weight = torch.zeros(parts, dtype=torch.float32, device=device)
@@ -143,6 +142,7 @@ class _Paged(Plan):
             SPLIT=self._splits > 1,
             HAS_SINKS=bool(shape.sinks),
             **self._options,
+            **self._overlap,
         )
         if self._splits > 1:
             count, most = self._weight.shape[1], triton.next_power_of_2(self._splits)
@@ -158,7 +158,8 @@ class _Paged(Plan):
                 ROWS=_MERGED // most,
                 MOST_SPLITS=most,
                 HAS_SINKS=bool(shape.sinks),
-                **{**self._options, "num_warps": 1},
+                num_warps=1,
+                **self._overlap,
             )
         return out
 

@@ -83,10 +83,10 @@ if "vllm_ssd.service.keeper" in sys.orig_argv:
             raise OSError("no port")
         start(self)
 
-    def ended_or_stays(process):
+    def ended_or_stays(process, **kind):
         stays = happens("stay")
         keeper.SAY_AGAIN_S = 0.0 if stays else 60.0
-        return not stays and has_ended(process)
+        return not stays and has_ended(process, **kind)
 
     OwnRay.start = start_or_fail
     keeper.has_ended = ended_or_stays
