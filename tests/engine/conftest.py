@@ -1,7 +1,5 @@
 """Real models and engines for the engine tests. Models are made once, in ``.models``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

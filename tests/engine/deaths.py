@@ -1,7 +1,5 @@
 """A draft seen from outside, and the ways there are for it to die."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers that have joined the draft service ``NAME``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

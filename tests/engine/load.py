@@ -1,7 +1,5 @@
 """Clients that ask again and again, and compare what they are told."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

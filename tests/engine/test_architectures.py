@@ -2,8 +2,6 @@
 quantised weights. Texts are those of transformers, or of vLLM without drafts. A draft equal to its
 target is accepted, although it numbers tokens anew."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 that the draft dies, that the other server does, or that the service ends and another one comes; and
 where that has two drafts, that one of them dies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -13,8 +13,6 @@ A step of the target lasts until the draft is ahead, so that the draft has all t
 every miss, late branch or rejected draft is an error of ours.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import time

@@ -1,7 +1,5 @@
 """vLLM's features with SSD and without it: the same results, and drafts had a part in them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A target whose KV cache is in fp8. The draft's own stays in 16 or 32 bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 own: models by their names on the Hub, from a cache that has tiny ones under these names.
 unit/test_hub_names.py follows every command to where its processes begin."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

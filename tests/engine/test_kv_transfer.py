@@ -1,8 +1,6 @@
 """An engine gets the KV of prompts from elsewhere, through vLLM's own connectors, and its draft
 needs nothing of that."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """With the option, too, texts are the target's own, token for token. In test_features.py they are
 those of a real model, and in test_hub_names.py of two target ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """A target that sees images, with a draft that reads text: placeholders stand for the images. Both
 are random functions of SmolLM2's tokens that cost next to nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

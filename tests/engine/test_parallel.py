@@ -1,8 +1,6 @@
 """Data parallelism: all engines of a server share one draft, which the first of them starts; each
 has cores of its own; and nothing stays when they are gone."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path

@@ -2,8 +2,6 @@
 that is cut for ten seconds costs no request. Neither does a draft whose processes are killed: Ray
 places another one."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

@@ -3,8 +3,6 @@ every text is the target's own, the drafts come back and hit as before, the log 
 loss and of each return, and nothing is used up. All ways to die are in
 tests/unit/service/test_deaths.py."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from contextlib import suppress

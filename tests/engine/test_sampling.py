@@ -1,7 +1,5 @@
 """Invariant 3 through the whole engine: sampled texts have the target's exact distribution."""
 
-from __future__ import annotations
-
 from tests.support.sampled_features import features
 from tests.support.sampled_texts import CUTS, METHODS, check, make_pair
 

@@ -1,8 +1,6 @@
 """``vllm serve`` as users run it: OpenAI clients, the bench client, two servers at once, and ends
 of every kind that leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 """`vllm-ssd tune`, as users run it: real servers, few tokens. Which candidates are measured, and
 what is made of their figures, is shown in tests/unit/tools/tune."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the engines of the GPU tests have in common."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 vLLM without drafts, whether each step waits for its drafts, skips what is not there, or waits for
 what pays and goes without any at times. And experts over two engines of a group."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

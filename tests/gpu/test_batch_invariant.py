@@ -1,8 +1,6 @@
 """bf16 with vLLM's batch-invariant kernels: a row's logits do not depend on what is beside it, and
 so the text is token for token the plain engine's, whatever is verified with it."""
 
-from __future__ import annotations
-
 from tests.gpu.settings import SSD, check_same_texts
 
 SUBJECTS = ("rivers", "bread", "the moon", "chess", "tides", "clocks", "maps", "salt")

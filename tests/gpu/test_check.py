@@ -1,8 +1,6 @@
 """`vllm-ssd check` on GPUs: the draft's on the last one, where its attention and the table are
 tried; the table also on the target's."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.settings import GPUS

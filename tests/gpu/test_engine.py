@@ -1,8 +1,6 @@
 """The whole engine on GPUs: the target on one, the draft on another where there are two, Model
 Runner V2."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

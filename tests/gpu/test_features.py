@@ -1,8 +1,6 @@
 """vLLM's features with SSD and without it on GPUs: Model Runner V2. What it refuses without SSD,
 it refuses in the same words with it."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """KV that vLLM has moved to the host's memory and takes back, with states of Mamba-2 layers: texts
 are plain vLLM's, and the draft, which knows nothing of that, helps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 where two tokens are nearly alike: every token must be one that the engine without SSD, shown the
 same text, finds the likeliest, or nearly so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.common.running import counters

@@ -1,7 +1,5 @@
 """Invariant 3 on GPUs: the same under Model Runner V2, whose sampler wants logits by slot."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.settings import OPTIONS, SSD

@@ -1,8 +1,6 @@
 """Starts on GPUs that are full, taken or not there: a sentence and an exit status, or no drafts if
 they are not required."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

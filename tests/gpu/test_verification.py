@@ -1,7 +1,5 @@
 """Adaptive verification on GPUs: vLLM verifies, of all rows' drafts, those that pay."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.settings import SSD, check_same_texts

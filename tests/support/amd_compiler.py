@@ -4,8 +4,6 @@ The project's own launches are made, with tensors on the CPU, and only compile: 
 constants and options are those of a real launch. Nothing runs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,11 +43,6 @@ def only_compiling(arch: str) -> Iterator[list[Any]]:
         yield compiled
 
 
-def local_memory(kernel: Any) -> int:
-    """Bytes that a program takes."""
-    return int(kernel.metadata.shared)
-
-
 def spills(kernel: Any) -> int:
     """Vector registers that did not fit."""
     found = re.search(r"\.vgpr_spill_count:\s+(\d+)", kernel.asm["amdgcn"])
@@ -75,11 +68,6 @@ def looking_loops(kernel: Any) -> list[list[str]]:
             regions.append([] if re.search(r"\bscf\.(while|for)\b", line) else None)
     assert not regions
     return loops
-
-
-def is_of_one_value(load: str) -> bool:
-    """Whether a load, a line of Triton's code, is of one value and not of a block of them."""
-    return ": !tt.ptr<" in load
 
 
 def lost_reads(kernel: Any) -> str | None:

@@ -1,7 +1,5 @@
 """Another node on this machine: a network namespace, reached over virtual interfaces."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Sequence

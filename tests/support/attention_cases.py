@@ -1,7 +1,5 @@
 """What every attention backend must agree on with the SDPA reference, on any device."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

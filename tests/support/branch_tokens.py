@@ -1,7 +1,5 @@
 """``BranchTokens`` of trees that are alike."""
 
-from __future__ import annotations
-
 import torch
 
 from vllm_ssd.table.publisher import BranchTokens

@@ -1,7 +1,5 @@
 """Greedy texts of random models, with drafts and without: whether they are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

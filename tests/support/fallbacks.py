@@ -1,7 +1,5 @@
 """Fallbacks as a draft publishes them, and distributions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 An engine in such a fork is up within seconds, and leaves nothing to the next one, even if it fails.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

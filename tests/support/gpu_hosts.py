@@ -1,7 +1,5 @@
 """Hosts with GPUs and engines on them, as far as placing a draft goes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

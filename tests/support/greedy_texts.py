@@ -1,7 +1,5 @@
 """What a model says by itself, by transformers: what an engine's texts are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

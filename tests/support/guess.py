@@ -1,7 +1,5 @@
 """What ``worker/guess_kernels.py`` is to guess, by a plain search."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vllm_ssd.worker.guess_kernels import LONGEST, REACH

@@ -1,7 +1,5 @@
 """Engines for tests, and ways to look at them from outside."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """A cache of the Hugging Face Hub, with models under the names that README and docs use."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

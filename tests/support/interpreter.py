@@ -5,8 +5,6 @@ that need it, collected by another process, runs itself again in one of its own.
 tests that compile kernels, collected by a process with the interpreter.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

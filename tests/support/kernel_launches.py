@@ -1,7 +1,5 @@
 """Every way in which the project launches kernels, by its own code, on tensors of the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

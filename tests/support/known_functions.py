@@ -5,8 +5,6 @@ still work: read what has changed, and add the new hashes to ``KNOWN``. This mod
 files, and does not import them.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import sys

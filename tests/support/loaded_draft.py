@@ -1,7 +1,5 @@
 """A tiny draft in this process, with a table and without a server."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Folders of models that have a config and a tokenizer, and no weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages of the documentation, for the tests that read them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

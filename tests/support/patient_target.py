@@ -1,8 +1,6 @@
 """A target whose steps last until the draft is ahead of it, as steps of a large model do. The draft
 may then be of the target's own cost, and the machine as busy as it likes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -40,17 +40,12 @@ class DeviceMemory:
         return self._copy_of(memory_of(table, np.int64)).numpy().tobytes()
 
 
-def read_pages(table: SpeculationTable) -> bytes:
-    """What the host has of a table."""
-    return bytes(table.pages)
-
-
 def publishing_leaves_the_same_bytes(
     folder: Path,
     device: torch.device,
     top_m: int,
     branches: int,
-    read: Callable[[SpeculationTable], bytes] = read_pages,
+    read: Callable[[SpeculationTable], bytes] = lambda table: bytes(table.pages),
 ) -> list[SpeculationTable]:
     """In two tables of different length, whose slots are of different size, at once. read: what
     the kernels have left in a table. Returns the tables that they wrote."""

@@ -1,7 +1,5 @@
 """Llamas with quantised linear layers, in the formats that checkpoints on the Hub have."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

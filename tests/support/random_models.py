@@ -4,8 +4,6 @@ All have the same two tables, of embeddings and of the output layer. So the next
 function of the last one, and a draft that has little more than these tables often guesses right.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """What a request may ask for that changes which tokens may come next, or how likely they are:
 sampled texts of each have the target's distribution under it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import torch
@@ -43,24 +41,6 @@ def grammar(regex: str, thinks: bool = False) -> Case:
     return Case(settings, change, THINKING)
 
 
-def bad_words() -> Case:
-    """One that is a token, and one that is two."""
-
-    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
-        return without([C, B] if text[-1:] == [A] else [C], logits)
-
-    return Case({"bad_words": ["ab", "c"]}, change, texts=SOME)
-
-
-def least_tokens() -> Case:
-    """A stop token, which a draft may be, at the second place earliest."""
-
-    def change(text: list[int], logits: torch.Tensor) -> torch.Tensor:
-        return without([D] if not text else [], logits)
-
-    return Case({"stop_token_ids": [D], "min_tokens": 1}, change, texts=SOME, stop=D)
-
-
 def penalties() -> Case:
     settings = {"repetition_penalty": 1.4, "frequency_penalty": 0.4, "presence_penalty": 0.6}
 
@@ -93,8 +73,19 @@ def features(counts_anew: bool = False) -> dict[str, Case]:
         "allowed tokens": Case(
             {"allowed_token_ids": [A, B, D, THOUGHT]}, only([A, B, D, THOUGHT]), texts=SOME
         ),
-        "bad words": bad_words(),
-        "stop token, least tokens": least_tokens(),
+        # One that is a token, and one that is two.
+        "bad words": Case(
+            {"bad_words": ["ab", "c"]},
+            lambda text, logits: without([C, B] if text[-1:] == [A] else [C], logits),
+            texts=SOME,
+        ),
+        # A stop token, which a draft may be, at the second place earliest.
+        "stop token, least tokens": Case(
+            {"stop_token_ids": [D], "min_tokens": 1},
+            lambda text, logits: logits if text else without([D], logits),
+            texts=SOME,
+            stop=D,
+        ),
         "penalties": penalties(),
         "thinking budget": thinking_budget(counts_anew),
         "logprobs": Case({"logprobs": 2}, texts=SOME),

@@ -4,8 +4,6 @@ Target and draft are different random functions of a few tokens, so that drafts 
 rejected alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

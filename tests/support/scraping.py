@@ -1,7 +1,5 @@
 """Metrics as a Prometheus server reads them."""
 
-from __future__ import annotations
-
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,7 +1,5 @@
 """Engines started in processes of their own: what they say, and how they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A program in a pseudo terminal: what it writes, and what is typed."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import pty

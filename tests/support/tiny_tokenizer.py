@@ -1,7 +1,5 @@
 """A tokenizer of few tokens, for what vLLM can only do with one: grammars, bad words, reasoning."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -22,33 +22,25 @@ BONUS = 3
 def _with_a_hit(
     folder, device, shape=SHAPE, drafts=DRAFTS, shares=(0.5, 0.25, 0.25), top_probs=(np.nan,) * K
 ):
-    """A target whose request in slot 0 has got ``drafts`` for its first round."""
+    """A target whose request in slot 0 has got ``drafts`` for its first round. shares: what a draft
+    and the two tokens after it had of the distribution that it was sampled from."""
     target = Target(folder / "t", device, on_miss="skip", shape=shape)
     target.add("a", 0, [1, 2])
     predictions = PredictionWriter(target.table)
     predictions.publish(0, make_stamp(1, 0), [0], [BONUS])
     for draft, top_prob in zip(drafts, top_probs):
-        probs = _probs(draft, shares) if shape.top_m else []
+        tokens = torch.tensor([[draft, draft + 1, draft + 2]])
+        probs = pack(tokens, torch.tensor([shares])).numpy() if shape.top_m else []
         predictions.extend(0, make_stamp(1, 0), [draft], probs, top_prob)
     target.write(0, [BONUS])
     return target
 
 
-def _probs(draft, shares=(0.5, 0.25, 0.25)):
-    """int64 [1, top_m]: a distribution of which ``draft`` is the first token."""
-    tokens = torch.tensor([[draft, draft + 1, draft + 2]])
-    return pack(tokens, torch.tensor([shares])).numpy()
-
-
 def no_more_drafts_than_are_wanted(folder, device):
-    """The schedule of vLLM's engine says so; the others are left over."""
+    """The schedule of vLLM's engine says so. ``lookup_agreement.py`` compares what they are."""
     target = _with_a_hit(folder, device)
-    drafts = target.launch([(0, 1)], most_drafts=2)
-    assert drafts.tolist()[0][:2] == DRAFTS[:2]
-    assert target.confirmed(0, 1, 0) == DRAFTS[:2]
+    target.launch([(0, 1)], most_drafts=2)
     assert target.client.confidence.current[0].count_nonzero() == 2
-    target.write(0, [11, 12, 13])
-    assert target.launch([(0, 3, 0)], most_drafts=2).tolist()[0][0] == 14
 
 
 def nothing_is_published_where_no_drafts_are_wanted(folder, device):

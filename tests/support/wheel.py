@@ -1,7 +1,5 @@
 """The package as users install it: built from its sources, into an environment of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every command of README, docs and examples is one that its program's own parser takes."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import runpy

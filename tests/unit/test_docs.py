@@ -1,7 +1,5 @@
 """README and docs agree with the code, and with the results. test_doc_commands.py has commands."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """``vllm-ssd draft``: from its flags to the config of the draft's process, and where that runs."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -11,6 +11,7 @@ from tests.support.gpu_hosts import gpus, parallel
 from tests.support.model_folders import write_model
 from vllm_ssd import cli
 from vllm_ssd.config import target_checks
+from vllm_ssd.config.draft_server import COMMON, OF_ITS_PROCESS
 from vllm_ssd.service.cores import available_cores
 from vllm_ssd.service.draft_device import choose_lone_device
 from vllm_ssd.tools.draft_server import command, placed, serving
@@ -42,6 +43,17 @@ def start(tmp_path, monkeypatch, capsys):
         return served, capsys.readouterr().err.replace("draft_device '900' ", "")
 
     return start
+
+
+def test_it_has_all_options_under_their_names():
+    """Those of its process and those that its engines have in common."""
+    commands = ArgumentParser().add_subparsers()
+    command.add_command(commands)
+    names = {action.dest for action in commands.choices["draft"]._actions}
+    its_own = {"draft_device", "draft_dtype"}  # --device may be several, --dtype is vllm serve's
+    options = {*COMMON, *OF_ITS_PROCESS} - its_own
+    assert options <= names and not its_own & names
+    assert {name for name in names if name.startswith("draft_")} <= options
 
 
 def test_flags_are_the_options(start):

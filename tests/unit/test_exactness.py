@@ -77,7 +77,6 @@ class Play:
         self.publisher = HostPublisher()
         self.where = torch.tensor(self.publisher.join(table))
         self.predictions = PredictionReader(table, VOCAB)
-        self.policy = policy
         if scene.top_m:
             self.sampler = Sampler(policy, CPU)
             self.honest = Sampler(replace(policy, saguaro=1.0), CPU)

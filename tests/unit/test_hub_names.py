@@ -1,7 +1,5 @@
 """Documented commands with models' names on the Hugging Face Hub, to where processes begin."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -61,9 +59,6 @@ def commands(block: Block) -> list[list[str]]:
             meant = re.sub(names, lambda match: MEANT[match[1]], command)
             found.append(shlex.split(meant, comments=True))
     return found
-
-
-STARTING = [block for block in BLOCKS if commands(block)]
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +148,7 @@ def run(words: Sequence[str], stack: ExitStack, monkeypatch, capsys) -> None:
                 offline.main()
 
 
-@pytest.mark.parametrize("block", STARTING, ids=str)
+@pytest.mark.parametrize("block", [each for each in BLOCKS if commands(each)], ids=str)
 def test_a_documented_command_reaches_its_processes(block, monkeypatch, capsys):
     with ExitStack() as stack:
         for words in commands(block):
@@ -197,13 +192,9 @@ TARGETS = {
 WITHOUT_A_CLASS = {"Mistral"}
 
 
-def test_every_family_has_a_target():
-    assert {family.name for family in FAMILIES} == {*TARGETS, *WITHOUT_A_CLASS}
-
-
 @pytest.mark.parametrize(
     "family",
-    [family for family in FAMILIES if family.name in TARGETS],
+    [family for family in FAMILIES if family.name not in WITHOUT_A_CLASS],
     ids=lambda family: family.name,
 )
 def test_the_default_draft_of_a_family(family):

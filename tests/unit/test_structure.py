@@ -3,8 +3,6 @@
 Every import counts: those for type checking and those in functions, too.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -33,12 +31,8 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
-def imports_of(module: str) -> set[str]:
-    """Modules of this package that a module imports, itself left out."""
-    return set(_named_in(module)) - {module}
-
-
 def _named_in(module: str) -> Iterator[str]:
+    """Modules of this package that a module imports, maybe itself."""
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -62,7 +56,7 @@ def _module_of(name: str) -> str:
     return found
 
 
-IMPORTS = {module: imports_of(module) for module in MODULES}
+IMPORTS = {module: set(_named_in(module)) - {module} for module in MODULES}
 
 
 def part_of(module: str) -> str | None:
@@ -88,7 +82,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 20110,
+    "../tests": 19880,
     "table": 2010,
     "draft": 4880,
     "service": 2490,

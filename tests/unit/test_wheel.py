@@ -1,8 +1,6 @@
 """The packages: what is in them, and what they ask for. engine/test_hub_names.py installs the wheel
 and serves with it."""
 
-from __future__ import annotations
-
 import zipfile
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run vLLM's own tests against method ssd: ``python -m tests.upstream``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

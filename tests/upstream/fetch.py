@@ -1,7 +1,5 @@
 """vLLM's own tests, as they are in the source distribution of the installed version."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -4,8 +4,6 @@ A plugin of vLLM's, so that it is in every process of theirs that makes an engin
 its scheduler.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

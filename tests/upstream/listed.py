@@ -1,7 +1,5 @@
 """The list of vLLM's tests that are run with method ssd: ``tests.toml``."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Local models under the names that vLLM's tests have for theirs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

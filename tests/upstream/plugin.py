@@ -1,7 +1,5 @@
 """What pytest needs to run vLLM's tests with method ssd, and to see that they did."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The table of docs/dev/upstream-tests.md: ``python -m tests.upstream.table``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

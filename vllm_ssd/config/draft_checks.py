@@ -59,8 +59,7 @@ def check_draft(draft: ModelConfig) -> None:
     """Raise ``ValueError`` unless the draft is a text decoder with full or sliding window attention
     in every layer."""
     kinds = [draft.hf_config.model_type, Path(draft.model).name, *draft.architectures]
-    config = draft.hf_text_config
-    layers = set(getattr(config, "layer_types", None) or ()) - _LAYERS
+    layers = set(getattr(draft.hf_text_config, "layer_types", None) or ()) - _LAYERS
     for present, what in (
         (_SPECULATOR_HEAD.search(" ".join(kinds)), "a head for another speculative method"),
         (draft.is_encoder_decoder, "an encoder-decoder"),

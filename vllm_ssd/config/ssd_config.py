@@ -290,8 +290,7 @@ class SSDConfig(SpeculativeConfig):
             draft_checks.check_vocabulary(target, draft, shared=self.draft_server is not None)
         limits = draft.max_model_len, target.max_model_len
         self.max_model_len = draft_checks.longest_text(self.max_model_len, *limits)
-        # With the draft's own length, the V1 runner would stop drafting for a whole batch once one
-        # text exceeds it. Our draft stops for that request alone.
-        draft.max_model_len = target.max_model_len
+        # When one text is within k of this length, V1 stops drafting for its whole batch.
+        draft.max_model_len = target.max_model_len + self.k
         self.draft_model_config = draft
         self.draft_parallel_config = ParallelConfig(distributed_executor_backend="uni")

@@ -85,14 +85,17 @@ def check_host() -> None:
 
 
 def check_runner(config: VllmConfig) -> None:
-    """Raise ``ValueError`` for Model Runner V2 on CPUs: its lookup of drafts is a GPU kernel. Also
-    for pipeline stages where V1 would tell only the last one what was drafted, and where vLLM
-    without asynchronous scheduling would schedule a token too few. Also for targets with states on
-    V1, which was not tried, and with a schedule by load: with Mamba's, vLLM cannot record CUDA
-    graphs for it; with others, that was not tried."""
+    """Raise ``ValueError`` for Model Runner V2 on CPUs, whose lookup of drafts is a GPU kernel, and
+    for synthetic acceptance, which vLLM's sampler there lacks. Also for pipeline stages where V1
+    would tell only the last one what was drafted, and where vLLM without asynchronous scheduling
+    would schedule a token too few. Also for targets with states on V1, which was not tried, and
+    with a schedule by load, for which vLLM cannot record Mamba's CUDA graphs."""
     v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
+    speculation: Any = config.speculative_config
     if v2 and current_platform.is_cpu():
         raise refusal("Model Runner V2 on CPUs", "set VLLM_USE_V2_MODEL_RUNNER=0")
+    if current_platform.is_cpu() and speculation.rejection_sample_method == "synthetic":
+        raise refusal("synthetic acceptance on CPUs", "leave out rejection_sample_method")
     if pipeline and not (v2 and config.scheduler_config.async_scheduling):
         what = "pipeline parallelism on Model Runner V1 or without asynchronous scheduling"
         fix = "use --tensor-parallel-size instead of --pipeline-parallel-size, or leave out "
@@ -103,7 +106,6 @@ def check_runner(config: VllmConfig) -> None:
         what = "targets with state-space or linear layers on Model Runner V1"
         raise refusal(what, "leave out VLLM_USE_V2_MODEL_RUNNER=0")
     graphs = config.compilation_config.cudagraph_mode.has_full_cudagraphs()
-    speculation: Any = config.speculative_config
     if graphs and speculation.schedule is not None:
         what = "num_speculative_tokens_per_batch_size for targets with state-space or linear layers"
         raise refusal(what, "leave it out")

@@ -1,9 +1,10 @@
 """Lists every function of vLLM, and of its Prometheus client, that ssd replaces, where and by what.
 
-All wrappers pass other speculative methods through untouched. For engines with ssd, some wrappers
-put a class of ssd's before that of an executor, a scheduler, a worker or a manager of adaptive
-verification (``put_before``). Importing this module imports neither vLLM nor the wrappers:
-replacing a function does.
+All wrappers pass other speculative methods through untouched, except that corrections of vLLM's own
+faults (``cpu_sampling.py``, ``with_decodes_first``) also serve later engines of a process that had
+ssd. For engines with ssd, some wrappers put a class of ssd's before that of an executor, a
+scheduler, a worker or a manager of adaptive verification (``put_before``). Importing this module
+imports neither vLLM nor the wrappers: replacing a function does.
 """
 
 from __future__ import annotations

@@ -89,8 +89,11 @@ class OwnScheduler(Scheduler):
         """Schedule as many draft tokens of a row as let all requests into the next step, and none
         if the plan has none. This step proposes them, and the next one verifies them."""
         loaded = bool(self.kv_holding_waiting)  # one at a time: some still wait for their KV
-        requests = min(len(self.running) + len(self.waiting) + loaded, self.max_num_running_reqs)
-        most = most_that_fit(self.max_num_scheduled_tokens, requests)
+        budget, running = self.max_num_scheduled_tokens, len(self.running)
+        requests = min(running + len(self.waiting) + loaded, self.max_num_running_reqs)
+        most = most_that_fit(budget, requests)
+        if requests > running:  # vLLM fills up one that joins with a token left, or leaves it out
+            most = min(most, most_that_fit(budget - 1 - self.num_spec_tokens, running))
         if self._ssd_table.plan["undrafted"][0]:
             most = 0
         wanted = scheduler_output.num_spec_tokens_to_schedule
@@ -99,15 +102,18 @@ class OwnScheduler(Scheduler):
 
 
 class OneTokenPrompts(Scheduler):
-    """What any scheduler does besides. vLLM fills up a prompt of one token that joins others with
-    placeholders for draft tokens. Layers with states would read them as a part of the prompt, and
-    ``prompt_logprobs`` would have entries for them: so it is with vLLM 0.33's own methods."""
+    """What any scheduler does besides. vLLM fills up a request that joins with one token left, with
+    placeholders for draft tokens. Layers with states would read them as a part of a prompt, and
+    ``prompt_logprobs`` would have entries for them: so it is with vLLM 0.33's own methods. Under V1
+    they use up random numbers of the request's seed, and the sampler for CPUs may accept one."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """Take the placeholders of prompts away."""
-        for request in scheduler_output.scheduled_new_reqs:
-            if request.num_computed_tokens == 0:
-                drafts = scheduler_output.scheduled_spec_decode_tokens.pop(request.req_id, ())
-                scheduler_output.num_scheduled_tokens[request.req_id] -= len(drafts)
-                scheduler_output.total_num_scheduled_tokens -= len(drafts)
+        """Take placeholders away: those of prompts, and all where draft tokens are known here."""
+        drafts, config = scheduler_output.scheduled_spec_decode_tokens, self.vllm_config
+        known = not (config.use_v2_model_runner or config.scheduler_config.async_scheduling)
+        new = {r.req_id for r in scheduler_output.scheduled_new_reqs if not r.num_computed_tokens}
+        for name in [n for n, own in drafts.items() if n in new or (known and -1 in own)]:
+            count = len(drafts.pop(name))
+            scheduler_output.num_scheduled_tokens[name] -= count
+            scheduler_output.total_num_scheduled_tokens -= count
         super()._update_after_schedule(scheduler_output)

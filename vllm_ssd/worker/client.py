@@ -153,8 +153,7 @@ class SpeculationClient:
             lost = self._draft_states.get(state.slot, state.generation) == LOST
             if 0 < grown <= self._longest_gap and not lost:
                 return state
-        known = row.tokens[: len(row.tokens) - row.num_new].tolist()
-        self.add(row.request_id, known, row.sampling)
+        self.add(row.request_id, row.tokens[: len(row.tokens) - row.num_new].tolist(), row.sampling)
         return self.slots.states[row.request_id]
 
     def _wait(self, states: Sequence[RowState], plan: WaitPlan) -> None:
@@ -164,8 +163,7 @@ class SpeculationClient:
         if not waiting:
             return
         started = time.monotonic()
-        deadline = started + self._max_wait_s
-        while waiting and time.monotonic() < deadline:
+        while waiting and time.monotonic() < started + self._max_wait_s:
             time.sleep(POLL_S)
             for state in waiting:
                 state.found = self._predictions.find(

@@ -78,8 +78,7 @@ class SSDProposer:
                     places.append(index)
         drafts = [[] for _ in sampled_token_ids]
         draft_probs = np.zeros((len(drafts), self._k, self._top_m), np.int64)
-        most = self._most_drafts[len(drafts)]
-        found = self._client.exchange(rows, len(drafts), most)
+        found = self._client.exchange(rows, len(drafts), self._most_drafts[len(drafts)])
         for index, row, of_row in zip(places, rows, found):
             drafts[index] = of_row
             if of_row:
@@ -99,6 +98,9 @@ class SSDProposer:
             return
         for request_id in output.finished_req_ids:
             self._client.remove(request_id)
+        for name, state in self._client.slots.states.items():
+            if name in output.num_scheduled_tokens:  # a grammar may have refused some
+                state.handed_over = len(output.scheduled_spec_decode_tokens.get(name, ()))
         for new in output.scheduled_new_reqs:
             sampling = draft_sampling(new.sampling_params)
             if new.prompt_token_ids is not None and sampling is not None:

@@ -23,7 +23,7 @@ class SlotState:
     target waits again once the draft has published for it or for a later one. last_used: the step
     in which the request sampled last. sampling: of its draft tokens. drafts, draft_probs: all draft
     tokens of its last round, and int64 [.., top_m], their distributions. handed_over: how many of
-    these tokens vLLM got."""
+    these tokens vLLM verifies."""
 
     slot: int
     generation: int

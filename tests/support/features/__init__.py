@@ -1,7 +1,5 @@
 """Features of vLLM as functions of an engine, whose results are compared with another's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

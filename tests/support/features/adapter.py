@@ -1,7 +1,5 @@
 """A LoRA adapter for a Llama model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests that come, go and are interrupted; caches that are used and emptied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reasoning parser for models without tokens for thoughts, as vLLM loads it from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vllm.reasoning import ReasoningParserManager

@@ -1,7 +1,5 @@
 """What a request may ask for, and in which forms its prompt may come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any

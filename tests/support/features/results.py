@@ -1,7 +1,5 @@
 """What engines answered, so that it can be compared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

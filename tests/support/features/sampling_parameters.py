@@ -1,8 +1,6 @@
 """Requests with everything that vLLM's ``SamplingParams`` can ask for, all in one stream of
 batches, so that each runs beside requests that ask for something else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -75,7 +75,7 @@ def test_synthetic_acceptance_is_left_to_vllm(make):
 
 def test_draft_model_config(make, target):
     draft = make().draft_model_config
-    assert (draft.runner_type, draft.dtype, draft.max_model_len) == ("draft", target.dtype, 256)
+    assert (draft.runner_type, draft.dtype, draft.max_model_len) == ("draft", target.dtype, 263)
     assert draft.tokenizer == target.tokenizer
     assert str(make(draft_dtype="bfloat16").draft_model_config.dtype) == "torch.bfloat16"
     assert make().draft_parallel_config.world_size == 1
@@ -84,8 +84,8 @@ def test_draft_model_config(make, target):
 def test_a_short_draft_does_not_shorten_the_target(make):
     config = make(max_model_len=16)
     assert config.max_model_len == 16
-    # vLLM's runners read this one, and would stop drafting for everybody.
-    assert config.draft_model_config.max_model_len == 256
+    # vLLM's runner reads this one, and would stop drafting for everybody.
+    assert config.draft_model_config.max_model_len == 256 + config.k
     assert config.draft_shares_target_positions()
     assert make().max_model_len == 256
 

@@ -9,7 +9,7 @@ from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.config.verification import choose_verification
 
 
-def _config(given=None, **changes):
+def _chosen(given=None, **changes):
     parts = {
         "use_v2_model_runner": True,
         "lora_config": None,
@@ -19,11 +19,7 @@ def _config(given=None, **changes):
         "model_config": SimpleNamespace(is_hybrid=False),
         "speculative_config": SSDConfig(enable_adaptive_verification=given),
     }
-    return SimpleNamespace(**{**parts, **changes})
-
-
-def _chosen(*args, **changes):
-    config = _config(*args, **changes)
+    config = SimpleNamespace(**{**parts, **changes})
     choose_verification(config)
     return config.speculative_config.enable_adaptive_verification
 

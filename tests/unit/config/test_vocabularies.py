@@ -62,12 +62,6 @@ def test_vocabularies_that_do_not(compare, target, draft, options, said):
         compare(target, draft, **options)
 
 
-def test_vocabularies_are_checked_for_every_config(refusal, models):
-    said = refusal(model=models.other)
-    assert "have different vocabularies" in said
-    assert 'or write "vocabulary":"intersection" there' in said
-
-
 # Tokens of one text in tokenizers that mark spaces and bytes in different ways.
 BYTE_LEVEL = ["?", "\u0120", "\u010a", "\u0120the", "\u00c3\u00a9", "a", "\u00c3", "the", "e", "h"]
 MARKED = ["?", "<0x61>", "<0xC3>", "the", "\u2581the", "\u00e9", "<0x0A>", "a", "\u2581"]

@@ -1,7 +1,5 @@
 """Fused layers compute what vLLM's do, for the architectures that people draft with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """The manifests are what Kubernetes takes, by its own schemas, and vLLM, ssd and Ray take what they
 are told. The schemas do not know KubeRay's object, whose pods are checked."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from pathlib import Path

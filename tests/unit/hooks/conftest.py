@@ -4,6 +4,7 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from vllm_ssd.plugin import register
+from vllm_ssd.table import SpeculationTable, TableShape, rundir
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +20,10 @@ def engine_args(models):
         return EngineArgs(speculative_config=options, **plain | args)
 
     return engine_args
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """That of an engine, wherever its run directory is."""
+    monkeypatch.setattr(rundir, "table_path", lambda _: tmp_path / "table")
+    return SpeculationTable.create(tmp_path / "table", TableShape(slots=1, k=2, branches=2))

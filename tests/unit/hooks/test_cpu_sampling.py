@@ -2,22 +2,16 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 from vllm.v1.sample import rejection_sampler
 
 from vllm_ssd.hooks.patches import Where, apply
 
 
-@pytest.fixture(autouse=True)
-def patched_for_a_test(monkeypatch):
-    """vLLM's sampler is afterwards what it was before."""
-    for name in ("expand_batch_to_tokens", "apply_sampling_constraints"):
-        monkeypatch.setattr(rejection_sampler, name, getattr(rejection_sampler, name))
-
-
-def test_a_step_without_drafts_has_nothing_to_constrain():
+def test_a_step_without_drafts_has_nothing_to_constrain(monkeypatch):
     """vLLM's own raises, for a top_k without a top_p."""
+    for name in ("expand_batch_to_tokens", "apply_sampling_constraints"):  # to be as they were
+        monkeypatch.setattr(rejection_sampler, name, getattr(rejection_sampler, name))
     settings = SimpleNamespace(
         all_greedy=False, temperature=torch.ones(2), top_k=torch.tensor([5, 5]), top_p=None
     )

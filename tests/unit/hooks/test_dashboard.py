@@ -11,8 +11,6 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
-from vllm_ssd.table import SpeculationTable, TableShape, rundir
-
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
@@ -20,13 +18,11 @@ METRIC = re.compile(r"(vllm:\w+)(?:\{([^}]*)\})?")
 
 
 @pytest.fixture
-def served(engine_args, models, tmp_path, monkeypatch):
+def served(engine_args, models, table):
     """name -> labels, of all metrics of a server whose draft serves."""
-    monkeypatch.setattr(rundir, "table_path", lambda run_dir: run_dir / "table")
-    table = SpeculationTable.create(tmp_path / "table", TableShape(slots=1, k=2, branches=2))
     table.draft["heartbeat"] = time.monotonic_ns()
     config = engine_args({"method": "ssd", "k": 2, "model": models.draft}).create_engine_config()
-    config.speculative_config.run_dirs[0] = str(tmp_path)
+    config.speculative_config.run_dirs[0] = "/tmp/a"
     PrometheusStatLogger(config, [0])
     yield {s.name: set(s.labels) for family in REGISTRY.collect() for s in family.samples}
     unregister_vllm_metrics()

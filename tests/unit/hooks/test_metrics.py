@@ -12,11 +12,10 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.hooks.metrics import with_run_dir_heard, with_run_dir_told, with_ssd_metrics
-from vllm_ssd.table import SpeculationTable, TableShape, rundir
 
 
 @pytest.mark.parametrize("speculation", [None, SSDConfig(k=2, run_dir="/tmp/a")])
-def test_of_engines_with_ssd_and_of_no_others(monkeypatch, tmp_path, speculation):
+def test_of_engines_with_ssd_and_of_no_others(table, speculation):
     """vLLM reads of the response what it has sent. Metrics that are made twice are there once."""
     fields = dataclasses.fields(EngineCoreReadyResponse)
     needed = [field for field in fields if field.default is dataclasses.MISSING]
@@ -30,8 +29,6 @@ def test_of_engines_with_ssd_and_of_no_others(monkeypatch, tmp_path, speculation
     assert msgspec.msgpack.decode(told, type=EngineCoreReadyResponse) == response
     assert speculation is None or speculation.run_dirs == {1: "/tmp/a"}
 
-    monkeypatch.setattr(rundir, "table_path", lambda run_dir: tmp_path / "table")
-    SpeculationTable.create(tmp_path / "table", TableShape(slots=1, k=2, branches=2))
     for _ in range(2):
         unregister_vllm_metrics()  # as vLLM's logger begins
         with_ssd_metrics(lambda *_: None, None, config)

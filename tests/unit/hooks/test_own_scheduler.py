@@ -32,7 +32,7 @@ class Bare(Scheduler):
     def make_stats(self, stats, other=None):
         return stats
 
-    max_num_scheduled_tokens, max_num_running_reqs = 8 * (K + 1), 7
+    max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 8 * (K + 1), 7, K
     running = waiting = kv_holding_waiting = ()
 
     def _update_after_schedule(self, output):
@@ -51,7 +51,7 @@ def config(tmp_path, monkeypatch):
         use_v2_model_runner=True,
         model_config=SimpleNamespace(seed=0),
         parallel_config=SimpleNamespace(data_parallel_index=0),
-        scheduler_config=SimpleNamespace(max_num_seqs=2),
+        scheduler_config=SimpleNamespace(max_num_seqs=2, async_scheduling=True),
     )
 
 
@@ -91,7 +91,9 @@ def test_engines_without_draft_tokens_to_count(config, tmp_path, changes, stats,
         SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
     scheduler = Bare(config)
     assert scheduler.make_stats("its own") == stats
-    output = SimpleNamespace(num_spec_tokens_to_schedule=K, scheduled_new_reqs=[])
+    output = SimpleNamespace(
+        num_spec_tokens_to_schedule=K, scheduled_new_reqs=[], scheduled_spec_decode_tokens={}
+    )
     scheduler._update_after_schedule(output)
     assert scheduler.scheduled == drafts
 

@@ -20,6 +20,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.worker_base import WorkerBase
 
 from tests.support.sentences import refused
+from tests.unit.hooks.test_draft_life import Target
 from tests.unit.test_structure import MODULES
 from vllm_ssd.hooks.patches import PATCHES, Patch, Where, apply, find_mismatch, patches_of
 from vllm_ssd.hooks.runner_v2 import with_speculator
@@ -136,19 +137,6 @@ def test_a_vllm_without_workers(in_a_new_process, models):
     in_a_new_process(register_without_workers, models.target, models.draft)
 
 
-class Target(Executor):
-    """An executor without workers."""
-
-    def _init_executor(self) -> None:
-        pass
-
-    def collective_rpc(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def check_health(self) -> None:
-        pass
-
-
 def register_with_broken_modules(target: str, draft: str) -> None:
     wrapper = Broken(["vllm_ssd.hooks.executor"], ImportError("broken wrapper"))
     register()
@@ -162,6 +150,7 @@ def register_with_broken_modules(target: str, draft: str) -> None:
     others = set(MODULES) - needed - {"vllm_ssd"}
     assert {"vllm_ssd.config.ssd_config", "vllm_ssd.table.rundir"} < others
     Broken(sorted(others), ImportError("broken"))
+    Target.events = []
     for config in other_methods_work(target):
         Target(config)
         WorkerBase(config, 0, 0, "")

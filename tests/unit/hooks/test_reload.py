@@ -10,15 +10,8 @@ from vllm.distributed import parallel_state
 from tests.support.gpu_hosts import parallel
 from tests.support.sentences import refused
 from vllm_ssd.hooks.worker import OwnWorker
-from vllm_ssd.table import SpeculationTable, TableShape, draft_names, messages, rundir
+from vllm_ssd.table import draft_names, messages
 from vllm_ssd.table.messages import Reload
-
-
-@pytest.fixture
-def table(tmp_path, monkeypatch):
-    path = tmp_path / "table"
-    monkeypatch.setattr(rundir, "table_path", lambda _: path)
-    return SpeculationTable.create(path, TableShape(1, 2, 2))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -29,18 +30,18 @@ def make(engine_args, models, tmp_path, monkeypatch):
     (patch,) = (patch for patch in PATCHES if patch.wrapper == "scheduler.with_own_class")
     apply_one(patch)
 
-    def make(requests, tokens=TOKENS, **args):
+    def make(requests, tokens=TOKENS, v2=True, **args):
         options = {"method": "ssd", "k": K, "model": models.draft}
         config = engine_args(options, enable_prefix_caching=False, **args).create_engine_config()
-        config.scheduler_config.async_scheduling = True
+        config.scheduler_config.async_scheduling = v2
         config.speculative_config.run_dir = "of an engine that has files"
         config.cache_config.num_gpu_blocks = BLOCKS
         (tmp_path / "t").unlink(missing_ok=True)
         table = SpeculationTable.create(tmp_path / "t", TableShape(2, K, 2))
         layer = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
         with monkeypatch.context() as patch:
-            patch.setattr(VllmConfig, "use_v2_model_runner", True)  # which needs a GPU
-            scheduler = AsyncScheduler(
+            patch.setattr(VllmConfig, "use_v2_model_runner", v2)  # which needs a GPU
+            scheduler = (AsyncScheduler if v2 else Scheduler)(
                 vllm_config=config,
                 kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], layer)]),
                 structured_output_manager=StructuredOutputManager(config),
@@ -122,15 +123,33 @@ def test_all_requests_are_in_every_step(make, requests, most):
     assert followed[-1] == 0 or not most, "which is faster here"
 
 
-def test_a_request_whose_kv_was_loaded_joins_a_full_batch(make):
-    """Such requests wait in a queue of their own, which vLLM looks at first."""
-    scheduler, _ = make(16, max_num_batched_tokens=16 * (K + 1))
-    run(scheduler, scheduler.schedule())
+def add_loaded(scheduler, left):
+    """A request whose KV was loaded, but for the tokens that are left."""
     loaded = Request("loaded", [1] * 8, SamplingParams(max_tokens=9), None)
-    loaded.num_computed_tokens = 4
+    loaded.num_computed_tokens = 8 - left
     scheduler.add_request(loaded)
+
+
+@pytest.mark.parametrize("requests, left", [(16, 4), (31, 1)])
+def test_a_request_whose_kv_was_loaded_joins_a_full_batch(make, requests, left):
+    """Such requests wait in a queue of their own, which vLLM looks at first. With one token left,
+    it has to have room for k draft tokens besides."""
+    scheduler, _ = make(requests, max_num_seqs=64, max_num_batched_tokens=16 * (K + 1))
+    while len(scheduler.running) < requests:
+        run(scheduler, scheduler.schedule())
+    add_loaded(scheduler, left)
     run(scheduler, scheduler.schedule())
     assert "loaded" in scheduler.schedule().num_scheduled_tokens
+
+
+def test_v1_fills_up_no_request(make):
+    """Placeholders would take random numbers of its seed, and the sampler for CPUs reads them."""
+    scheduler, _ = make(1, v2=False)
+    run(scheduler, scheduler.schedule())
+    add_loaded(scheduler, 1)
+    joined = scheduler.schedule()
+    assert joined.num_scheduled_tokens == {"r0": 1, "loaded": 1}
+    assert joined.total_num_scheduled_tokens == 2 and not joined.scheduled_spec_decode_tokens
 
 
 def test_a_prompt_of_one_token_that_joins_others(make):

@@ -1,7 +1,5 @@
 """Streaming input is refused for targets with states, and nothing else is."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

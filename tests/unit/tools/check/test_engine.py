@@ -66,7 +66,7 @@ SC, START = "--speculative-config", "until vllm serve starts without ssd"
         ("draft", ["-pp", "2"], "", "--tensor-parallel-size"),
         ("draft", [SC, '{"method":"ssd","draft_device":"4000"}'], "", "choose from"),
         ("draft", ["--max-model-len", "100000"], "", START),
-        ("other", [], "different vocabularies", "name another"),
+        ("other", [], "different vocabularies", 'or write "vocabulary":"intersection" there'),
         # Options with which a start would not have ssd.
         (None, [SC, '{"k": 3}'], "has 'k' and no method", '"method":"ssd"'),
         (None, [SC, "[]"], "is no JSON object but []", '"method":"ssd"'),

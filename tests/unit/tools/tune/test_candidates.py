@@ -1,7 +1,5 @@
 """Which candidates are measured, and what is made of their figures."""
 
-from __future__ import annotations
-
 import json
 import shlex
 
