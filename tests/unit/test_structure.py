@@ -91,7 +91,7 @@ CEILINGS = {
     "metrics": 490,
     "worker": 1850,
     "hooks": 1230,
-    "tools": 1640,
+    "tools": 1620,
 }
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from vllm.config import ModelConfig, ParallelConfig, VllmConfig
@@ -22,7 +21,6 @@ from vllm_ssd.config.draft_checks import check_source
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import Backend, head_size
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
-from vllm_ssd.draft.spec import DraftModelSpec
 from vllm_ssd.hooks.engine_args import METHOD, uses_ssd
 from vllm_ssd.service.draft_device import choose_device
 from vllm_ssd.service.errors import first_sentence
@@ -37,11 +35,11 @@ _SMALL = 1 / 4  # of the target's size; larger drafts get a note
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """Bytes that a draft needs. weights: None if unknown. states: hidden states. block: one KV
-    block, without which the draft does not start. cache: most for the KV cache. limited: the draft
-    may fill ``cache``; otherwise it leaves some memory free for graphs and forwards."""
+    """Bytes that a draft needs. weights: 0 if unknown. states: hidden states. block: one KV block,
+    without which the draft does not start. cache: most for the KV cache. limited: the draft may
+    fill ``cache``; otherwise it leaves some memory free for graphs and forwards."""
 
-    weights: int | None
+    weights: int
     states: int
     block: int
     cache: int
@@ -49,10 +47,9 @@ class DraftMemory:
 
     def judge(self, free: int) -> Finding:
         """Finding about a device with ``free`` bytes."""
-        left = max(free - (self.weights or 0) - self.states, 0)
+        left = max(free - self.weights - self.states, 0)
         room = min(self.cache, left if self.limited else kv_memory(left))
-        size = self.weights
-        fact = "weights of unknown size" if size is None else f"{gib(size)} of weights"
+        fact = f"{gib(self.weights)} of weights" if self.weights else "weights of unknown size"
         fact += f", {gib(self.states)} of hidden states, a KV cache of up to {gib(self.cache)}"
         if room < self.block:
             remedy = "end what else runs there, name a smaller draft, or another device with "
@@ -67,18 +64,17 @@ class DraftMemory:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tried on the machine. device: the draft's; None if vLLM's Ray will choose it.
-    attention: the draft's, which one of ``backends`` computes. draft, memory: None if no draft is
-    known."""
+    """What is tried on the machine. parallel: the target's. device: the draft's, which is empty if
+    vLLM's Ray will choose it. attention: the draft's, which one of ``backends`` computes. draft,
+    memory: None if no draft is known."""
 
     parallel: ParallelConfig
-    device: DraftDevice | None
+    device: DraftDevice
     table: TableShape
     attention: AttentionShape
     backends: tuple[Backend, ...]
     draft: ModelConfig | None = None
     memory: DraftMemory | None = None
-    engines: int = 1
 
 
 def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) -> EngineArgs:
@@ -91,7 +87,7 @@ def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) ->
     try:
         args: EngineArgs = AsyncEngineArgs.from_cli_args(given)
     except (OSError, ValueError) as error:
-        raise _refusal(target, given.revision, target, error) from error
+        _refuse(target, given.revision, target, error)
     options: Any = args.speculative_config
     if options is None:
         options = {"method": METHOD}
@@ -113,8 +109,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         remedy = 'write "method":"ssd" in --speculative-config'
         raise ValueError(f"the speculative method is {ssd.method!r}: {remedy}")
     draft, alone = ssd.draft_model_config, ssd.draft_parallel_config
-    fact = f"{ssd.draft_model}, k={ssd.k}, f={ssd.f}, on_miss={ssd.on_miss}"
-    yield Finding("ok", "draft", fact)
+    yield Finding("ok", "draft", f"{ssd.draft_model}, k={ssd.k}, f={ssd.f}, on_miss={ssd.on_miss}")
     share = size_of(draft.hf_text_config) / max(size_of(target.hf_text_config), 1)
     if share > _SMALL:
         fact = "one of its steps may take so long that ssd gains little"
@@ -133,17 +128,21 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         return None
     parallel = config.parallel_config
     # Only the engine itself asks Ray for a GPU, because it keeps the reservation.
-    device = None if parallel.use_ray else choose_device(config, current_platform)
-    for note in () if device is None else device.notes:
+    device = DraftDevice() if parallel.use_ray else choose_device(config, current_platform)
+    for note in device.notes:
         yield Finding("note", "draft's device", note)
-    spec = make_server_spec(config, "", device or DraftDevice(), current_platform).model
+    spec = make_server_spec(config, "", device, current_platform).model
     size, own = head_size(draft), draft.get_num_attention_heads(alone)
     heads = own, own if draft.use_mla else draft.get_num_kv_heads(alone), size, size**-0.5
     layers, cpu = draft.get_num_layers(alone), torch.device("cpu")
     attention = AttentionShape(layers, *heads, draft.dtype, cpu)
-    memory = memory_of(draft, attention, spec, ssd.max_model_len)
-    tried = table_shape(config), attention, spec.tree_backends, draft, memory, ssd.engines
-    return Subject(parallel, device, *tried)
+    block = BLOCK_SIZE * attention.bytes_per_token()
+    states = spec.state_bytes(draft.get_hidden_size() * draft.dtype.itemsize)
+    most, limit = block * most_blocks(spec, ssd.max_model_len), spec.kv_cache_bytes
+    cache = most if limit is None else min(most, limit)
+    memory = DraftMemory(weight_bytes(draft), states, block, cache, limit is not None)
+    tried = attention, spec.tree_backends, draft, memory
+    return Subject(parallel, device, table_shape(config), *tried)
 
 
 def _config(args: EngineArgs) -> VllmConfig:
@@ -155,17 +154,14 @@ def _config(args: EngineArgs) -> VllmConfig:
         if type(error) is ValueError and not alone:
             raise  # ssd's own
         what = args.model if alone else "target and draft together"
-        raise _refusal(args.model, args.revision, what, error) from error
+        _refuse(args.model, args.revision, what, error)
 
 
-def _refusal(target: str, revision: str | None, what: str, error: Exception) -> ValueError:
-    """What vLLM refuses, as a sentence. Only vLLM's own message may name a remedy."""
-    try:
-        check_source(target, revision, "target")
-    except ValueError as known:
-        return known
+def _refuse(target: str, revision: str | None, what: str, error: Exception) -> NoReturn:
+    """Raise what vLLM refuses, as a sentence. Only vLLM's own message may name a remedy."""
+    check_source(target, revision, "target")
     remedy = "change what vLLM names, until vllm serve starts without ssd"
-    return ValueError(f"vLLM does not take {what} ({first_sentence(error)}): {remedy}")
+    raise ValueError(f"vLLM does not take {what} ({first_sentence(error)}): {remedy}") from error
 
 
 def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]:
@@ -180,7 +176,7 @@ def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]
     asked, why = cache.kv_cache_memory_bytes, "set for the KV cache, besides weights"
     if asked is None:
         share = cache.gpu_memory_utilization
-        asked = math.ceil(share * node.total_memory)
+        asked = share * node.total_memory
         why = f"{share:g} of {gib(node.total_memory)}, --gpu-memory-utilization"
     free = node.available_memory
     fact = f"vLLM asks for {asked / GIB:.1f} GiB ({why}), and {free / GIB:.1f} GiB are free"
@@ -192,22 +188,11 @@ def examine_target_memory(config: VllmConfig | None = None) -> Iterator[Finding]
     yield Finding("bad", "target's memory", f"{fact}: vLLM would refuse to start", remedy)
 
 
-def memory_of(
-    draft: ModelConfig, attention: AttentionShape, spec: DraftModelSpec, longest: int
-) -> DraftMemory:
-    """What a draft needs for texts of up to ``longest`` tokens."""
-    block = BLOCK_SIZE * attention.bytes_per_token()
-    states = spec.state_bytes(draft.get_hidden_size() * draft.dtype.itemsize)
-    most, limit = block * most_blocks(spec, longest), spec.kv_cache_bytes
-    cache = most if limit is None else min(most, limit)
-    return DraftMemory(weight_bytes(draft), states, block, cache, limit is not None)
-
-
-def weight_bytes(model: ModelConfig) -> int | None:
-    """Bytes of a model's loaded weights, from the headers of its safetensors files; None if it has
-    no such files or they cannot be read. Quantized models keep the files' types."""
+def weight_bytes(model: ModelConfig) -> int:
+    """Bytes of a model's loaded weights, from the headers of its safetensors files; 0 if it has no
+    such files or they cannot be read. Quantized models keep the files' types."""
     files = get_safetensors_params_metadata(model.model, revision=model.revision)
     tensors = [about for about in files.values() if "shape" in about]  # the rest is about files
     if model.quantization is None:
-        return sum(prod(about["shape"]) for about in tensors) * model.dtype.itemsize or None
-    return sum(about["data_offsets"][1] - about["data_offsets"][0] for about in tensors) or None
+        return sum(prod(about["shape"]) for about in tensors) * model.dtype.itemsize
+    return sum(about["data_offsets"][1] - about["data_offsets"][0] for about in tensors)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-_NAME_WIDTH = 16  # characters
 GIB = 2**30
 
 
@@ -25,8 +24,8 @@ class Finding:
 
     def shown(self) -> str:
         """The finding's line, and the remedy on a second line if there is one."""
-        line = f"{self.state:<5} {self.name:<{_NAME_WIDTH}} {self.fact}"
-        return f"{line}\n{'':<5} {'':<{_NAME_WIDTH}} -> {self.remedy}" if self.remedy else line
+        line = f"{self.state:<5} {self.name:<16} {self.fact}"
+        return f"{line}\n{'':<5} {'':<16} -> {self.remedy}" if self.remedy else line
 
 
 def refusal(name: str, error: Exception) -> Finding:

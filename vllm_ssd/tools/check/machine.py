@@ -65,19 +65,19 @@ def examine_machine(subject: Subject) -> Iterator[Finding]:
 
 def _examine_devices(subject: Subject, table: Path) -> Iterator[Finding]:
     device = subject.device
-    if device is None:
+    if subject.parallel.use_ray:
         fact = "vLLM's Ray will choose it, on the engine's node: it is not tried here"
         yield Finding("ok", "draft's device", fact)
         return
     if device.gpu is None:
-        yield from examine_draft(subject, _CPU, str(device))
+        yield from examine_draft(subject, _CPU)
         return
     if isinstance(device.gpu, int):
         yield from _use_gpu(subject, table, device.gpu, "draft")
     else:  # such as a MIG device, which only a process of its own sees
         yield Finding("ok", "draft's device", f"{device} has no number: it is not tried here")
     # Only the first GPU of the target looks drafts up.
-    first, *_ = target_gpus(subject.engines, subject.parallel, current_platform)
+    first, *_ = target_gpus(1, subject.parallel, current_platform)
     yield from _use_gpu(subject, table, first, "target")
 
 
@@ -87,7 +87,7 @@ def _use_gpu(subject: Subject, table: Path, gpu: int, user: str) -> Iterator[Fin
     try:
         torch.cuda.set_device(device)
         if user == "draft":
-            reads = yield from examine_draft(subject, device, name)
+            reads = yield from examine_draft(subject, device)
         if reads:
             yield examine_table(table, device, name, user)
     except Exception as error:  # drivers and torch raise many kinds
@@ -96,19 +96,17 @@ def _use_gpu(subject: Subject, table: Path, gpu: int, user: str) -> Iterator[Fin
         yield Finding("bad", f"{user}'s device", fact, remedy)
 
 
-def examine_draft(
-    subject: Subject, device: torch.device, name: str
-) -> Generator[Finding, None, bool]:
-    """Findings about the draft's memory and attention on a device; ssd uses the first backend that
-    is right. Returns whether that publishes from the GPU, which must then reach the table."""
+def examine_draft(subject: Subject, device: torch.device) -> Generator[Finding, None, bool]:
+    """Findings about the draft's memory and attention on its device; ssd uses the first backend
+    that is right. Returns whether that publishes from the GPU, which must then reach the table."""
+    name = str(subject.device)
     if device.type == "cpu":
         memory = psutil.virtual_memory()
         free, total = memory.available, memory.total
     else:
         free, total = torch.cuda.mem_get_info(device)
         name += f" ({torch.cuda.get_device_name(device)})"
-    fact = f"{gib(free)} of {gib(total)} are free on {name}"
-    yield Finding("ok", "draft's device", fact)
+    yield Finding("ok", "draft's device", f"{gib(free)} of {gib(total)} are free on {name}")
     if subject.memory is not None:
         yield subject.memory.judge(free)
     for other, backend in BACKENDS.items():

@@ -93,13 +93,10 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
 
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)
-    try:
-        if not score(PLAIN):
-            say("Plain vLLM could not be measured, so there is nothing to compare with.")
-            return 1
-        search(drafts, args.k, args.f, score)
-    except KeyboardInterrupt:
-        return 130
+    if not score(PLAIN):
+        say("Plain vLLM could not be measured, so there is nothing to compare with.")
+        return 1
+    search(drafts, args.k, args.f, score)
     print(report(outcomes, args.speculative_config))
     return 0
 
@@ -125,7 +122,7 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
         engine.speculative_config = {**given, "k": max(args.k), "f": max(args.f)}
         for finding in examine_engine(engine):
             if finding.state == "bad":
-                raise ValueError(": ".join(filter(None, (finding.fact, finding.remedy))))
+                raise ValueError(f"{finding.fact}: {finding.remedy}")
         target = engine.create_model_config()
         drafts.append(draft or default_draft(target.hf_text_config, args.target))
     named = any(word.partition("=")[0] == "--chat-template" for word in further)
@@ -141,10 +138,9 @@ def _make_folder(args: argparse.Namespace, further: Sequence[str], prompts: Sequ
     """Make a folder with the requests of this setting; results of other settings do not compare."""
     import vllm
 
-    shared = ("target", "speculative_config", "requests", "tokens", "temperature")
-    setting = [*(vars(args)[name] for name in shared), *further, *prompts]
+    setting = [args.target, args.speculative_config, args.requests, args.tokens, args.temperature]
     machine = [platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES")]
-    about = json.dumps([*setting, *machine, vllm.__version__, __version__])
+    about = json.dumps([*setting, *further, *prompts, *machine, vllm.__version__, __version__])
     folder: Path = args.results / blake2b(about.encode(), digest_size=4).hexdigest()
     try:
         folder.mkdir(parents=True, exist_ok=True)

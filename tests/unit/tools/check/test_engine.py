@@ -43,7 +43,7 @@ def test_a_pair_that_fits(models, monkeypatch):
     assert facts["model runner"] == "V1" and "asks for 1.0 GiB" in facts["target's memory"]
     assert subject.backends == ("sdpa",) and subject.device.cores
     assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
-    assert subject.memory.weights is None, "there are none"
+    assert subject.memory.weights == 0, "there are none"
     assert 0 < subject.memory.block < subject.memory.cache <= 2**30
 
 

@@ -53,7 +53,7 @@ def test_a_table_without_room(subject):
         (50, DraftMemory(2 * GIB, 0, 2**20, 40 * GIB, limited=True), "ok"),
         (50, DraftMemory(2 * GIB, 0, 2**20, 40 * GIB, limited=False), "note"),
         (50, DraftMemory(2 * GIB, 9 * GIB, 2**20, 40 * GIB, limited=True), "note"),
-        (50, DraftMemory(None, 0, 2**20, 60 * GIB, limited=True), "note"),
+        (50, DraftMemory(0, 0, 2**20, 60 * GIB, limited=True), "note"),
         (2, DraftMemory(2 * GIB, 0, 2**20, 40 * GIB, limited=True), "bad"),
         (1, DraftMemory(2 * GIB, 0, 2**20, 40 * GIB, limited=True), "bad"),
     ],
@@ -72,7 +72,7 @@ def deaf(monkeypatch):
 
 def test_the_first_sound_backend_is_used(subject, deaf):
     subject = dataclasses.replace(subject, backends=("triton", "sdpa"))
-    *_, wrong, right = examine_draft(subject, CPU, "cores 0")
+    *_, wrong, right = examine_draft(subject, CPU)
     assert wrong.state == "note" and "triton is wrong" in wrong.fact
     assert "if another one is right" in wrong.remedy
     assert right.state == "ok" and right.fact.startswith("sdpa: right")
@@ -80,7 +80,7 @@ def test_the_first_sound_backend_is_used(subject, deaf):
 
 def test_a_chosen_backend_that_is_wrong_is_bad(subject, deaf):
     subject = dataclasses.replace(subject, backends=("triton",))
-    *_, found = examine_draft(subject, CPU, "cores 0")
+    *_, found = examine_draft(subject, CPU)
     assert found.state == "bad" and "sdpa" in found.remedy
 
 
