@@ -92,7 +92,7 @@ class OwnScheduler(Scheduler):
         budget, running = self.max_num_scheduled_tokens, len(self.running)
         requests = min(running + len(self.waiting) + loaded, self.max_num_running_reqs)
         most = most_that_fit(budget, requests)
-        if requests > running:  # vLLM fills up one that joins with a token left, or leaves it out
+        if requests > running and self.dynamic_sd_lookup is None:  # one is filled up, or left out
             most = min(most, most_that_fit(budget - 1 - self.num_spec_tokens, running))
         if self._ssd_table.plan["undrafted"][0]:
             most = 0

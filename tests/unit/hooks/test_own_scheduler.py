@@ -34,6 +34,7 @@ class Bare(Scheduler):
 
     max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 8 * (K + 1), 7, K
     running = waiting = kv_holding_waiting = ()
+    dynamic_sd_lookup = None
 
     def _update_after_schedule(self, output):
         """Drafts of a row that the next step will have."""
