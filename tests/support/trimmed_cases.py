@@ -37,10 +37,14 @@ def _with_a_hit(
 
 
 def no_more_drafts_than_are_wanted(folder, device):
-    """The schedule of vLLM's engine says so. ``lookup_agreement.py`` compares what they are."""
+    """The schedule of vLLM's engine says so; the others are left over."""
     target = _with_a_hit(folder, device)
-    target.launch([(0, 1)], most_drafts=2)
+    drafts = target.launch([(0, 1)], most_drafts=2)
+    assert drafts.tolist()[0][:2] == DRAFTS[:2]
+    assert target.confirmed(0, 1, 0) == DRAFTS[:2]
     assert target.client.confidence.current[0].count_nonzero() == 2
+    target.write(0, [11, 12, 13])
+    assert target.launch([(0, 3, 0)], most_drafts=2).tolist()[0][0] == 14
 
 
 def nothing_is_published_where_no_drafts_are_wanted(folder, device):

@@ -89,7 +89,7 @@ def check_runner(config: VllmConfig) -> None:
     for synthetic acceptance, which vLLM's sampler there lacks. Also for pipeline stages where V1
     would tell only the last one what was drafted, and where vLLM without asynchronous scheduling
     would schedule a token too few. Also for targets with states on V1, which was not tried, and
-    with a schedule by load, for which vLLM cannot record Mamba's CUDA graphs."""
+    with a schedule by load: vLLM cannot record Mamba's CUDA graphs, others were not tried."""
     v2, pipeline = config.use_v2_model_runner, config.parallel_config.pipeline_parallel_size > 1
     speculation: Any = config.speculative_config
     if v2 and current_platform.is_cpu():

@@ -66,8 +66,7 @@ def test_what_means_that_all_draft_tokens_are_verified(engine_args, models, know
 
 
 def test_vllms_sampler_for_cpus_accepts_nothing_synthetic(refusal):
-    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
-    said = refusal(synthetic)
+    said = refusal({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5})
     assert "synthetic acceptance on CPUs yet: leave out rejection_sample_method" in said
 
 

@@ -22,7 +22,7 @@ def served(engine_args, models, table):
     """name -> labels, of all metrics of a server whose draft serves."""
     table.draft["heartbeat"] = time.monotonic_ns()
     config = engine_args({"method": "ssd", "k": 2, "model": models.draft}).create_engine_config()
-    config.speculative_config.run_dirs[0] = "/tmp/a"
+    config.speculative_config.run_dirs[0] = "of an engine that has files"
     PrometheusStatLogger(config, [0])
     yield {s.name: set(s.labels) for family in REGISTRY.collect() for s in family.samples}
     unregister_vllm_metrics()

@@ -33,6 +33,10 @@ _SMALL_HEAD = 128  # bytes
 _TILE_ROWS, _FEW_ROWS = 64, 32
 _NARROW_ROWS, _NARROW_HEAD = (16, 32), 256  # of tiles for many narrow trees; bytes
 _TILE_BYTES = 8192  # of queries: larger tiles were not measured with narrow blocks
+# Kinds of plans: programs that fill a GPU, in halves of ``ENOUGH_PROGRAMS``; the fewest splits of
+# trees with many tiles; warps; stages of loads, 0 = Triton's choice. More programs fit a GPU if
+# they load narrow blocks ahead, and even more with narrow tiles.
+_USUAL, _CROWDED, _NARROW = (2, _MOST_SPLITS, 4, 0), (3, 2, 4, 2), (4, 1, 2, 3)
 
 
 class _Paged(Plan):
@@ -58,13 +62,11 @@ class _Paged(Plan):
         # Tiles of trees are small enough already, and only a tile holds heads that share their KV.
         sizes = (rows,) if self._tree else (min(rows, _TILE_ROWS), min(rows, _TILE_ROWS // 2))
         head_bytes = shape.head_dim * shape.dtype.itemsize
-        # With narrow blocks, of which one is loaded ahead, more programs fit a GPU; with narrow
-        # tiles, even more, and these load two ahead.
         narrow = self._tree and queries < attention.tile(tokens, tokens)
-        self._crowded = self._tree and tokens > _FEW_ROWS <= rows <= _TILE_BYTES // head_bytes
-        self._crowded |= narrow
-        self._least = 1 if narrow else 2  # the fewest splits that ``fill`` chooses
-        self._enough = ENOUGH_PROGRAMS * (4 if narrow else 3 if self._crowded else 2) // 2
+        crowded = self._tree and tokens > _FEW_ROWS <= rows <= _TILE_BYTES // head_bytes
+        kind = _NARROW if narrow else _CROWDED if crowded else _USUAL
+        halves, self._least, self._warps, stages = kind
+        self._enough = ENOUGH_PROGRAMS * halves // 2
         for self._rows in sizes:
             self._tiles = triton.cdiv(queries * group, self._rows)
             programs = triton.cdiv(tokens, queries) * self._tiles * shape.num_kv_heads
@@ -74,11 +76,9 @@ class _Paged(Plan):
         self._tokens, self._queries = tokens, queries
         parts = (self._splits, tokens * shape.num_heads)
         wide = head_bytes <= _SMALL_HEAD and not 1 < self._splits <= _FEW_SPLITS
-        self._columns = _WIDE_KV_BLOCK if wide and not self._crowded else _KV_BLOCK
-        ahead = 3 if narrow else 2 if self._crowded else 0
-        stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else ahead
-        staged = {"num_stages": stages} if stages else {}
-        self._options = {"num_warps": 2 if narrow else 4, **staged}
+        self._columns = _WIDE_KV_BLOCK if wide and kind is _USUAL else _KV_BLOCK
+        stages = 1 if head_bytes >= _LARGE_HEAD and is_hip() else stages
+        self._stages = {"num_stages": stages} if stages else {}
         self._overlap = launch_options(device)
         # Zeros, because nothing is written for padding.
         self._partial = torch.zeros(*parts, shape.head_dim, dtype=torch.float32, device=device)
@@ -141,7 +141,8 @@ class _Paged(Plan):
             TREE=self._tree,
             SPLIT=self._splits > 1,
             HAS_SINKS=bool(shape.sinks),
-            **self._options,
+            num_warps=self._warps,
+            **self._stages,
             **self._overlap,
         )
         if self._splits > 1:
@@ -198,10 +199,9 @@ class _TritonTrees(_Paged, TreePlan):
         host = self._tile_inputs.host["tile_at"]
         host[:] = 0
         host[:4, : len(tree)] = tree, row, branch, np.minimum(counts[tree] - branch, self.tile)
-        host[4] = self._splits
-        if self._crowded:  # many narrow trees have more tiles than ``allocate`` counts on
-            programs = max(len(tree), 1) * self.attention.shape.num_kv_heads
-            host[4] = min(self._splits, max(self._enough // programs, self._least))
+        # Many narrow trees have more tiles than ``allocate`` counts on.
+        programs = max(len(tree), 1) * self.attention.shape.num_kv_heads
+        host[4] = min(self._splits, max(self._enough // programs, self._least))
         self._tile_inputs.send()
 
 
