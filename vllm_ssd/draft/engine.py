@@ -97,9 +97,9 @@ class DraftEngine:
         if not self._in_flight.ready():
             return True
         self._intake.take(self.tables)
-        self.requests.admit()
         for served in self.tables:
             served.look(self.requests.pool.num_free)
+        self.requests.admit()
         missed = self._missed()
         behind = [r for r in missed if r.unfed > 1]
         nearly = [r for r in behind if r.unfed <= self.policy.k + 2]  # by one round at most
@@ -194,8 +194,10 @@ class DraftEngine:
         deciding = self.requests.at_work(Phase.DECIDING)
         for request in deciding:
             if request.tree is not None:
-                if request.branch is None:
-                    request.find_branch()
+                if request.branch is None:  # the outcome came before its round's predictions
+                    outcome = request.accepted, request.tokens[-1]
+                    predictions = request.served.predictions
+                    request.branch = predictions.branch_of(request.slot, request.stamp, *outcome)
                 if request.branch == -1:
                     request.leave_tree()
         # The branches of the other requests are there or on their way.

@@ -57,6 +57,10 @@ class BlockPool:
         if name not in self._named:
             self._named[name], self._name_of[block] = block, name
 
+    def in_use(self, name: bytes) -> bool:
+        """Whether the block of this name has a user."""
+        return name in self._named and self._users[self._named[name]] > 0
+
     def share(self, name: bytes) -> int | None:
         """The block of this name, with one more user; None if there is none."""
         block = self._named.get(name)
@@ -72,26 +76,37 @@ class BlockTable:
     def __init__(self, pool: BlockPool):
         self._pool = pool
         self.blocks: list[int] = []
-        self._names: list[bytes] = []  # names of the first blocks, as far as known
+        self._names: list[bytes] = []  # of the text's first blocks, as far as they were needed
+        self._named = 0  # blocks whose names the pool has
+        self._shared = 0
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """The number of this text's first blocks that others have in use, for an empty table. The
+        next call, with a text that begins alike, looks only at further blocks; so it is too many if
+        some were given back."""
+        for index in range(self._shared, len(tokens) // self._pool.block_size):
+            if not self._pool.in_use(self._name(tokens, index)):
+                break
+            self._shared += 1
+        return self._shared
 
     def adopt(self, tokens: Sequence[int]) -> int:
         """Begin an empty table with the known blocks of this text; returns the number of tokens
         that are in them."""
         assert not self.blocks
         for index in range(len(tokens) // self._pool.block_size):
-            name = self._name(tokens, index)
-            block = self._pool.share(name)
+            block = self._pool.share(self._name(tokens, index))
             if block is None:
                 break
             self.blocks.append(block)
-            self._names.append(name)
+        self._named = len(self.blocks)
         return len(self.blocks) * self._pool.block_size
 
     def name(self, tokens: Sequence[int], count: int) -> None:
         """Record that the first ``count`` of these tokens are in the blocks and will not change."""
-        for index in range(len(self._names), count // self._pool.block_size):
-            self._names.append(self._name(tokens, index))
-            self._pool.name(self.blocks[index], self._names[index])
+        for index in range(self._named, count // self._pool.block_size):
+            self._pool.name(self.blocks[index], self._name(tokens, index))
+            self._named = index + 1
 
     def reserve(self, num_tokens: int) -> bool:
         """Own blocks for at least ``num_tokens``; False, without a change, if too few are free."""
@@ -105,11 +120,13 @@ class BlockTable:
     def clear(self) -> None:
         """Give all blocks back."""
         self._pool.give(self.blocks)
-        self.blocks, self._names = [], []
+        self.blocks, self._names, self._named, self._shared = [], [], 0, 0
 
     def _name(self, tokens: Sequence[int], index: int) -> bytes:
         """The name of the block with this index: a digest of its text and of the name before."""
         size = self._pool.block_size
-        text = array("q", tokens[index * size : (index + 1) * size]).tobytes()
-        before = self._names[index - 1] if index else b""
-        return blake2b(before + text, digest_size=16).digest()
+        for further in range(len(self._names), index + 1):
+            text = array("q", tokens[further * size : (further + 1) * size]).tobytes()
+            before = self._names[-1] if further else b""
+            self._names.append(blake2b(before + text, digest_size=16).digest())
+        return self._names[index]

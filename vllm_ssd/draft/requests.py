@@ -123,12 +123,12 @@ class DraftRequests:
     def admit(self) -> None:
         """Give KV memory and a seat to requests without, as far as their text and branches fit the
         free blocks. The table with the fewest seats goes first, so that under overload no target
-        takes all."""
+        takes all. One that does without drafts gets none."""
         if not self._free_seats or len(self) == self._seats - len(self._free_seats):
             return
         waiting: defaultdict[ServedTable, deque[DraftRequest]] = defaultdict(deque)
         for request in self:
-            if request.seat < 0:
+            if request.seat < 0 and not request.served.idle:
                 waiting[request.served].append(request)
         seats = Counter(r.served for r in self if r.seat >= 0) if len(waiting) > 1 else Counter()
         while waiting and self._free_seats:
@@ -140,14 +140,17 @@ class DraftRequests:
 
     def _seat(self, request: DraftRequest) -> bool:
         """Give a request a seat, and KV memory for its text and branches, if there is enough."""
-        size = len(request.tokens) + self._policy.scratch
-        if self.pool.blocks_for(size) > self.pool.num_free:
-            return False
         # Without the last token: the model's output after that token has to be computed.
-        request.fed = request.table.adopt(request.tokens[:-1])
-        if request.table.reserve(size):
-            request.seat = self._free_seats.pop()
-        return request.seat >= 0
+        table, text = request.table, request.tokens[:-1]
+        size = len(request.tokens) + self._policy.scratch
+        if self.pool.blocks_for(size) - table.shared(text) > self.pool.num_free:
+            return False
+        request.fed = table.adopt(text)
+        if not table.reserve(size):
+            self._forget_kv(request)
+            return False
+        request.seat = self._free_seats.pop()
+        return True
 
     def reserve(
         self, requests: Sequence[DraftRequest], entries: Callable[[DraftRequest], int]

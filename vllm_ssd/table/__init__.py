@@ -17,6 +17,7 @@ from vllm_ssd.table.schema import (
     FALLBACK,
     FOR_GOOD,
     GIVEN_UP,
+    LAST_GENERATION,
     LOST,
     PREPARING,
     RELOADING,

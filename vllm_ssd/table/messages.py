@@ -16,8 +16,11 @@ from typing import Annotated, Any, Union
 import msgspec
 import zmq
 
+from vllm_ssd.table.schema import LAST_GENERATION
+
 Slot = Annotated[int, msgspec.Meta(ge=0)]
-Generation = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+Generation = Annotated[int, msgspec.Meta(ge=1, le=LAST_GENERATION)]
+Token = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]  # 64 bits: msgpack has no longer integers
 # What msgspec raises for bytes that do not fit: the last is for values in thousands of lists.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -29,7 +32,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
 
     slot: Slot
     generation: Generation
-    tokens: list[int]
+    tokens: list[Token]
     temperature: float = 0.0
     seed: Seed = 0
 

@@ -57,8 +57,11 @@ HEADER_DTYPE = np.dtype(
 )
 
 
+LAST_GENERATION = 2**31 - 1  # stamps fit into signed 64 bits, as torch has them
+
+
 def make_stamp(generation: int, round_: int) -> np.uint64:
-    """The stamp of a round. ``generation``: 1..2^32-1; ``round_``: 0..2^31-1."""
+    """The stamp of a round. ``generation``: 1..``LAST_GENERATION``; ``round_``: 0..2^31-1."""
     return np.uint64(generation << 32 | round_ << 1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from vllm_ssd.table import make_stamp
+from vllm_ssd.table import LAST_GENERATION, make_stamp
 from vllm_ssd.table.messages import Add, Remove
 from vllm_ssd.table.service_state import draft_has_gone
 from vllm_ssd.worker.connection import Connection
@@ -66,7 +66,7 @@ class SlotMap:
     ) -> SlotState:
         """Give a free slot to a request that has none. tokens: its text so far. A draft that has
         gone is sent no texts, because they would pile up; its successor asks for them."""
-        self._generation += 1
+        self._generation = self._generation % LAST_GENERATION + 1
         sampling = CERTAIN if self._always_certain else sampling
         state = SlotState(slot, self._generation, len(tokens), sampling=sampling)
         self.states[request_id] = state

@@ -59,6 +59,25 @@ def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, referen
     loop.engine.requests.pool.give(spare)
 
 
+def test_texts_that_begin_alike_need_room_for_their_ends_only(tmp_path, draft_model):
+    """What one has in use is not taken again for the next, which may wait for it to be read."""
+    policy = DraftPolicy(3, 2, False, chunk=16)
+    loop = Loop(draft_model, tmp_path / "t", policy)
+    pool, shared = loop.engine.requests.pool, 6
+    beginning = [token % 250 for token in range(shared * BLOCK_SIZE)]
+    whole = pool.blocks_for(len(beginning) + 2 + policy.scratch)
+    spare = pool.take(pool.num_free - whole - (whole - shared))
+    for number, name in enumerate("abc"):
+        loop.client.add(name, [*beginning, 251, number])
+    loop.work()
+    assert [loop.draft_state(name) for name in "abc"] == [DRAFTING, DRAFTING, PREPARING]
+    loop.client.remove("a")
+    loop.client.remove("b")
+    loop.work()
+    assert loop.draft_state("c") == DRAFTING
+    pool.give(spare)
+
+
 def test_a_text_that_outgrows_the_memory_waits_for_more(tmp_path, draft_model, reference):
     """No block is left when a fallback needs one: the request is postponed, and taken up again."""
     k = 3

@@ -100,6 +100,19 @@ def test_no_target_takes_all_seats(pair, engine):
     assert seated(engine, pair) == [3, 1], "nobody else waits"
 
 
+def test_a_target_that_does_without_drafts_takes_no_seats(pair, engine):
+    first, second = pair
+    first.table.plan["undrafted"] = 1
+    for name in "abcd":
+        first.client.add(name, PROMPT)
+    second.client.add("x", OTHER_PROMPT)
+    first.work()
+    assert seated(engine, pair) == [0, 1]
+    first.table.plan["undrafted"] = 0
+    first.work()
+    assert seated(engine, pair) == [3, 1]
+
+
 @pytest.mark.parametrize("steps", range(2 + K))
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_draft_that_hung_leaves_its_successors_work_alone(
