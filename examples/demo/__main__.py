@@ -85,10 +85,10 @@ def compare(
     heed it."""
     target, draft = ensure_models(console, models)
     console.print(MODELS_ARE, style="dim")
-    split = split_cores(cores, 1, None, None)
-    own = parse_cores(split.target or "0")
+    chosen = split_cores(cores, 1, None, None)
+    (own,) = chosen.of_target.values()
     with console.status("measuring what steps cost here"):
-        plan = best_plan(measure(target, draft, cores, own, split.draft))
+        plan = best_plan(measure(target, draft, cores, parse_cores(own), chosen.cores))
     # vLLM's own choice would leave one of two cores to its other processes: 40% slower here.
     all_cores = ",".join(map(str, cores))
     drafting = {**plan.options(), "model": str(draft)}
@@ -98,7 +98,7 @@ def compare(
     )
     titles = (
         f"plain vLLM, cores {all_cores}",
-        f"SSD, target on core {split.target}, draft on {','.join(map(str, split.draft))}",
+        f"SSD, target on core {own}, draft on {','.join(map(str, chosen.cores))}",
     )
     with ExitStack() as stack:
         sides = [stack.enter_context(Side(spec, QUESTIONS, max_tokens, cores)) for spec in specs]

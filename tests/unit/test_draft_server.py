@@ -153,6 +153,23 @@ def test_one_that_waits_for_a_node_does_not_keep_the_others_waiting():
     assert [draft.tend() and draft._serving for _ in range(3)] == [False, False, True]
 
 
+def test_drafts_that_ray_places_are_of_one_service(monkeypatch):
+    """Two may be on one node, where each publishes the name."""
+    monkeypatch.setattr(placed, "devices", lambda _: ["0", "1"])
+    flags = {"ray_address": "h:1", "ray_labels": None, "name": "n", "model": "m", "device": "0|1"}
+    drafts = placed.PlacedDrafts(Namespace(**flags))._drafts
+    monkeypatch.setattr(serving, "common_options", lambda _: None)
+    monkeypatch.setattr(serving, "choose_lone_device", lambda *_: None)
+    monkeypatch.setattr(serving, "DraftLauncher", lambda config, named, device, keep: named)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=1))
+    config.speculative_config = None
+    named = {
+        serving.LocalDrafts([config], "n", service=draft._args.service)._launchers[0].service
+        for draft in drafts
+    }
+    assert len(drafts) == 2 and len(named) == 1
+
+
 def test_labels_of_nodes():
     both = {"draft": "yes", "ray.io/accelerator-type": "H200"}
     assert placed.labels("draft=yes,ray.io/accelerator-type=H200") == both

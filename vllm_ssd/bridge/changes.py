@@ -14,7 +14,7 @@ from vllm_ssd.table.messages import UNREADABLE, Add, Remove, Slot
 from vllm_ssd.table.schema import VERSION as TABLE_VERSION
 
 # Of these structs and of the speculation table. Both ends must have the same.
-VERSIONS = [8, TABLE_VERSION]
+VERSIONS = [9, TABLE_VERSION]
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0)]  # msgpack limits it to 64 bits
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]

@@ -6,7 +6,6 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,22 +19,11 @@ REACH_S = 80.0  # timeout of the whole
 ANSWER_S = 20.0  # timeout of the service's answer
 
 
-def described(options: Mapping[str, Any]) -> CommonOptions | None:
-    """What the service that these options of ``--speculative-config`` name fixes for its engines;
-    None if it is on this node. Raises ``ValueError`` with a sentence if it cannot be reached."""
-    address, name = options.get("ray_address"), options.get("draft_server")
-    if not isinstance(address, str):
-        return None
-    if not isinstance(name, str):
-        raise ValueError(
-            "ray_address is about a draft server in a Ray cluster: add its name as draft_server"
-        )
-    return _ask(address, name)
-
-
 @functools.lru_cache(maxsize=8)  # vLLM makes a config several times
-def _ask(address: str, name: str) -> CommonOptions:
-    """Ask in a process of its own: this one may connect to another Ray later."""
+def described(address: str, name: str, minute: int) -> CommonOptions:
+    """What this service of the Ray cluster at ``address`` fixes for its engines; ``ValueError``
+    with a sentence if it cannot be reached. minute: in which this is asked. A process of its own
+    asks: this one may connect to another Ray later."""
     command = [sys.executable, "-m", "vllm_ssd.bridge.finding", address, name]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, timeout=REACH_S, check=True)

@@ -53,10 +53,12 @@ _SMOOTHING = 8  # the mean round trip covers about this many round trips
 
 class NearSpec(msgspec.Struct, frozen=True):
     """Start parameters of a ``Near``. engine: run directory of the engine that starts it. name: of
-    the draft service. ray_address: of the cluster. shape: of this process's own table."""
+    the draft service. model: of its draft. ray_address: of the cluster. shape: of this process's
+    own table."""
 
     engine: str
     name: str
+    model: str
     ray_address: str
     shape: TableShape
 
@@ -83,7 +85,7 @@ class Near:
 
     def __init__(self, spec: NearSpec, sockets: Sockets):
         """Raises ``ValueError`` with a sentence and the errors of ``OwnFiles``."""
-        self._name = spec.name
+        self._name, self._model = spec.name, spec.model
         self._ray = connect(spec.ray_address)
         self._files = OwnFiles(spec.shape, TableOwner(pid=os.getpid(), draft_server=spec.name))
         self.run_dir = self._files.run_dir
@@ -217,15 +219,16 @@ class Near:
     def _join(self, message: Join) -> str:
         """Begin a session; returns "" or the reason for a refusal."""
         self._part()
-        if not self._sites:
+        sites, name = self._sites, secrets.token_hex(8)  # the reader sets others
+        if not sites:
             return LINK_LOST
-        site, name = self._sites[0], secrets.token_hex(8)
+        site = sites[0]
         run_dir = Path(message.run_dir)
         try:
             table = SpeculationTable.open(rundir.table_path(run_dir))
         except (OSError, ValueError) as error:
             return str(error)
-        arguments = (name, message.run_dir, table.shape, table.owner, message.engines)
+        arguments = name, message.run_dir, table.shape, table.owner, message.engines, self._model
         answer = self._call(site.join, *arguments, limit_s=2 * ANSWER_S)
         if answer is None:
             return LINK_LOST

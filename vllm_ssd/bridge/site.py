@@ -17,6 +17,7 @@ from vllm_ssd.bridge.records import Side
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.joined_draft import PUT_AWAY_S
 from vllm_ssd.service.own_table import OwnFiles
+from vllm_ssd.service.service import other_model
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.draft_names import CommonOptions
 from vllm_ssd.table.messages import NO_ANSWER, NOT_LOADED, ControlClient, Join, Leave, Wake, ask
@@ -146,17 +147,25 @@ class Site:
         return None if table is None else read_status(table, draft_lives(table))
 
     def join(
-        self, name: str, engine: str, shape: TableShape, owner: TableOwner, engines: int | None
+        self,
+        name: str,
+        engine: str,
+        shape: TableShape,
+        owner: TableOwner,
+        engines: int | None,
+        model: str,
     ) -> tuple[str, Status | None]:
         """Begin a session under this name, in place of another of the engine. Returns the reason
         for a refusal and no status, or "" and the status. engine: its run directory. shape, owner:
-        of its table. engines: see ``Join``."""
-        if self._table is None:
+        of its table. engines: see ``Join``. model: whose tokens the engine has compared."""
+        if self._table is None or self._options is None:
             return NOT_LOADED, None
         for other, session in list(self._sessions.items()):
             if session.engine == engine:
                 self.leave(other)
         refusal = self._misfit(shape, self._table.shape)
+        if self._options.model != model:
+            refusal = other_model(self._options.model, model)
         if refusal:
             return refusal, None
         try:

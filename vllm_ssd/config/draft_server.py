@@ -53,12 +53,16 @@ def common_options(config: SSDConfig) -> CommonOptions:
 def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an engine with a ``draft_server``, completed by those that the server fixes.
     Raises ``ValueError`` with a sentence if no draft has the name or the options do not fit."""
-    name = given.get("draft_server")
+    name, address = given.get("draft_server"), given.get("ray_address")
+    if not isinstance(name, str):
+        raise ValueError(
+            "ray_address is about a draft server in a Ray cluster: add its name as draft_server"
+        )
     if given.get("vocabulary", "same") != "same":
         raise ValueError(
             "a draft server knows its own vocabulary only: leave out vocabulary, or draft_server"
         )
-    fixed = msgspec.structs.asdict(described(given) or _described_here(name))
+    fixed = msgspec.structs.asdict(_wait_for(name, address))
     for option in OF_ITS_PROCESS:
         if option in given:
             raise ValueError(
@@ -83,16 +87,21 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **common, "model_named_here": named_here}
 
 
-def _described_here(name: Any) -> CommonOptions:
+def _wait_for(name: str, address: Any) -> CommonOptions:
+    """What the draft server fixes, once there is one. address: of its Ray cluster, or no text."""
     if not re.match(NAME, name):
         raise ValueError(
             f"draft_server {name!r} cannot be the name of a draft server: write the --name that "
             "'vllm-ssd draft' was started with"
         )
     deadline, said = time.monotonic() + BEGINS_S, False
+    options: CommonOptions | None
     while True:
         try:
-            options = find_all(name)[0][1].options
+            if isinstance(address, str):
+                options = described(address, name, int(time.monotonic() // 60))
+            else:
+                options = find_all(name)[0][1].options
             break
         except ValueError as error:
             if time.monotonic() > deadline:

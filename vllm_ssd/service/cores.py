@@ -8,13 +8,16 @@ from vllm_ssd.log import get_logger
 
 logger = get_logger(__name__)
 
+_MOST = 2**16  # more cores than any host has
+
 
 def parse_cores(text: str) -> list[int]:
     """``"2-3,6"`` -> [2, 3, 6]; ``ValueError`` with a sentence otherwise."""
     cores: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        numbers = first.isdecimal() and (last.isdecimal() or not dash)
+        if not numbers or not int(first) <= int(last or first) < _MOST:
             raise ValueError(f"'{text}' is not a list of cores: write for example \"2-3,6\"")
         cores.update(range(int(first), int(last or first) + 1))
     return sorted(cores)

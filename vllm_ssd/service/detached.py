@@ -70,7 +70,7 @@ def say(channel: socket.socket, kind: str, text: str) -> None:
 
 def words(channel: socket.socket) -> Iterator[tuple[str, str]]:
     """Kind and text of each line of a detached process, until it ends."""
-    with channel.makefile("rb") as lines:
+    with channel.makefile("rb") as lines, contextlib.suppress(ConnectionResetError):
         for line in lines:
             if line.endswith(b"\n"):  # else the process was killed in the middle of it
                 yield next(iter(json.loads(line).items()))

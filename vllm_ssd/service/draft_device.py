@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_ssd.service.cores import available_cores, parse_cores
@@ -71,7 +71,7 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
     config: Any = vllm_config.speculative_config
     parallel = vllm_config.parallel_config
     bind = os.environ.get(_BINDING, "auto")
-    split = split_cores(
+    return split_cores(
         available_cores(),
         parallel.world_size,
         None if config.draft_device is None else str(config.draft_device),
@@ -79,23 +79,6 @@ def _choose_cores(vllm_config: VllmConfig) -> DraftDevice:
         engine_index(parallel),
         config.engines,
     )
-    few = "too few cores: target and draft share some, and will be slow"
-    return DraftDevice(
-        split.draft,
-        environment=_threads(split.draft),
-        of_target={} if split.target is None else {_BINDING: split.target},
-        notes=(few,) if split.shared else (),
-    )
-
-
-@dataclass(frozen=True)
-class CoreSplit:
-    """Cores of draft and target. draft: the draft's cores. target: value for
-    ``VLLM_CPU_OMP_THREADS_BIND``, None if the user has set it. shared: whether both share some."""
-
-    draft: list[int]
-    target: str | None
-    shared: bool
 
 
 def split_cores(
@@ -105,7 +88,7 @@ def split_cores(
     bind: str | None,
     engine: int = 0,
     engines: int = 1,
-) -> CoreSplit:
+) -> DraftDevice:
     """Divide the ``available`` cores between the draft and the targets' workers: ``ranks`` workers
     in each of ``engines`` engines. Returns the split for engine number ``engine``. Raises
     ``ValueError`` for a malformed list.
@@ -115,7 +98,10 @@ def split_cores(
     per rank, separated by ``|``, or None. By default the draft takes a quarter of the cores, at
     least one. It takes fewer if a target worker would otherwise have to share a core.
     """
-    bound = [] if bind is None else [parse_cores(part) for part in bind.split("|")]
+    try:
+        bound = [] if bind is None else [parse_cores(part) for part in bind.split("|")]
+    except ValueError as error:
+        raise ValueError(f"{_BINDING}: {error}") from None
     if draft_device is not None:
         drafts = [parse_cores(part) for part in draft_device.split("|")]
     elif bind is None:
@@ -125,14 +111,21 @@ def split_cores(
         drafts = [_without(available, bound)]
     draft = drafts[engine % len(drafts)] or list(available)
     if bind is not None:
-        return CoreSplit(draft, None, any(core in part for part in bound for core in draft))
+        return _on_cores(draft, any(core in part for part in bound for core in draft))
     free = _without(available, drafts)
     left = _share(free, engine, engines) or free or list(available)
     shares = [_share(left, rank, ranks) for rank in range(ranks)]
     shared = not free or len(free) < engines or not all(shares)
     parts = [",".join(map(str, mine or left)) for mine in shares]
     # One copy per engine: vLLM indexes the parts by a rank that counts the ranks of all engines.
-    return CoreSplit(draft, "|".join(parts * engines), shared)
+    return _on_cores(draft, shared, {_BINDING: "|".join(parts * engines)})
+
+
+def _on_cores(
+    draft: list[int], shared: bool, of_target: dict[str, str] | None = None
+) -> DraftDevice:
+    few = ("too few cores: target and draft share some, and will be slow",) if shared else ()
+    return DraftDevice(draft, None, _threads(draft), of_target or {}, notes=few)
 
 
 def _without(cores: Sequence[int], taken: Iterable[Sequence[int]]) -> list[int]:
@@ -211,5 +204,5 @@ def reserve_gpu_by_ray(platform: Any) -> tuple[Any, str]:
         raise ValueError(
             "Ray has no free GPU for the draft on the engine's node: leave one free or lower "
             "--tensor-parallel-size, or for development share a GPU of the target with "
-            '"draft_device": 0 in --speculative-config'
+            '"draft_device":0 in --speculative-config'
         ) from error

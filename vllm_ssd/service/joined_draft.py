@@ -215,7 +215,7 @@ class JoinedDraft:
         failure = f"{type(error).__name__}: {error}"
         if failure != self._failure:
             self._failure = failure
-            what = "cannot be looked after, and that is tried again"
+            what = "cannot be joined or looked after, and that is tried again"
             logger.error("SSD: %s %s (%s)", self._service.about, what, failure)
 
     def _check(self, draft: FoundDraft) -> None:
@@ -263,6 +263,8 @@ class JoinedDraft:
             self._draft = draft
             self._become(Phase.JOINED)
         elif answer is not None and answer not in NOT_NOW:
+            if self._phase is not Phase.STARTING:
+                raise RuntimeError(answer)  # is logged
             self._refused(answer)
 
     def _refused(self, why: str) -> None:

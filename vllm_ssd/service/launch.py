@@ -19,7 +19,7 @@ from vllm_ssd.service.detached import start_detached, words
 from vllm_ssd.service.own_table import FREE_FOLDER, OwnFiles, in_a_sentence, table_shape
 from vllm_ssd.service.placement import DraftDevice
 from vllm_ssd.service.server_spec import ServerSpec, make_server_spec
-from vllm_ssd.table import TableOwner, is_own_draft
+from vllm_ssd.table import FOR_GOOD, TableOwner, is_own_draft
 from vllm_ssd.table.draft_names import DraftName, publish
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class DraftLauncher:
             "SSD: starting draft %s on %s (k=%d, f=%d)", draft, self._device, policy.k, policy.f
         )
         self._begun = time.monotonic()
-        self._start_keeper()
+        with in_a_sentence("the draft's keeper cannot be started", "see 'ulimit -a'"):
+            self._start_keeper()
         self._listener = threading.Thread(target=self._listen, name="ssd-keeper", daemon=True)
         self._listener.start()
 
@@ -181,6 +182,9 @@ class DraftLauncher:
         killed = self._ready and not self.given_up and self.run_dir.exists()
         if not (killed and self._keepers.again()):
             logger.error("SSD: the draft's keeper is gone; serving goes on without drafts")
+            assert self._files is not None
+            status = self._files.table.draft[0]  # which a killed keeper does not write
+            status["heartbeat"], status["away"] = 0, FOR_GOOD
             return None
         what = "serving goes on without drafts while both are started again"
         logger.error("SSD: the draft's keeper is gone, and the draft with it; %s", what)

@@ -90,24 +90,19 @@ class OwnFiles:
 
     def __init__(self, shape: TableShape, owner: TableOwner):
         """Raises ``NoRoom``."""
-        rundir.sweep()
         with in_a_sentence("no room for the run directory", FREE_FOLDER):
+            rundir.sweep()
             self.run_dir, self.locks = rundir.create()
+        path = rundir.new_table_path(self.run_dir)
         problem = f"no room for the speculation table of {shape.size / 2**20:.1f} MiB"
         try:
             with in_a_sentence(problem, "free shared memory, or in a container raise --shm-size"):
-                self.table = self._make_table(shape, owner)
+                self.table = SpeculationTable.create(path, shape, owner)
                 self.locks.append(rundir.hold_table(self.run_dir))
         except NoRoom:
             self.remove()
             raise
         self.table.target["started_s"] = int(time.time())  # a target's worker sets it again
-
-    def _make_table(self, shape: TableShape, owner: TableOwner) -> SpeculationTable:
-        while True:
-            path = rundir.new_table_path(self.run_dir)
-            with contextlib.suppress(FileExistsError):
-                return SpeculationTable.create(path, shape, owner)
 
     def remove(self) -> None:
         """Remove the directory and the table; a second call does nothing."""

@@ -103,7 +103,7 @@ def place_draft(
             raise ValueError(
                 f"the target uses {wanted} of {len(order)} visible GPUs and its draft needs "
                 "1 more: make more visible or lower --tensor-parallel-size, or for "
-                f'development share one of the target with "draft_device": {next(iter(order), 0)} '
+                f'development share one of the target with "draft_device":{next(iter(order), 0)} '
                 "in --speculative-config"
             )
         return _one_gpu(free[number], platform)

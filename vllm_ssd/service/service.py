@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from vllm_ssd.service.draft_device import choose_device, set_variables
 from vllm_ssd.service.launch import STOP_S, DraftLauncher
 from vllm_ssd.service.own_table import draft_name, engines_of
 from vllm_ssd.service.placement import DraftDevice, engine_index
+from vllm_ssd.service.server_spec import absolute
 from vllm_ssd.table import SpeculationTable, rundir
 from vllm_ssd.table.draft_names import DraftName, find_all
 from vllm_ssd.table.messages import DIED, Leave, ask
@@ -59,13 +61,22 @@ class FoundDraft:
         return self.state in (State.LOST, State.GONE)
 
 
+def other_model(theirs: str, ours: str) -> str:
+    """Why an engine does not join a draft server that was started anew."""
+    return (
+        f"it has the model {theirs!r} now, and this engine began with {ours!r}: restart this engine"
+    )
+
+
 class Service:
     """A service that a person has started on this node. Subclasses start one, or reach one on
     another node. about, joining, joined: words for messages. logs_losses: the service itself logs
     losses and returns of its draft. comes_first: the draft must be loaded before the target's
-    workers start. ends_with_engine: no other engine uses it."""
+    workers start. ends_with_engine: no other engine uses it. told: states in which a draft is told
+    that an engine sleeps."""
 
     joining, joined = "joining", "joined"
+    told: tuple[State, ...] = State.SERVING, State.LOADING
     logs_losses = comes_first = ends_with_engine = False
 
     def __init__(self, vllm_config: VllmConfig):
@@ -82,9 +93,12 @@ class Service:
 
     def drafts(self, run_dir: Path) -> list[FoundDraft]:
         """All drafts of the service. Raises ``ValueError`` with a sentence if there is none and
-        none is being started, or one has another version of this package. run_dir: the engine's."""
-        drafts = []
-        for found, _ in find_all(self._name):
+        none is being started, or one has another version of this package; ``RuntimeError`` if its
+        model is not the one whose tokens this engine has compared. run_dir: the engine's."""
+        drafts, model = [], absolute(self._config.draft_model)
+        for found, about in find_all(self._name):
+            if about.options is not None and about.options.model != model:
+                raise RuntimeError(other_model(about.options.model, model))
             with contextlib.suppress(FileNotFoundError):  # the draft is ending
                 drafts.append(FoundDraft(found))
         return drafts
@@ -94,7 +108,17 @@ class Service:
         return f"it was not ready within {self._config.start_timeout_s:g} s (start_timeout_s)"
 
     def sleep(self, run_dir: Path) -> None:
-        """Called when the engine sleeps and has left its draft. run_dir: the engine's."""
+        """Called when the engine sleeps and has left its draft. Also puts away drafts that no
+        engine has joined. run_dir: the engine's."""
+        leave, limit_s = Leave(str(run_dir), asleep=True), self._config.start_timeout_s
+        with contextlib.suppress(ValueError, RuntimeError):  # there is none
+            for draft in self.drafts(run_dir):
+                rests = partial(self._needs_no_word, draft)
+                while ask(draft.run_dir, leave, limit_s, rests) == DIED:
+                    pass  # its keeper has killed it, because it hung: its successor must sleep
+
+    def _needs_no_word(self, draft: FoundDraft) -> bool:
+        return draft.state not in self.told
 
     def expect_end(self) -> None:
         """Miss nothing from now on. Takes no lock: a signal handler calls this."""
@@ -108,6 +132,8 @@ class Service:
 
 class OwnService(Service):
     """Starts a draft service, unless another engine of the group does."""
+
+    told = (*Service.told, State.LOST)  # it is started again
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
@@ -165,14 +191,6 @@ class OwnService(Service):
 
     def late(self) -> str:
         return super().late() if self._launcher is None else self._launcher.late()
-
-    def sleep(self, run_dir: Path) -> None:
-        """A draft that is being restarted is told, too, and sleeps once it is loaded."""
-        launcher = self._launcher
-        if launcher is not None and not launcher.given_up:
-            leave, limit_s = Leave(str(run_dir), asleep=True), self._config.start_timeout_s
-            while ask(launcher.run_dir, leave, limit_s, lambda: launcher.given_up) == DIED:
-                pass  # the keeper killed a draft that hung: its successor must sleep
 
     def expect_end(self) -> None:
         if self._launcher is not None:

@@ -70,6 +70,7 @@ def find_all(name: str) -> list[tuple[Path, DraftName]]:
         return found
     names = {about.name for _, about in published if re.match(NAME, about.name)}
     others = f"running: {', '.join(sorted(names))}" if names else "none is running"
+    others += f" with the temporary folder {rundir.base()}"
     if unreadable:
         others += f"; another version of vllm-ssd runs the one in {unreadable[0]}"
     raise ValueError(

@@ -37,10 +37,10 @@ TOUCH_S = 3600.0  # cleaners of temporary folders remove what is some hours or d
 _SETTLED_S = 60.0
 
 
-def _base() -> Path:
+def base() -> Path:
     """The temporary folder, or /tmp if the paths of sockets in it would be too long."""
     preferred = Path(tempfile.gettempdir())
-    run_dir = len(f"{preferred}/{_prefix()}") + _RANDOM
+    run_dir = len(os.fsencode(f"{preferred}/{_prefix()}")) + _RANDOM
     return preferred if run_dir + _OF_RAY <= _SOCKET_PATH else Path("/tmp")
 
 
@@ -68,15 +68,20 @@ def _memory(run_dir: Path) -> Path:
 
 def create() -> tuple[Path, list[int]]:
     """A new run directory and the file descriptors that hold its lock; raises ``OSError``."""
-    made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=_base()))
-    locks = [
-        os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC),
-        os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600),
-    ]
-    for lock in locks:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    run_dir = made.rename(made.with_name(made.name[1:]))  # seen by others only once locked
-    return run_dir, locks
+    made = Path(tempfile.mkdtemp(prefix=f".{_prefix()}", dir=base()))
+    new = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    locks: list[int] = []
+    try:
+        for path, flags in ((made, os.O_RDONLY | os.O_NOFOLLOW), (made / "lock", new)):
+            locks.append(os.open(path, flags | os.O_CLOEXEC, 0o600))
+            fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Seen by others only once locked.
+        return made.rename(made.with_name(made.name[1:])), locks
+    except OSError:
+        for lock in locks:
+            os.close(lock)
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY, *, folder: bool = False) -> int:
@@ -187,11 +192,11 @@ def sweep() -> None:
 
 
 def _all_tables() -> list[Path]:
-    return list(_memory(_base() / _prefix()).glob(f"{_prefix()}*.table"))
+    return list(_memory(base() / _prefix()).glob(f"{_prefix()}*.table"))
 
 
 def _all() -> list[Path]:
-    return [path for path in _base().glob(f"{_prefix()}*") if _is_own(path)]
+    return [path for path in base().glob(f"{_prefix()}*") if _is_own(path)]
 
 
 def _is_own(path: Path, kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:

@@ -8,9 +8,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from ray import exceptions
 
 from benchmarks.common.running import leftovers
@@ -75,7 +77,7 @@ class Bridge:
         monkeypatch.setattr(near, "connect", lambda _: self.link)
         monkeypatch.setattr(near, "find_sites", lambda _: [self.link.actor(s) for s in self.sites])
         monkeypatch.setattr(near, "statuses", self.link.statuses)
-        spec = NearSpec("", "drafts", "auto", server.table.shape)
+        spec = NearSpec("", "drafts", COMMON_OPTIONS.model, "auto", server.table.shape)
         self.near = Near(spec, Sockets())
         self.run_dir = self.near.run_dir
         self.service = SpeculationTable.open(rundir.table_path(self.run_dir))
@@ -180,6 +182,9 @@ def test_what_does_not_fit_is_refused(server, bridge, tmp_path):
     ):
         answer = bridge.ask(Join(str(run_dir)))
         assert answer is not None and said in answer
+    bridge.sites[0]._options = replace(COMMON_OPTIONS, model="another")
+    assert "it has the model 'another' now, and this engine began with" in bridge.join(fits)
+    bridge.sites[0]._options = COMMON_OPTIONS
     assert bridge.join(fits) == "" and fits.predicted(3) == server.expected
     for one in (fits, other, wide, long):
         one.remove()
@@ -260,9 +265,10 @@ def test_what_all_engines_have_in_common(server, bridge, monkeypatch):
     """An engine asks in a process of its own; here it is this one."""
     problem = "there is no draft server 'drafts' in the Ray cluster at auto: start it with"
 
-    def ask_for(draft_server="drafts", ray_address="auto"):
-        finding._ask.cache_clear()
-        return finding.described({"draft_server": draft_server, "ray_address": ray_address})
+    minute = count()
+
+    def ask_for():
+        return finding.described("auto", "drafts", next(minute))
 
     def run(command, **_):
         return SimpleNamespace(stdout=json.dumps(finding._find(*command[-2:])).encode())
@@ -270,7 +276,7 @@ def test_what_all_engines_have_in_common(server, bridge, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(finding, "connect", lambda _: bridge.link)
     monkeypatch.setattr(finding, "find_sites", near.find_sites)
-    assert ask_for() == COMMON_OPTIONS and ask_for(ray_address=None) is None
+    assert ask_for() == COMMON_OPTIONS
     for what, other, said in (
         ("find_sites", lambda _: [], problem),
         ("VERSIONS", [0, 0], "install the same vllm-ssd"),
@@ -279,8 +285,6 @@ def test_what_all_engines_have_in_common(server, bridge, monkeypatch):
             patched.setattr(finding, what, other)
             with refused(said):
                 ask_for()
-    with pytest.raises(ValueError, match="add its name as draft_server"):
-        ask_for(draft_server=None)
 
 
 def test_a_cluster_that_does_not_answer():

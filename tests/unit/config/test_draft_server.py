@@ -57,6 +57,18 @@ def test_a_server_started_with_its_draft_waits(make, serve):
         assert made.result(20).k == 4
 
 
+def test_it_waits_for_one_in_a_ray_cluster(make, monkeypatch):
+    answers = [draft_server.common_options(make(k=4)), ValueError("none yet")]
+
+    def described(*_):
+        if isinstance(answer := answers.pop(), ValueError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(draft_server, "described", described)
+    assert make(draft_server="drafts", ray_address="auto", model=None).k == 4
+
+
 def test_defaults_are_those_of_the_server(make, serve, monkeypatch):
     serve("drafts", draft_sample_method="greedy")
     # An engine on a GPU would have chosen others.
@@ -97,9 +109,13 @@ def test_branches_are_compared_by_their_commits(hub, serve):
         ({"draft_device": 1}, "leave draft_device out, or give it to 'vllm-ssd draft'"),
         ({"num_speculative_tokens": 5}, "k is 5 in --speculative-config and 3 at the draft"),
         ({"vocabulary": "intersection"}, "leave out vocabulary, or draft_server"),
-        ({"draft_server": "other"}, "has no draft server 'other' on this machine (running: "),
+        (
+            {"draft_server": "other"},
+            "has no draft server 'other' on this machine (running: drafts with the",
+        ),
         ({"draft_server": "dp:1-2"}, "draft_server 'dp:1-2' cannot be the name of a draft server"),
         ({"draft_server": 7}, "draft_server must be the --name of a draft"),
+        ({"draft_server": None, "ray_address": "auto"}, "add its name as draft_server"),
     ],
 )
 def test_what_does_not_fit_is_refused(refusal, serve, monkeypatch, options, said):

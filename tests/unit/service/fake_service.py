@@ -23,9 +23,11 @@ def until(condition):
 
 class FakeService:
     """``loaded``: its draft lives. refusal: what it answers to engines that want to join. asked:
-    what it was asked, by the types of messages."""
+    what it was asked, by the types of messages. named: what it publishes."""
 
-    def __init__(self, loaded: bool = True, refusal: str = "", pid: int = 7):
+    def __init__(
+        self, loaded: bool = True, refusal: str = "", pid: int = 7, named: DraftName = NAMED
+    ):
         self.files = OwnFiles(TableShape(1, 2, 3), TableOwner(draft_server="drafts"))
         self._draft = SpeculationTable.open(rundir.table_path(self.files.run_dir)).draft[0]
         self._draft["pid"], self._draft["heartbeat"] = pid, loaded and time.monotonic_ns()
@@ -35,7 +37,7 @@ class FakeService:
         self._control = Sockets()
         handlers = {Join: self._join, Leave: self._leave, Wake: self._wake}
         self._control.serve(self.files.run_dir, handlers)
-        publish(self.files.run_dir, NAMED)
+        publish(self.files.run_dir, named)
         self._ended = threading.Event()
         self._turn = threading.Lock()  # held during a round of its work
         self._thread = threading.Thread(target=self._serve)

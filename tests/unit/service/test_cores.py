@@ -14,10 +14,16 @@ from vllm_ssd.service.cores import parse_cores
 from vllm_ssd.service.draft_device import split_cores
 
 
+def split(*how):
+    """The draft's cores, the targets', None if the user bound them, and whether they share some."""
+    found = split_cores(*how)
+    return found.cores, found.of_target.get("VLLM_CPU_OMP_THREADS_BIND"), bool(found.notes)
+
+
 def test_core_lists():
     for text, cores in ("0", [0]), ("2-4,7", [2, 3, 4, 7]), (" 1 , 1-2", [1, 2]):
         assert parse_cores(text) == cores
-    for text in "", "a", "1-", "-1", "1;2", "0x1":
+    for text in "", "a", "1-", "-1", "1;2", "0x1", "3-1,0", "0-99999999999":
         with pytest.raises(ValueError, match="is not a list of cores: write for example"):
             parse_cores(text)
 
@@ -25,40 +31,37 @@ def test_core_lists():
 @given(st.integers(1, 64), st.integers(1, 8))
 def test_every_core_has_one_user_as_long_as_there_are_enough(count, ranks):
     cores = list(range(10, 10 + count))
-    split = split_cores(cores, ranks, None, None)
-    assert split.target is not None
-    parts = [parse_cores(part) for part in split.target.split("|")]
+    draft, target, shared = split(cores, ranks, None, None)
+    parts = [parse_cores(part) for part in target.split("|")]
     assert len(parts) == ranks and all(parts)
-    assert split.draft
-    used = [core for part in parts for core in part] + split.draft
-    assert split.shared == (len(set(used)) < len(used))
+    assert draft
+    used = [core for part in parts for core in part] + draft
+    assert shared == (len(set(used)) < len(used))
     if count > ranks:
-        assert not split.shared and sorted(used) == cores
+        assert not shared and sorted(used) == cores
 
 
 def test_the_users_choices_come_first():
-    assert split_cores([0, 1, 2, 3], 1, "0", None).target == "1,2,3"
-    bound = split_cores([0, 1, 2, 3], 2, None, "0|1")
-    assert (bound.draft, bound.target, bound.shared) == ([2, 3], None, False)
-    assert split_cores([0, 1], 1, None, "0-1").shared
+    assert split([0, 1, 2, 3], 1, "0", None) == ([0], "1,2,3", False)
+    assert split([0, 1, 2, 3], 2, None, "0|1") == ([2, 3], None, False)
+    assert split([0, 1], 1, None, "0-1") == ([0, 1], None, True)
+    with refused("VLLM_CPU_OMP_THREADS_BIND: 'abc' is not a list of cores"):
+        split([0, 1], 1, None, "abc")
 
 
 def test_engines_of_one_machine_have_cores_of_their_own():
     """Every one tells vLLM of all, which takes the parts at the engine's own place."""
-    one, two = (split_cores(range(8), 2, None, None, engine, 2) for engine in (0, 1))
-    assert (one.draft, one.target) == ([6, 7], "0|1,2|0|1,2")
-    assert (two.draft, two.target) == ([6, 7], "3|4,5|3|4,5")
-    assert not one.shared and not two.shared
+    one, two = (split(range(8), 2, None, None, engine, 2) for engine in (0, 1))
+    assert one == ([6, 7], "0|1,2|0|1,2", False)
+    assert two == ([6, 7], "3|4,5|3|4,5", False)
     for device, drafts in (("4-5", ([4, 5], [4, 5])), ("4|5", ([4], [5]))):
-        chosen = [split_cores(range(6), 1, device, None, engine, 2) for engine in (0, 1)]
-        assert [(s.draft, s.target, s.shared) for s in chosen] == [
-            (drafts[0], "0,1|0,1", False),
-            (drafts[1], "2,3|2,3", False),
-        ]
-    bound = [split_cores(range(6), 1, None, "0,1|2,3", engine, 2) for engine in (0, 1)]
-    assert [(s.draft, s.target) for s in bound] == [([4, 5], None)] * 2
-    few = [split_cores([0, 1], 1, None, None, engine, 2) for engine in (0, 1)]
-    assert [(s.draft, s.target, s.shared) for s in few] == [([1], "0|0", True)] * 2
+        chosen = [split(range(6), 1, device, None, engine, 2) for engine in (0, 1)]
+        parts = "0,1|0,1", "2,3|2,3"
+        assert chosen == [(own, part, False) for own, part in zip(drafts, parts)]
+    bound = [split(range(6), 1, None, "0,1|2,3", engine, 2) for engine in (0, 1)]
+    assert bound == [([4, 5], None, False)] * 2
+    few = [split([0, 1], 1, None, None, engine, 2) for engine in (0, 1)]
+    assert few == [([1], "0|0", True)] * 2
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_engines_of_one_machine_have_cores_of_their_own():
         ("7", "choose from 0, 2, 3"),
         (7, "choose from 0, 2, 3"),
         ("0,7", "choose from 0, 2, 3"),
-        ("3-2", "choose from 0, 2, 3"),
+        ("3-2", "is not a list of cores"),
         ("GPU-00001", "is not a list of cores"),
         ("0|2", "has 2 lists of cores and this host has 1 engine"),
     ],

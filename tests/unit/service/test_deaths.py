@@ -277,7 +277,7 @@ def test_a_draft_that_is_lost_for_good(start, caplog, monkeypatch, die, told):
     die(group)
     until(lambda: group.launcher.given_up)
     assert [line[: len(told)] for line in said(caplog)] == [told]
-    until(lambda: die is keeper or group.draft["away"] == FOR_GOOD)
+    until(lambda: group.draft["away"] == FOR_GOOD)
     until(lambda: not lives(one))
     one.sleep()
     one.begin_stop()

@@ -43,6 +43,14 @@ def test_a_process_whose_parent_ends_before_it_has_sent_all(half):
     assert begun.communicate()[1] == said
 
 
+def test_a_process_that_is_killed_before_it_has_read_its_settings():
+    """The channel is then not closed but reset."""
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"settings")
+    theirs.close()
+    assert list(detached.words(ours)) == []
+
+
 @pytest.mark.parametrize("half", ["", '{"ready": "127.0'])
 def test_a_bridge_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path):
     (tmp_path / "bridge.py").write_text(
@@ -60,7 +68,7 @@ def test_a_bridge_that_ends_in_the_middle_of_a_word(half, monkeypatch, tmp_path)
 def test_a_bridge_that_fails_lets_another_one_start_at_once(monkeypatch):
     """It then waits a while for the end of its engine, which may have been killed."""
     own, (ours, theirs), said = OwnFiles(TableShape(1, 2, 3), TableOwner()), socket.socketpair(), []
-    spec = near.NearSpec(str(own.run_dir), "drafts", "auto", TableShape(1, 2, 3))
+    spec = near.NearSpec(str(own.run_dir), "drafts", "m", "auto", TableShape(1, 2, 3))
     monkeypatch.setattr(near, "detach", lambda _: (theirs, spec))
     monkeypatch.setattr(near, "connect", lambda _: None)
     monkeypatch.setattr(near.signal, "signal", lambda *_: None)

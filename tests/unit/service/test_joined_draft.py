@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.common.running import leftovers
+from tests.support.common_options import changed
 from tests.support.gpu_hosts import engine, parallel
 from tests.support.sentences import refused
 from tests.unit.service.fake_service import FakeService, begin, lives, said, until
@@ -17,6 +18,7 @@ from vllm_ssd.service import joined_draft
 from vllm_ssd.service.joined_draft import JoinedDraft
 from vllm_ssd.service.service import Service
 from vllm_ssd.table import ASLEEP, RELOADING, rundir
+from vllm_ssd.table.draft_names import CommonOptions, DraftName
 from vllm_ssd.table.messages import NOT_LOADED, Join, Leave, Wake
 
 
@@ -188,7 +190,7 @@ def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch
     one.loaded = True
     until(lambda: lives(draft))
     until(lambda: "is back" in said(caplog)[-1])
-    (line,) = [line for line in said(caplog) if "cannot be looked after" in line]
+    (line,) = [line for line in said(caplog) if "or looked after" in line]
     assert f"({type(error).__name__}: {error})" in line
 
 
@@ -209,6 +211,30 @@ def test_engines_are_spread_over_several_drafts(service, join, caplog):
     assert two.engines == 4, "they stay"
     two.die()
     until(lambda: one.engines == 4 and all(map(lives, drafts)))
+
+
+def test_all_drafts_of_a_service_sleep_with_the_last_engine(service, join):
+    """Those that no engine has joined, too."""
+    one, two, draft = service(pid=7), service(pid=8), join()
+    begin(draft)
+    draft.sleep()
+    assert Leave in one.asked and Leave in two.asked
+
+
+@pytest.mark.parametrize("model", ["another", None], ids=["another model", "another k"])
+def test_a_draft_server_that_is_started_with_another_draft(service, join, caplog, model):
+    """Its tokens may mean other texts. The reason is logged once."""
+    one, draft = service(), join()
+    begin(draft)
+    one.end()
+    said_it = f"it has the model {model!r} now, and this engine began with" if model else "with k=5"
+    options = changed(model=model) if model else None
+    named = DraftName("drafts", options and CommonOptions(**options))
+    other = service(named=named, refusal="" if model else "start the engine with k=5")
+    until(lambda: any(said_it in line for line in said(caplog)))
+    time.sleep(0.3)
+    assert sum(said_it in line for line in said(caplog)) == 1
+    assert not lives(draft) and (Join in other.asked) == (model is None)
 
 
 def test_its_end_does_not_wait_for_a_bridge_that_starts(service, join, monkeypatch):

@@ -101,8 +101,8 @@ def test_the_users_gpu_among_device_ids_and_on_rocm():
     [
         (1, None, parallel(2), 2, "uses 2 of 2 visible GPUs and its draft needs 1 more"),
         (3, None, parallel(1), 3, "uses 3 of 3 visible GPUs and its draft needs 1 more"),
-        (1, None, parallel(1), 1, 'share one of the target with "draft_device": 0'),
-        (1, None, parallel(2, ids=[5, 4]), 2, 'with "draft_device": 1'),
+        (1, None, parallel(1), 1, 'share one of the target with "draft_device":0'),
+        (1, None, parallel(2, ids=[5, 4]), 2, 'with "draft_device":1'),
         (1, 3, parallel(1), 3, "draft_device 3 does not exist: choose from 0 to 2"),
         (2, "2,3", parallel(1), 3, "draft_device 3 does not exist: choose from 0 to 2"),
         (1, "GPU-7", parallel(1), 3, "draft_device GPU-7 is not the UUID of a visible"),

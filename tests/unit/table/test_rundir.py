@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -66,48 +67,31 @@ def test_a_killed_owners_files_are_swept_and_only_those(owner, mine):
     assert mine[0].exists()
 
 
-def test_a_name_that_another_has_is_not_taken(monkeypatch):
-    """Of the table. Others see the directory before, and may have any file by then."""
-    make, theirs = rundir.create, []
-
-    def create():
-        run_dir, locks = make()
-        memory = rundir.new_table_path(run_dir).parent
-        theirs.extend(memory / f"{run_dir.name}{end}.table" for end in ("", "-taken"))
-        for path in theirs:
-            path.symlink_to("elsewhere")
-        return run_dir, locks
-
-    names = iter(["taken", "taken", "free"])
-    monkeypatch.setattr(rundir, "create", create)
-    monkeypatch.setattr(rundir.secrets, "token_hex", lambda _: next(names, "free"))
-    mine = OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    try:
-        assert mine.table.path == rundir.table_path(mine.run_dir) in rundir.tables()
-        assert not set(theirs) & set(rundir.tables())
-        mine.remove()
-        assert not has_table(mine.run_dir) and all(path.is_symlink() for path in theirs)
-    finally:
-        for path in theirs:
-            path.unlink()
-
-
 @pytest.mark.parametrize(
     "module, function, said",
     [
         (tempfile, "mkdtemp", "set TMPDIR to another one"),
         (os, "posix_fallocate", "in a container raise --shm-size"),
+        (fcntl, "flock", "set TMPDIR to another one"),
     ],
 )
 def test_no_room_for_files(monkeypatch, module, function, said):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = set(rundir.living()), set(rundir.tables())
+    def files():
+        return (
+            set(rundir.living()),
+            set(rundir.tables()),
+            set(Path(tempfile.gettempdir()).iterdir()),
+        )
+
+    before = files()
     monkeypatch.setattr(module, function, full)
     with refused("No space left on device", said, kind=NoRoom):
         OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    assert before == (set(rundir.living()), set(rundir.tables()))
+    monkeypatch.undo()
+    assert before == files()
 
 
 def test_tables_without_a_directory_are_swept(mine):

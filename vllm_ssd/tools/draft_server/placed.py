@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import secrets
 import time
 from collections.abc import Generator
 from typing import Any
@@ -28,6 +29,7 @@ from vllm_ssd.tools.draft_server.serving import LocalDrafts, devices, make_confi
 logger = get_logger(__name__)
 
 STOP_S = 25.0  # timeout for a draft's end on its node
+ANSWER_S = 20.0  # timeout of its answer whether it serves, which takes milliseconds
 SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
 LOOK_S = 0.2  # between two looks whether it has
 RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
@@ -47,6 +49,9 @@ class PlacedDrafts:
         }
         self._address = args.ray_address
         named = devices(args.device) if args.device else [None]  # that node has its own default
+        args = argparse.Namespace(
+            **vars(args), service=secrets.token_hex(4)
+        )  # of all, on whatever nodes
         self._drafts = [_Draft(args, options, *each) for each in enumerate(named)]
         self._ray: Any = None
 
@@ -104,7 +109,8 @@ class _Draft:
         try:
             if self._serving:
                 before, self._tended = self._tended, time.monotonic()
-                return self._ray.get(self._actor.tend.remote(min(self._tended - before, 1.0)))
+                answer = self._actor.tend.remote(min(self._tended - before, 1.0))
+                return self._ray.get(answer, timeout=ANSWER_S)  # a frozen node holds up the others
             if not self._given_up:
                 self._placing = self._placing or self._place()
                 next(self._placing, None)  # the other drafts need not wait for a node
@@ -200,7 +206,8 @@ class DraftOnNode(Site):
         """Load the draft that the flags in ``args`` describe. Raises ``ValueError`` or
         ``RuntimeError`` with a sentence if that fails."""
         take_niceness_of_others()
-        self._drafts = drafts = LocalDrafts(make_configs(args), args.name, keep_in_thread)
+        configs = make_configs(args)
+        self._drafts = drafts = LocalDrafts(configs, args.name, keep_in_thread, args.service)
         try:
             drafts.start()
             self.open(drafts.run_dir, drafts.options, drafts.max_num_seqs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,11 +29,18 @@ class LocalDrafts:
     ``stop`` at any time. options: those that the service fixes for its engines. max_num_seqs: most
     requests that a draft serves at a time."""
 
-    def __init__(self, configs: Sequence[VllmConfig], name: str, keep: Keep = keep_in_process):
-        """Make a draft for each config. All have one service name. keep: see ``DraftLauncher``."""
+    def __init__(
+        self,
+        configs: Sequence[VllmConfig],
+        name: str,
+        keep: Keep = keep_in_process,
+        service: str = "",
+    ):
+        """Make a draft for each config. All have one service name. keep: see ``DraftLauncher``.
+        service: see ``DraftName``; "" = another one."""
         self.max_num_seqs = configs[0].scheduler_config.max_num_seqs
         self.options = common_options(configs[0].speculative_config)
-        named = DraftName(name, self.options)
+        named = DraftName(name, self.options, service or secrets.token_hex(4))
         devices = [choose_lone_device(config, current_platform) for config in configs]
         self._launchers = [
             DraftLauncher(config, named, device, keep) for config, device in zip(configs, devices)
@@ -103,7 +111,7 @@ def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
             speculative_config=speculation,
         )
         return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         if type(error) is ValueError:
             raise  # has a sentence
         said = f"vLLM does not take the draft {args.model!r} ({first_sentence(error)})"
