@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     args, further = parser.parse_known_args(arguments)
     if further and not hasattr(args, "takes_further"):
         parser.error(f"unrecognized arguments: {' '.join(further)}")
+    words = sys.argv[1:] if arguments is None else arguments
+    if further and args.target in words and words.index(further[0]) < words.index(args.target):
+        parser.error("TARGET comes first, before the arguments of vllm serve")
     try:
         status: int = args.run(args, further)
         sys.stdout.flush()

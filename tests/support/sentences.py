@@ -16,4 +16,5 @@ def refused(*parts: str, kind: type[Exception] = ValueError) -> Iterator[Any]:
     said = str(error.value)
     assert "\n" not in said
     assert ". " not in said
+    assert '": ' not in said, "check takes what follows the last ': ' for the remedy"
     assert all(part in said for part in parts), said

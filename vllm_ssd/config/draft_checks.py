@@ -41,7 +41,8 @@ def check_source(model: str, revision: str | None, what: str = "draft") -> None:
         place = "the Hugging Face Hub's model"
         if revision is not None:
             name += f" at revision {revision!r}"
-        fix = "check the spelling, the access and the network"
+        fix = "check the spelling (no folder here has this name), the network, and for a gated "
+        fix += "model its licence and HF_TOKEN"
         if constants.HF_HUB_OFFLINE:
             fix = "check the spelling, or unset HF_HUB_OFFLINE so that it is downloaded"
     found, why = False, ""
@@ -171,7 +172,7 @@ def tokenizers_of(
         of_draft = cached_get_tokenizer(
             draft.model, revision=draft.revision, trust_remote_code=draft.trust_remote_code
         )
-    except (OSError, ValueError):
+    except Exception:  # from any library that reads tokenizers
         return None
     return of_target, of_draft
 

@@ -40,7 +40,7 @@ _NAME = r"(\d+(-\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
 DeviceName = Annotated[str, Field(strict=True, pattern=rf"^{_NAME}([,|]{_NAME})*$")]
 
 _above_0: Any = partial(
-    Field, strict=True, gt=0, allow_inf_nan=False, description="a number above 0"
+    Field, strict=True, gt=0, le=1e9, description="a number above 0, at most 1e9"
 )
 _switch: Any = partial(Field, strict=True, description="true or false")
 

@@ -145,7 +145,7 @@ def _check_cores(config: SSDConfig, platform: Any) -> None:
             "draft that all engines share"
         )
     allowed = set(available_cores())
-    if not cores or not cores <= allowed:
+    if not cores <= allowed:
         raise ValueError(
             f"draft_device {device!r} must be a list of cores that this process may use: choose "
             f"from {', '.join(map(str, sorted(allowed)))}"

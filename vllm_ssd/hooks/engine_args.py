@@ -43,6 +43,8 @@ def _make_vllms(original: Original, self: EngineArgs, *args: Any, **kwargs: Any)
     try:
         return original(self, *args, **kwargs)
     except Exception:
+        if options is None or getattr(self, "spec_method", None):
+            raise  # a method was named, or vLLM's other flags
         with suppress(Exception):  # vLLM's error counts more than one of ours
             from vllm_ssd.config.options import how_to_ask
 
@@ -82,7 +84,15 @@ def _make_config(args: EngineArgs, target_model_config: Any, target_parallel_con
 
 
 def with_proposer(original: Original, self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
-    config: VllmConfig = original(self, *args, **kwargs)
+    asked = _asks_for_ssd(self)
+    try:
+        config: VllmConfig = original(self, *args, **kwargs)
+    finally:
+        if asked and not _asks_for_ssd(self):
+            raise ValueError(
+                "the target is a head for another speculative method, which vLLM puts in place of "
+                f"ssd: name the model that it was trained for, {self.model!r}, as the target"
+            ) from None
     if not uses_ssd(config):
         return config
     from vllm_ssd.config.target_checks import check_runner

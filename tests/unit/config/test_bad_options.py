@@ -21,7 +21,7 @@ BAD_VALUES = [
     *(("f", value, F) for value in (-1, 65, True, 1.5, "3", [3, 3], {})),
     ("on_miss", "hope", '"auto", "wait" or "skip"'),
     ("vocabulary", "union", '"same" or "intersection"'),
-    *(("max_wait_ms", value, ABOVE_0) for value in (0, True, float("inf"))),
+    *(("max_wait_ms", value, ABOVE_0) for value in (0, True, 1e308)),
     ("draft_dtype", "int8", '"float32"'),
     ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
     ("draft_kv_cache_gib", -1, ABOVE_0),
@@ -119,7 +119,7 @@ def test_drafts_that_are_not_there(refusal, target, tmp_path, monkeypatch):
     monkeypatch.setattr(draft_checks, "file_or_path_exists", lambda *_: False)
     said = refusal(model="nobody/nothing")
     assert "Hugging Face Hub's model 'nobody/nothing'" in said
-    assert "check the spelling, the access and the network" in said
+    assert "check the spelling (no folder here has this name), the network" in said
     monkeypatch.setattr(draft_checks, "file_or_path_exists", unreachable)
     said = refusal(model="nobody/nothing")
     assert "'nobody/nothing' (Name or service not known): check the spelling" in said

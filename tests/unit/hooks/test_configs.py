@@ -41,15 +41,6 @@ def test_imports_are_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_ssd_becomes_a_proposer_of_the_v1_runner(engine_args, models):
-    config = engine_args({"method": "ssd", "k": 3, "model": models.draft}).create_engine_config()
-    ssd = config.speculative_config
-    assert type(ssd) is SSDConfig
-    assert (ssd.method, ssd.model) == ("custom_class", PROPOSER)
-    assert (ssd.k, ssd.draft_model) == (3, models.draft)
-    assert config.num_speculative_tokens == 3
-
-
 @pytest.mark.parametrize("known", [{"enable_lora": True}, {"enforce_eager": True}, {}])
 def test_what_means_that_all_draft_tokens_are_verified(engine_args, models, known):
     """And is known before the default k is chosen."""
@@ -86,6 +77,25 @@ def test_other_methods_are_vllms_own(engine_args, models):
     for bad in ({"num_speculative_tokens": 3}, options | {"xyzzy": 1}, {"method": "ngrams"}):
         with pytest.raises(ValidationError):
             engine_args(bad).create_engine_config()
+    for flags in ({"spec_method": "mtp"}, {"spec_model": "/nowhere", "spec_tokens": 5}):
+        with pytest.raises(Exception, match=r"(?s)^(?!.*ssd)"):
+            engine_args(None, **flags).create_engine_config()
+
+
+@pytest.mark.parametrize("further", [{}, {"f": 3}])
+def test_a_head_of_another_method_named_as_the_target(models, tmp_path, further):
+    """vLLM would serve the model that it was trained for, with the head's method."""
+    proposals = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    verifier = {"name_or_path": models.target}
+    head = write_model(
+        tmp_path,
+        speculators_model_type="eagle3",
+        speculators_config={"proposal_methods": proposals, "verifier": verifier},
+        transformer_layer_config={},
+    )
+    args = EngineArgs(head, speculative_config={"method": "ssd", **further})
+    with refused(f"was trained for, {models.target!r}, as the target"):
+        args.create_engine_config()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +246,7 @@ def test_each_runner_gets_what_it_knows(monkeypatch, v2, on_cpu, stages, ahead, 
     )
     if said is not None:
         with pytest.raises(ValueError, match=said):
-            with_proposer(lambda args: made, None)
+            with_proposer(lambda args: made, EngineArgs())
         return
-    told = with_proposer(lambda args: made, None).speculative_config
+    told = with_proposer(lambda args: made, EngineArgs()).speculative_config
     assert (told.method, told.model) == (("ssd", None) if v2 else ("custom_class", PROPOSER))

@@ -17,7 +17,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_ssd.config.default_drafts import size_of
-from vllm_ssd.config.draft_checks import check_source
+from vllm_ssd.config.draft_checks import check_source, tokenizers_of
 from vllm_ssd.draft.attention.base import AttentionShape
 from vllm_ssd.draft.attention.registry import Backend, head_size
 from vllm_ssd.draft.model import BLOCK_SIZE, kv_memory, most_blocks
@@ -84,6 +84,8 @@ def parse_engine(target: str, own: Mapping[str, Any], further: Sequence[str]) ->
     usage = "vllm-ssd COMMAND TARGET [options] [arguments of vllm serve]"
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-ssd", usage=usage))
     given = parser.parse_args(["--model", target, *further])
+    if given.model_tag is not None:
+        raise ValueError(f"{given.model_tag!r} is a second target: name a draft with --draft")
     try:
         args: EngineArgs = AsyncEngineArgs.from_cli_args(given)
     except (OSError, ValueError) as error:
@@ -116,6 +118,8 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         remedy = "name a smaller draft, or let vllm-ssd tune compare"
         yield Finding("note", "draft's size", f"about {share:.0%} of the target's: {fact}", remedy)
     fact = "each token id means the same text in both models"
+    if tokenizers_of(config.model_config, draft) is None:
+        fact = "their sizes are equal; the tokenizers cannot be read, and were not compared"
     if ssd.draft_ids is not None:
         shared = sum(token >= 0 for token in ssd.draft_ids)
         fact = f"the draft has {shared} of the target's {len(ssd.draft_ids)} tokens"

@@ -22,12 +22,12 @@ from vllm_ssd.service.cores import available_cores
 from vllm_ssd.service.draft_device import split_cores
 from vllm_ssd.service.errors import first_sentence
 from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.service.placement import DraftDevice, place_draft, target_gpus
+from vllm_ssd.service.placement import place_draft, target_gpus
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape
 from vllm_ssd.tools.check.engine import Subject
 from vllm_ssd.tools.check.findings import Finding, gib, refusal, say_wait
 
-_CPU, _SDPA = torch.device("cpu"), 'write "tree_backend": "sdpa"'
+_CPU, _SDPA = torch.device("cpu"), 'write "tree_backend":"sdpa"'
 
 
 def subject_without_target() -> Subject:
@@ -36,7 +36,7 @@ def subject_without_target() -> Subject:
     parallel = ParallelConfig()
     on_cpu = current_platform.is_cpu()
     if on_cpu:
-        device = DraftDevice(split_cores(available_cores(), 1, None, None).draft)
+        device = split_cores(available_cores(), 1, None, None)
     else:
         device = place_draft(None, 1, parallel, current_platform, 0)
     attention = AttentionShape(16, 32, 8, 64, 64**-0.5, torch.bfloat16, _CPU)

@@ -17,7 +17,7 @@ from vllm_ssd.tools.stats import Reading
 
 _PACKAGES = re.compile(r"vllm.*|torch|triton|flashinfer.*|amd-flashinfer|transformers|ray|pyzmq")
 _VARIABLES = re.compile(r"(VLLM|SSD|CUDA|HIP|ROCR|RAY|TRITON|NCCL|OMP)_\w+")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
+_SECRET = re.compile(r"KEY|TOKEN(?!S|IZER)|SECRET|PASSWORD|CREDENTIAL", re.I)
 
 
 def write_report(file: TextIO, arguments: Sequence[str], findings: Sequence[Finding]) -> None:
@@ -45,9 +45,12 @@ def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
     hidden = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        secret = name.startswith("-") and _SECRET.search(name)
-        yield "..." if hidden else f"{name}=..." if secret and equals else argument
-        hidden = bool(secret) and not equals
+        if name.startswith("-"):
+            secret = bool(_SECRET.search(name))
+            yield f"{name}=..." if secret and equals else argument
+            hidden = secret and not equals  # all that follows: --api-key takes several
+        else:
+            yield "..." if hidden else argument
 
 
 def _gpus() -> list[str]:

@@ -62,6 +62,8 @@ def run(args: argparse.Namespace, further: Sequence[str]) -> int:
             if lowest < least:
                 option = f"--{name.replace('_', '-')} {lowest:g}"
                 raise ValueError(f"{option} is too low: write {least} or more")
+        if args.temperature is not None and not 0 <= args.temperature <= 2:
+            raise ValueError(f"--temperature {args.temperature:g} is no temperature: write 0 to 2")
         for name in args.speculative_config.keys() & {"k", "f", "num_speculative_tokens"}:
             raise ValueError(
                 f"--speculative-config has {name!r}, of which tune tries several: "
@@ -110,14 +112,15 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
     from vllm_ssd.config.default_drafts import default_draft
     from vllm_ssd.tools.check.engine import examine_engine, parse_engine
 
+    for word in further:
+        if word.replace("_", "-").startswith(("--spec", "-sc")):
+            raise ValueError(
+                f"{word.partition('=')[0]} would be for plain vLLM, too: write --draft DRAFT, or "
+                "options of ssd as one JSON object, --speculative-config '{...}'"
+            )
     drafts: list[str] = []
     for draft in args.draft or [args.speculative_config.get("model")]:
         engine: Any = parse_engine(args.target, {"model": draft}, further)
-        if engine.speculative_config.keys() - {"method", "model"}:  # plain vLLM would get them, too
-            raise ValueError(
-                "--speculative-config is given in parts, with dots: write it as one JSON object, "
-                "--speculative-config '{...}'"
-            )
         given = {**args.speculative_config, **engine.speculative_config}
         engine.speculative_config = {**given, "k": max(args.k), "f": max(args.f)}
         for finding in examine_engine(engine):
@@ -167,7 +170,7 @@ def read_prompts(path: Path) -> list[str]:
         if not lines or not all(isinstance(line, str) for line in lines):
             raise ValueError("there are none")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        how = 'write one a line, or in a .jsonl file {"prompt": "..."}'
+        how = 'write one a line, or in a .jsonl file {"prompt":"..."}'
         raise ValueError(f"{path} cannot be read as prompts ({error}): {how}") from None
     return lines
 

@@ -65,8 +65,15 @@ def test_a_report_has_all_but_secrets(tmp_path, monkeypatch, capsys):
     assert "## counters" in capsys.readouterr().out and not sys.stdout.closed
     (engine,) = json.loads(text.partition("## counters")[2])
     assert engine["model"] == "the model"
-    words = ["T", "--api-key=a", "--hf-token", "b", "-tp", "4"]
-    assert list(without_secrets(words)) == ["T", "--api-key=...", "--hf-token", "...", "-tp", "4"]
+    words = "T --api-key=a --hf-token b --api-key c d -tp 4 --max-num-batched-tokens 8"
+    without = "T --api-key=... --hf-token ... --api-key ... ... -tp 4 --max-num-batched-tokens 8"
+    assert list(without_secrets(words.split())) == without.split()
+
+
+def test_the_target_comes_first(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["check", "-tp", "2", "the/target"])
+    assert "TARGET comes first, before the arguments" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path, capsys):

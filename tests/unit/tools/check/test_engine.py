@@ -1,6 +1,7 @@
 """Engines that a start would take or refuse, of models without weights, and the draft's needs."""
 
 import argparse
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,16 @@ def test_a_pair_that_fits(models, monkeypatch):
     assert (subject.table.slots, subject.table.k, subject.table.branches) == (4, 3, 8)
     assert subject.memory.weights == 0, "there are none"
     assert 0 < subject.memory.block < subject.memory.cache <= 2**30
+    assert facts["vocabularies"] == "each token id means the same text in both models"
+
+
+def test_a_tokenizer_that_cannot_be_read(models, tmp_path):
+    """A damaged file, of which the tokenizers' library says so in an error of its own."""
+    shutil.copytree(models.draft, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    found, subject = look(models, str(tmp_path))
+    (fact,) = [each.fact for each in found if each.name == "vocabularies"]
+    assert subject is not None and "were not compared" in fact
 
 
 def test_settings_that_cannot_be_sent(models, monkeypatch):
