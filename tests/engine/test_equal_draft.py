@@ -146,15 +146,6 @@ def long_texts(tiny) -> list[list[int]]:
     return own_texts(tiny, LONG_PROMPTS, LONGER)
 
 
-def test_after_a_prefix_cache_hit(watched, long_texts):
-    for cached in (0, BLOCK * 3):
-        for prompt, text in zip(LONG_PROMPTS, long_texts):
-            (output,) = answers(watched.llm, [prompt], LONGER)
-            assert output.num_cached_tokens == cached
-            assert tokens_of(output) == text
-            assert accepted(output) == ALL
-
-
 def test_after_a_preemption(watched, long_texts):
     outputs = answers(watched.llm, LONG_PROMPTS, LONGER)
     assert [tokens_of(output) for output in outputs] == long_texts

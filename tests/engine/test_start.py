@@ -32,7 +32,6 @@ def starts(spoken_pair, damaged, tmp_path_factory):
     many = {**TOO_MANY, "model": draft}
     with ThreadPoolExecutor(2) as pool:
         yield {
-            "damaged, not required": pool.submit(start, serves=True, model=damaged, required=False),
             "damaged": pool.submit(start, serves=False, model=damaged),
             "table": pool.submit(start, *SMALL, serves=False, **many),
             "not required": pool.submit(start, *SMALL, serves=True, required=False, **many),
@@ -42,12 +41,6 @@ def starts(spoken_pair, damaged, tmp_path_factory):
 def test_a_damaged_draft(starts):
     said = starts["damaged"].result()
     assert "SSD: the draft could not be started: SafetensorError: " in said, said
-
-
-def test_a_damaged_draft_that_is_not_required(starts):
-    said = starts["damaged, not required"].result()
-    assert "SSD: the draft could not be started: SafetensorError: " in said, said
-    assert "serving begins without drafts" in said
 
 
 needs_root = pytest.mark.skipif(

@@ -50,7 +50,7 @@ def spills(kernel: Any) -> int:
     return int(found[1])
 
 
-def looking_loops(kernel: Any) -> list[list[str]]:
+def _looking_loops(kernel: Any) -> list[list[str]]:
     """For every loop with volatile loads: those loads, each as a line of Triton's code."""
     loops: list[list[str]] = []
     regions: list[list[str] | None] = []  # open ones; None: not a loop
@@ -74,26 +74,13 @@ def lost_reads(kernel: Any) -> str | None:
     """What became of volatile loads that the GPU's code lacks, merged, moved out of their loop or
     answered by a cache; None if all are there."""
     wanted = sum(map(_is_volatile, kernel.asm["ttir"].splitlines()))
-    wanted_in_loops = sum(map(len, looking_loops(kernel)))
+    wanted_in_loops = sum(map(len, _looking_loops(kernel)))
     places = [in_loop for in_loop, line in _in_loops(kernel) if _is_past_caches(line)]
     if len(places) < wanted:
         return f"{len(places)} loads past the caches for {wanted} volatile ones"
     if sum(places) < wanted_in_loops:
         return f"{sum(places)} loads in loops for {wanted_in_loops} volatile ones"
     return None
-
-
-def trips(kernel: Any) -> int:
-    """Groups of loads past the caches, one after the other in the GPU's code, where each group is
-    waited for before the next one begins. Each is a trip over the bus."""
-    count, waited = 0, True
-    for line in kernel.asm["amdgcn"].splitlines():
-        if "s_waitcnt" in line and "vmcnt" in line:
-            waited = True
-        elif _is_past_caches(line):
-            count += waited
-            waited = False
-    return count
 
 
 def _is_volatile(line: str) -> bool:

@@ -36,8 +36,8 @@ _HEADS = [
 ]
 
 
-def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """A name for each, and what launches. folder: for tables."""
+def launches(folder: Path, of_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A name for each, and what launches. folder: for tables. of_all: with all kinds of heads."""
     for top_m in (0, 8):
         shape = TableShape(slots=8, k=_K, branches=_BRANCHES, top_m=top_m)
         table = SpeculationTable.create(folder / f"table{top_m}", shape)
@@ -48,7 +48,7 @@ def launches(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "swap", lambda: swap_kernel[(1,)](_zeros(1), _zeros(2))
     yield "masks", _pack_masks
     yield "likeliest", lambda: likeliest_in_one_pass(_zeros(2, _VOCAB, dtype=torch.bfloat16))
-    for dtype, head_dim in _HEADS:
+    for dtype, head_dim in _HEADS if of_all else _HEADS[2:3]:
         yield f"attention, {dtype}, heads of {head_dim}", partial(_attend, dtype, head_dim)
     for head_dim, count, all_parts in ((64, 24, False), (64, 50, True), (128, 128, True)):
         name = f"fused layers, heads of {head_dim}, {count} tokens"

@@ -23,29 +23,19 @@ else:
     import triton
     import triton.language as tl
 
-    from tests.support.amd_compiler import (
-        LOCAL_MEMORY,
-        looking_loops,
-        lost_reads,
-        only_compiling,
-        spills,
-        trips,
-    )
+    from tests.support.amd_compiler import LOCAL_MEMORY, lost_reads, only_compiling, spills
     from tests.support.kernel_launches import launches
     from vllm_ssd.table.kernel_access import read
 
     _MOST_SPILLS = 32  # vector registers; a few cost nothing
-    # `look_up_kernel` finds twice, in four trips: stamp, numbers and outcomes, drafts, stamp again.
-    # Then once each the newest stamp, the draft's state, and in the loop both this and the head.
-    # For gfx950, LLVM makes one more trip for the distributions of sampled drafts.
-    _TRIPS = {"lookup, top_m 0": 2 * 4 + 3, "lookup, top_m 8": 2 * 4 + 4}
 
     @pytest.fixture(scope="module", params=LOCAL_MEMORY)
     def compiled(request, tmp_path_factory) -> SimpleNamespace:
         """All launches for one GPU. kernels: each with the name of its launch. errors: of launches
         that do not compile."""
         found = SimpleNamespace(arch=request.param, kernels=[], errors=[])
-        for title, launch in launches(tmp_path_factory.mktemp("tables")):
+        of_all = found.arch == "gfx942"  # which has the least local memory
+        for title, launch in launches(tmp_path_factory.mktemp("tables"), of_all):
             with only_compiling(found.arch) as kernels:
                 try:
                     launch()
@@ -77,20 +67,6 @@ else:
     def test_no_read_of_the_table_is_lost(compiled):
         for title, kernel in compiled.kernels:
             assert lost_reads(kernel) is None, title
-
-    def test_loops_that_look_at_the_table_read_one_value_of_it(compiled):
-        """Which is what keeps their other reads in the loop."""
-        looking = set()
-        for title, kernel in compiled.kernels:
-            for loads in looking_loops(kernel):
-                looking.add(kernel.metadata.name)
-                assert any(": !tt.ptr<" in load for load in loads), f"{title}: {loads}"
-        assert looking == {"look_up_kernel", "look_kernel"}
-
-    def test_what_can_be_read_together_is(compiled):
-        for title, kernel in compiled.kernels:
-            if kernel.metadata.name == "look_up_kernel":
-                assert trips(kernel) <= _TRIPS[title], title
 
     @triton.jit
     def _spin(stamps, state, limit, found, READS_STATE: tl.constexpr):

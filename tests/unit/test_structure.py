@@ -65,16 +65,6 @@ def part_of(module: str) -> str | None:
     return module.split(".")[1] if "." in module else None
 
 
-def test_imports_are_found():
-    found = IMPORTS[f"{PACKAGE}.tools.stats"]
-    assert f"{PACKAGE}.table.rundir" in found, "a module from a folder"
-    assert f"{PACKAGE}.table" in found, "a name from a folder"
-    assert f"{PACKAGE}.worker.speculator" in IMPORTS[f"{PACKAGE}.hooks.runner_v2"], "in a function"
-    assert f"{PACKAGE}.config.ssd_config" in IMPORTS[f"{PACKAGE}.config.target_checks"], (
-        "for type checking"
-    )
-
-
 def test_every_part_has_its_place():
     assert {part for module in MODULES if (part := part_of(module))} == set(HEIGHTS)
 
@@ -82,16 +72,16 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 19880,
-    "table": 2010,
-    "draft": 4880,
-    "service": 2490,
+    "../tests": 19840,
+    "table": 2020,
+    "draft": 4900,
+    "service": 2500,
     "bridge": 1170,
-    "config": 1180,
+    "config": 1190,
     "metrics": 490,
     "worker": 1850,
-    "hooks": 1230,
-    "tools": 1620,
+    "hooks": 1240,
+    "tools": 1645,
 }
 
 
