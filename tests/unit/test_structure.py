@@ -72,11 +72,11 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4210,
-    "../tests": 19840,
-    "table": 2020,
+    "../tests": 19845,
+    "table": 2025,
     "draft": 4900,
-    "service": 2500,
-    "bridge": 1170,
+    "service": 2515,
+    "bridge": 1180,
     "config": 1190,
     "metrics": 490,
     "worker": 1850,

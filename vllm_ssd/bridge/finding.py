@@ -13,7 +13,7 @@ import msgspec
 from vllm_ssd.bridge.changes import VERSIONS
 from vllm_ssd.bridge.cluster import connect, find_sites
 from vllm_ssd.service.own_ray import sentence
-from vllm_ssd.table.draft_names import CommonOptions
+from vllm_ssd.table.draft_names import CommonOptions, NoDraftServer
 
 REACH_S = 80.0  # timeout of the whole
 ANSWER_S = 20.0  # timeout of the service's answer
@@ -21,9 +21,9 @@ ANSWER_S = 20.0  # timeout of the service's answer
 
 @functools.lru_cache(maxsize=8)  # vLLM makes a config several times
 def described(address: str, name: str, minute: int) -> CommonOptions:
-    """What this service of the Ray cluster at ``address`` fixes for its engines; ``ValueError``
-    with a sentence if it cannot be reached. minute: in which this is asked. A process of its own
-    asks: this one may connect to another Ray later."""
+    """What this service of the Ray cluster at ``address`` fixes for its engines; ``NoDraftServer``
+    or ``ValueError`` with a sentence if it cannot be reached. minute: in which this is asked. A
+    process of its own asks: this one may connect to another Ray later."""
     command = [sys.executable, "-m", "vllm_ssd.bridge.finding", address, name]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, timeout=REACH_S, check=True)
@@ -34,7 +34,7 @@ def described(address: str, name: str, minute: int) -> CommonOptions:
             "status', and the log above"
         ) from error
     if "problem" in answer:
-        raise ValueError(answer["problem"])
+        raise (NoDraftServer if answer["may_come"] else ValueError)(answer["problem"])
     return msgspec.convert(answer["options"], CommonOptions)
 
 
@@ -44,17 +44,21 @@ def _find(address: str, name: str) -> dict[str, Any]:
         ray = connect(address)
         sites = find_sites(name)
         if not sites:
-            raise ValueError(
+            raise NoDraftServer(
                 f"there is no draft server {name!r} in the Ray cluster at {address}: start it with "
                 f"'vllm-ssd draft MODEL --name {name} --ray-address {address}'"
             )
         answer = ray.get(sites[0].describe.remote(), timeout=ANSWER_S)
     except Exception as error:  # Ray has many kinds
-        return {"problem": str(error) if type(error) is ValueError else sentence(error)}
+        ours = type(error) in (ValueError, NoDraftServer)
+        # A draft that waits for a node or for its files does not answer.
+        may_come = isinstance(error, (NoDraftServer, TimeoutError))
+        return {"problem": str(error) if ours else sentence(error), "may_come": may_come}
     if answer["versions"] != VERSIONS:
         return {
             "problem": f"the draft server {name!r} speaks version {answer['versions']} and this "
-            f"engine {VERSIONS}: install the same vllm-ssd on both nodes"
+            f"engine {VERSIONS}: install the same vllm-ssd on both nodes",
+            "may_come": False,
         }
     return dict(answer)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from vllm_ssd.bridge.near import NearSpec
 from vllm_ssd.service.detached import is_closed, start_detached, words
 from vllm_ssd.service.own_table import table_shape
-from vllm_ssd.service.server_spec import absolute
 from vllm_ssd.service.service import FoundDraft, Service
 
 BRIDGE = "vllm_ssd.bridge.near"
@@ -33,6 +32,9 @@ class RemoteService(Service):
             return [FoundDraft(self._bridge_dir)]
         return []
 
+    def sleep(self, run_dir: Path) -> None:
+        """The bridge has told the draft, if that drafted for this engine."""
+
     def begin_stop(self) -> None:
         """End the bridge; kill it if it has not ended after ``STOP_S`` seconds."""
         channel, self._channel = self._channel, None
@@ -49,8 +51,8 @@ class RemoteService(Service):
     def _start(self, run_dir: Path) -> None:
         self.begin_stop()
         shape = replace(table_shape(self._vllm_config), slots=1)
-        model = absolute(self._config.draft_model)
-        spec = NearSpec(str(run_dir), self._name, model, self._config.ray_address, shape)
+        model, address = self._config.draft_model, self._config.ray_address
+        spec = NearSpec(str(run_dir), self._name, model, address, shape)
         silent = "failed", "its bridge ended at its start, and the log above says why"
         try:
             self._channel, self._group = start_detached(BRIDGE, run_dir, spec)

@@ -17,7 +17,7 @@ from vllm_ssd.bridge.records import Side
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.joined_draft import PUT_AWAY_S
 from vllm_ssd.service.own_table import OwnFiles
-from vllm_ssd.service.service import other_model
+from vllm_ssd.service.service import OtherModel
 from vllm_ssd.table import SpeculationTable, TableOwner, TableShape, rundir
 from vllm_ssd.table.draft_names import CommonOptions
 from vllm_ssd.table.messages import NO_ANSWER, NOT_LOADED, ControlClient, Join, Leave, Wake, ask
@@ -165,7 +165,7 @@ class Site:
                 self.leave(other)
         refusal = self._misfit(shape, self._table.shape)
         if self._options.model != model:
-            refusal = other_model(self._options.model, model)
+            refusal = str(OtherModel(self._options.model, model))
         if refusal:
             return refusal, None
         try:

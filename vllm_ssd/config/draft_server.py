@@ -14,7 +14,7 @@ from vllm_ssd.bridge.finding import described
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.log import get_logger
 from vllm_ssd.service.server_spec import absolute, plain
-from vllm_ssd.table.draft_names import NAME, CommonOptions, find_all
+from vllm_ssd.table.draft_names import NAME, CommonOptions, NoDraftServer, find_all
 
 logger = get_logger(__name__)
 
@@ -103,9 +103,9 @@ def _wait_for(name: str, address: Any) -> CommonOptions:
             else:
                 options = find_all(name)[0][1].options
             break
-        except ValueError as error:
+        except NoDraftServer as error:
             if time.monotonic() > deadline:
-                raise
+                raise ValueError(str(error)) from None
             if not said:
                 logger.info("SSD: waiting up to %.0f s: %s", BEGINS_S, error)
             said = True

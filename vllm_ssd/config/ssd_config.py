@@ -109,7 +109,7 @@ class SSDConfig(SpeculativeConfig):
         default="auto", description='"auto", "float32", "bfloat16" or "float16"'
     )
     """The draft's data type; "auto" is the target's."""
-    draft_max_num_batched_tokens: int = _whole(None, 32)
+    draft_max_num_batched_tokens: int = _whole(None, 32, 65536)
     """Prompt tokens that the draft reads in one forward, between two rounds. Default: 64 on CPUs,
     512 on GPUs."""
     draft_kv_cache_gib: float | None = _above_0(default=None)

@@ -80,21 +80,21 @@ class BlockTable:
         self._named = 0  # blocks whose names the pool has
         self._shared = 0
 
-    def shared(self, tokens: Sequence[int]) -> int:
-        """The number of this text's first blocks that others have in use, for an empty table. The
-        next call, with a text that begins alike, looks only at further blocks; so it is too many if
-        some were given back."""
-        for index in range(self._shared, len(tokens) // self._pool.block_size):
+    def shared(self, tokens: Sequence[int], count: int) -> int:
+        """How many blocks of the first ``count`` tokens others have in use; the table is empty. A
+        later call looks only at further blocks. So the number is too high if others have given
+        blocks back; ``clear`` begins anew."""
+        for index in range(self._shared, count // self._pool.block_size):
             if not self._pool.in_use(self._name(tokens, index)):
                 break
             self._shared += 1
         return self._shared
 
-    def adopt(self, tokens: Sequence[int]) -> int:
-        """Begin an empty table with the known blocks of this text; returns the number of tokens
-        that are in them."""
+    def adopt(self, tokens: Sequence[int], count: int) -> int:
+        """Begin an empty table with the known blocks of the first ``count`` tokens; returns the
+        number of tokens that are in them."""
         assert not self.blocks
-        for index in range(len(tokens) // self._pool.block_size):
+        for index in range(count // self._pool.block_size):
             block = self._pool.share(self._name(tokens, index))
             if block is None:
                 break

@@ -141,11 +141,11 @@ class DraftRequests:
     def _seat(self, request: DraftRequest) -> bool:
         """Give a request a seat, and KV memory for its text and branches, if there is enough."""
         # Without the last token: the model's output after that token has to be computed.
-        table, text = request.table, request.tokens[:-1]
+        table, known = request.table, len(request.tokens) - 1
         size = len(request.tokens) + self._policy.scratch
-        if self.pool.blocks_for(size) - table.shared(text) > self.pool.num_free:
+        if self.pool.blocks_for(size) - table.shared(request.tokens, known) > self.pool.num_free:
             return False
-        request.fed = table.adopt(text)
+        request.fed = table.adopt(request.tokens, known)
         if not table.reserve(size):
             self._forget_kv(request)
             return False

@@ -16,7 +16,7 @@ from vllm_ssd.log import get_logger
 from vllm_ssd.service.draft_device import place_target_by_ray
 from vllm_ssd.service.launch import join, wait_for
 from vllm_ssd.service.own_table import OwnFiles, table_owner, table_shape
-from vllm_ssd.service.service import FoundDraft, Service
+from vllm_ssd.service.service import FoundDraft, OtherModel, Service
 from vllm_ssd.table import rundir
 from vllm_ssd.table.messages import NOT_NOW, OTHERS_CAME, Join, Leave, Wake, ask
 from vllm_ssd.table.service_state import State
@@ -62,7 +62,7 @@ class JoinedDraft:
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._next_try = 0.0
-        self._failure = ""  # the last exception that the thread has logged since it joined
+        self._failure = ""  # what was logged last since it joined
         self._refusal = ""  # why no draft took this engine at its start
         self._started = self._engine_ends = False
 
@@ -209,14 +209,16 @@ class JoinedDraft:
                 self._become(Phase.LOST, f"not back within {self._config.start_timeout_s:g} s")
 
     def _survive(self, error: Exception) -> None:
-        """Log each exception of the thread once until the engine has drafts again, and delay the
-        next try to join by ``JOIN_S`` seconds."""
+        """Log an exception of the thread, and delay the next try to join by ``JOIN_S`` seconds."""
         self._next_try = time.monotonic() + JOIN_S
-        failure = f"{type(error).__name__}: {error}"
+        what = "cannot be looked after, and that is tried again"
+        self._say_once(f"{what} ({type(error).__name__}: {error})")
+
+    def _say_once(self, failure: str) -> None:
+        """Log what goes wrong with the draft once, until the engine has drafts again."""
         if failure != self._failure:
             self._failure = failure
-            what = "cannot be joined or looked after, and that is tried again"
-            logger.error("SSD: %s %s (%s)", self._service.about, what, failure)
+            logger.error("SSD: %s %s", self._service.about, failure)
 
     def _check(self, draft: FoundDraft) -> None:
         """Check that the draft still drafts for this engine, and part with it if it does not."""
@@ -238,7 +240,7 @@ class JoinedDraft:
         try:
             drafts = self._service.drafts(self._run_dir)
         except ValueError as error:
-            self._refused(str(error))
+            self._refused(str(error), is_news=isinstance(error, OtherModel))
             return
         states = [draft.state for draft in drafts]
         ready = [draft for draft, state in zip(drafts, states) if state is State.SERVING]
@@ -263,15 +265,16 @@ class JoinedDraft:
             self._draft = draft
             self._become(Phase.JOINED)
         elif answer is not None and answer not in NOT_NOW:
-            if self._phase is not Phase.STARTING:
-                raise RuntimeError(answer)  # is logged
-            self._refused(answer)
+            self._refused(answer, is_news=True)
 
-    def _refused(self, why: str) -> None:
-        """Only the first refusal counts. Later ones follow a loss that was logged."""
+    def _refused(self, why: str, is_news: bool = False) -> None:
+        """Only the first refusal counts. Later ones follow a loss that was logged. is_news: they
+        have reasons of their own, which are logged once."""
         if self._phase is Phase.STARTING:
             self._become(Phase.LOST, why)
             self._next_try = time.monotonic() + JOIN_S
+        elif is_news and why != self._refusal:
+            self._say_once(f"does not take this engine: {why}")
 
     def _leave(self, limit_s: float = ANSWER_S, asleep: bool = False) -> None:
         draft, self._draft = self._draft, None

@@ -44,7 +44,7 @@ def make_server_spec(
         k=config.k,
         f=config.f,
         fallbacks=config.on_miss != "skip",
-        chunk=min(config.draft_max_num_batched_tokens, max(512, config.max_model_len)),
+        chunk=config.draft_max_num_batched_tokens,
         top_m=config.top_m,
         saguaro=config.saguaro,
     )

@@ -21,7 +21,6 @@ from vllm_ssd.service.draft_device import choose_device, set_variables
 from vllm_ssd.service.launch import STOP_S, DraftLauncher
 from vllm_ssd.service.own_table import draft_name, engines_of
 from vllm_ssd.service.placement import DraftDevice, engine_index
-from vllm_ssd.service.server_spec import absolute
 from vllm_ssd.table import SpeculationTable, rundir
 from vllm_ssd.table.draft_names import DraftName, find_all
 from vllm_ssd.table.messages import DIED, Leave, ask
@@ -61,11 +60,15 @@ class FoundDraft:
         return self.state in (State.LOST, State.GONE)
 
 
-def other_model(theirs: str, ours: str) -> str:
-    """Why an engine does not join a draft server that was started anew."""
-    return (
-        f"it has the model {theirs!r} now, and this engine began with {ours!r}: restart this engine"
-    )
+class OtherModel(ValueError):
+    """A draft server that was started anew has another model than the one whose tokens the engine
+    has compared."""
+
+    def __init__(self, theirs: str, ours: str):
+        super().__init__(
+            f"it has the model {theirs!r} now, and this engine began with {ours!r}: restart this "
+            "engine"
+        )
 
 
 class Service:
@@ -93,12 +96,12 @@ class Service:
 
     def drafts(self, run_dir: Path) -> list[FoundDraft]:
         """All drafts of the service. Raises ``ValueError`` with a sentence if there is none and
-        none is being started, or one has another version of this package; ``RuntimeError`` if its
-        model is not the one whose tokens this engine has compared. run_dir: the engine's."""
-        drafts, model = [], absolute(self._config.draft_model)
+        none is being started, or one has another version of this package; ``OtherModel``. run_dir:
+        the engine's."""
+        drafts, model = [], self._config.draft_model
         for found, about in find_all(self._name):
             if about.options is not None and about.options.model != model:
-                raise RuntimeError(other_model(about.options.model, model))
+                raise OtherModel(about.options.model, model)
             with contextlib.suppress(FileNotFoundError):  # the draft is ending
                 drafts.append(FoundDraft(found))
         return drafts
@@ -108,14 +111,17 @@ class Service:
         return f"it was not ready within {self._config.start_timeout_s:g} s (start_timeout_s)"
 
     def sleep(self, run_dir: Path) -> None:
-        """Called when the engine sleeps and has left its draft. Also puts away drafts that no
-        engine has joined. run_dir: the engine's."""
+        """Called when the engine sleeps and has left its draft. Puts all drafts away, unless other
+        engines have joined one. run_dir: the engine's."""
         leave, limit_s = Leave(str(run_dir), asleep=True), self._config.start_timeout_s
-        with contextlib.suppress(ValueError, RuntimeError):  # there is none
-            for draft in self.drafts(run_dir):
+        with contextlib.suppress(ValueError):  # there is none
+            drafts = self.drafts(run_dir)
+            if any(draft.state is State.SERVING and draft.value("joined") for draft in drafts):
+                return  # other engines may need the others
+            for draft in drafts:
                 rests = partial(self._needs_no_word, draft)
                 while ask(draft.run_dir, leave, limit_s, rests) == DIED:
-                    pass  # its keeper has killed it, because it hung: its successor must sleep
+                    pass  # killed because it hung: the one that is started then must sleep
 
     def _needs_no_word(self, draft: FoundDraft) -> bool:
         return draft.state not in self.told
@@ -191,6 +197,10 @@ class OwnService(Service):
 
     def late(self) -> str:
         return super().late() if self._launcher is None else self._launcher.late()
+
+    def _needs_no_word(self, draft: FoundDraft) -> bool:
+        given_up = self._launcher is not None and self._launcher.given_up
+        return given_up or super()._needs_no_word(draft)
 
     def expect_end(self) -> None:
         if self._launcher is not None:

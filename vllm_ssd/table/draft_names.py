@@ -47,6 +47,10 @@ class DraftName(msgspec.Struct, frozen=True):
     service: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
 
 
+class NoDraftServer(ValueError):
+    """No draft server has the name, or none that answers yet."""
+
+
 def publish(run_dir: Path, named: DraftName) -> None:
     """Let engines find the service by its name; ``ValueError`` with a sentence if another service
     has the name. If two services publish one name at the same time, both may be refused."""
@@ -63,17 +67,17 @@ def publish(run_dir: Path, named: DraftName) -> None:
 
 def find_all(name: str) -> list[tuple[Path, DraftName]]:
     """The run directories of all drafts with this name, each with what its service has published;
-    ``ValueError`` with a sentence if there is none."""
+    ``NoDraftServer`` with a sentence if there is none."""
     published, unreadable = _published()
     found = [(run_dir, about) for run_dir, about in published if about.name == name]
     if found:
         return found
     names = {about.name for _, about in published if re.match(NAME, about.name)}
-    others = f"running: {', '.join(sorted(names))}" if names else "none is running"
-    others += f" with the temporary folder {rundir.base()}"
+    where = f"running in the temporary folder {rundir.base()}"
+    others = f"{where}: {', '.join(sorted(names))}" if names else f"none is {where}"
     if unreadable:
         others += f"; another version of vllm-ssd runs the one in {unreadable[0]}"
-    raise ValueError(
+    raise NoDraftServer(
         f"this user has no draft server {name!r} on this machine ({others}): start it with "
         f"'vllm-ssd draft MODEL --name {name}', or write another name as draft_server"
     )

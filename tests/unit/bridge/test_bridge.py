@@ -27,6 +27,7 @@ from vllm_ssd.bridge.changes import Plan, encode
 from vllm_ssd.bridge.near import Near, NearSpec
 from vllm_ssd.bridge.site import Site
 from vllm_ssd.table import ASLEEP, SpeculationTable, rundir
+from vllm_ssd.table.draft_names import NoDraftServer
 from vllm_ssd.table.messages import Join, Leave, Reload, Remove, Wake, ask
 from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.table.sockets import Sockets
@@ -277,13 +278,13 @@ def test_what_all_engines_have_in_common(server, bridge, monkeypatch):
     monkeypatch.setattr(finding, "connect", lambda _: bridge.link)
     monkeypatch.setattr(finding, "find_sites", near.find_sites)
     assert ask_for() == COMMON_OPTIONS
-    for what, other, said in (
-        ("find_sites", lambda _: [], problem),
-        ("VERSIONS", [0, 0], "install the same vllm-ssd"),
+    for what, other, said, kind in (
+        ("find_sites", lambda _: [], problem, NoDraftServer),
+        ("VERSIONS", [0, 0], "install the same vllm-ssd", ValueError),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(finding, what, other)
-            with refused(said):
+            with refused(said, kind=kind):
                 ask_for()
 
 

@@ -23,7 +23,7 @@ BAD_VALUES = [
     ("vocabulary", "union", '"same" or "intersection"'),
     *(("max_wait_ms", value, ABOVE_0) for value in (0, True, 1e308)),
     ("draft_dtype", "int8", '"float32"'),
-    ("draft_max_num_batched_tokens", 8, "a whole number from 32"),
+    *(("draft_max_num_batched_tokens", n, "a whole number from 32 to 65536") for n in (8, 10**9)),
     ("draft_kv_cache_gib", -1, ABOVE_0),
     ("start_timeout_s", "10", ABOVE_0),
     ("required", 1, "true or false"),

@@ -17,7 +17,7 @@ from vllm_ssd.config import draft_server
 from vllm_ssd.config.options import OPTIONS, make_ssd_config
 from vllm_ssd.service.own_table import OwnFiles
 from vllm_ssd.table import TableOwner, TableShape
-from vllm_ssd.table.draft_names import DraftName, publish
+from vllm_ssd.table.draft_names import DraftName, NoDraftServer, publish
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_server_started_with_its_draft_waits(make, serve):
 
 
 def test_it_waits_for_one_in_a_ray_cluster(make, monkeypatch):
-    answers = [draft_server.common_options(make(k=4)), ValueError("none yet")]
+    answers = [draft_server.common_options(make(k=4)), NoDraftServer("none yet")]
 
     def described(*_):
         if isinstance(answer := answers.pop(), ValueError):
@@ -111,7 +111,7 @@ def test_branches_are_compared_by_their_commits(hub, serve):
         ({"vocabulary": "intersection"}, "leave out vocabulary, or draft_server"),
         (
             {"draft_server": "other"},
-            "has no draft server 'other' on this machine (running: drafts with the",
+            "has no draft server 'other' on this machine (running in the temporary folder ",
         ),
         ({"draft_server": "dp:1-2"}, "draft_server 'dp:1-2' cannot be the name of a draft server"),
         ({"draft_server": 7}, "draft_server must be the --name of a draft"),

@@ -29,8 +29,8 @@ def test_blocks_hold_what_their_users_wrote(actions):
         if table.blocks:
             table.clear()
             texts[which] = []
-        elif pool.blocks_for(len(text)) - table.shared(text) <= pool.num_free:
-            found = table.adopt(text)
+        elif pool.blocks_for(len(text)) - table.shared(text, len(text)) <= pool.num_free:
+            found = table.adopt(text, len(text))
             assert table.reserve(len(text))
             assert found <= len(text) <= len(table.blocks) * SIZE
             for index, block in enumerate(table.blocks):
@@ -64,13 +64,13 @@ def test_a_text_stays_as_long_as_there_is_room():
     pool = BlockPool(num_blocks=4, block_size=SIZE)
     text = list(range(3 * SIZE))
     first, second = BlockTable(pool), BlockTable(pool)
-    assert first.adopt(text) == 0 and first.reserve(len(text))
+    assert first.adopt(text, len(text)) == 0 and first.reserve(len(text))
     first.name(text, len(text))
     first.clear()
     assert second.reserve(2 * SIZE)  # the unused block, and the last one of the text
-    assert first.adopt([*text[:SIZE], 99, *text[SIZE + 1 :]]) == SIZE
+    assert first.adopt([*text[:SIZE], 99, *text[SIZE + 1 :]], len(text)) == SIZE
     first.clear()
-    assert first.adopt(text) == 2 * SIZE
+    assert first.adopt(text, len(text)) == 2 * SIZE
 
 
 def test_the_kv_cache_leaves_room_for_hidden_states(checkpoint, tmp_path, monkeypatch):

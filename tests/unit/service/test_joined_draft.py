@@ -190,7 +190,7 @@ def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch
     one.loaded = True
     until(lambda: lives(draft))
     until(lambda: "is back" in said(caplog)[-1])
-    (line,) = [line for line in said(caplog) if "or looked after" in line]
+    (line,) = [line for line in said(caplog) if "cannot be looked after" in line]
     assert f"({type(error).__name__}: {error})" in line
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.common_options import COMMON_OPTIONS, changed
 from tests.support.sentences import refused
 from tests.unit.conftest import close
-from vllm_ssd.table.draft_names import DraftName, find_all, publish
+from vllm_ssd.table.draft_names import DraftName, NoDraftServer, find_all, publish
 
 
 def test_a_name_is_found_until_its_service_is_gone(make_run_dir):
@@ -19,7 +19,7 @@ def test_a_name_is_found_until_its_service_is_gone(make_run_dir):
     (file,) = [path for path in run_dir.iterdir() if "server" in path.name]
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700 and file.is_file()
     close(locks)
-    with refused("has no draft server 'one'"):
+    with refused("has no draft server 'one'", kind=NoDraftServer):
         find_all("one")
 
 
@@ -54,12 +54,14 @@ def test_a_service_of_another_version_is_none(make_run_dir, published, named_fie
     (run_dir / "draft-server.json").write_bytes(published)
     publish(make_run_dir()[0], DraftName("one", None))
     assert len(find_all("one")) == 1
-    with refused(f"another version of vllm-ssd runs the one in {run_dir} (", named_field):
+    with refused(
+        f"another version of vllm-ssd runs the one in {run_dir} (", named_field, kind=NoDraftServer
+    ):
         find_all("two")
 
 
 def test_those_that_are_there_are_listed(make_run_dir):
     for name in ("two", "dp:1", "one"):
         publish(make_run_dir()[0], DraftName(name, None))
-    with pytest.raises(ValueError, match=r"\(running: (?!.*dp).*one, .*two"):
+    with pytest.raises(ValueError, match=r"\(running in .*: (?!.*dp).*one, .*two"):
         find_all("three")

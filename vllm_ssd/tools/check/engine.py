@@ -119,7 +119,7 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         yield Finding("note", "draft's size", f"about {share:.0%} of the target's: {fact}", remedy)
     fact = "each token id means the same text in both models"
     if tokenizers_of(config.model_config, draft) is None:
-        fact = "their sizes are equal; the tokenizers cannot be read, and were not compared"
+        fact = "as many tokens in both; without both tokenizers, their texts were not compared"
     if ssd.draft_ids is not None:
         shared = sum(token >= 0 for token in ssd.draft_ids)
         fact = f"the draft has {shared} of the target's {len(ssd.draft_ids)} tokens"

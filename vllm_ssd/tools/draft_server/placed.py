@@ -29,7 +29,7 @@ from vllm_ssd.tools.draft_server.serving import LocalDrafts, devices, make_confi
 logger = get_logger(__name__)
 
 STOP_S = 25.0  # timeout for a draft's end on its node
-ANSWER_S = 20.0  # timeout of its answer whether it serves, which takes milliseconds
+ANSWER_S = 60.0  # and of its answer whether it serves, which may first leave silent engines
 SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
 LOOK_S = 0.2  # between two looks whether it has
 RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
@@ -49,9 +49,8 @@ class PlacedDrafts:
         }
         self._address = args.ray_address
         named = devices(args.device) if args.device else [None]  # that node has its own default
-        args = argparse.Namespace(
-            **vars(args), service=secrets.token_hex(4)
-        )  # of all, on whatever nodes
+        # All are one service, on whatever nodes.
+        args = argparse.Namespace(**vars(args), service=secrets.token_hex(4))
         self._drafts = [_Draft(args, options, *each) for each in enumerate(named)]
         self._ray: Any = None
 
