@@ -215,10 +215,12 @@ def test_engines_are_spread_over_several_drafts(service, join, caplog):
 
 def test_all_drafts_of_a_service_sleep_with_the_last_engine(service, join):
     """Those that no engine has joined, too."""
-    one, two, draft = service(pid=7), service(pid=8), join()
-    begin(draft)
-    draft.sleep()
-    assert Leave in one.asked and Leave in two.asked
+    drafts, engines = [service(pid=pid) for pid in (7, 8, 9)], [join(), join()]
+    for each in engines:
+        begin(each)
+    for each, told in zip(engines, (1, 3)):
+        each.sleep()
+        assert sum(Leave in draft.asked for draft in drafts) == told
 
 
 @pytest.mark.parametrize("model", ["another", None], ids=["another model", "another k"])
