@@ -77,7 +77,7 @@ class BlockTable:
         self._pool = pool
         self.blocks: list[int] = []
         self._names: list[bytes] = []  # of the text's first blocks, as far as they were needed
-        self._named = 0  # blocks whose names the pool has
+        self._num_named = 0  # blocks whose names the pool has
         self._shared = 0
 
     def shared(self, tokens: Sequence[int], count: int) -> int:
@@ -99,14 +99,14 @@ class BlockTable:
             if block is None:
                 break
             self.blocks.append(block)
-        self._named = len(self.blocks)
+        self._num_named = len(self.blocks)
         return len(self.blocks) * self._pool.block_size
 
     def name(self, tokens: Sequence[int], count: int) -> None:
         """Record that the first ``count`` of these tokens are in the blocks and will not change."""
-        for index in range(self._named, count // self._pool.block_size):
+        for index in range(self._num_named, count // self._pool.block_size):
             self._pool.name(self.blocks[index], self._name(tokens, index))
-            self._named = index + 1
+            self._num_named = index + 1
 
     def reserve(self, num_tokens: int) -> bool:
         """Own blocks for at least ``num_tokens``; False, without a change, if too few are free."""
@@ -120,7 +120,7 @@ class BlockTable:
     def clear(self) -> None:
         """Give all blocks back."""
         self._pool.give(self.blocks)
-        self.blocks, self._names, self._named, self._shared = [], [], 0, 0
+        self.blocks, self._names, self._num_named, self._shared = [], [], 0, 0
 
     def _name(self, tokens: Sequence[int], index: int) -> bytes:
         """The name of the block with this index: a digest of its text and of the name before."""

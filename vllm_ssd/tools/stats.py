@@ -63,7 +63,7 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds: write one from 0 to 1e9"
+            f"{text!r} is not a number of seconds: write one above 0 and below 1e9"
         )
     return seconds
 
