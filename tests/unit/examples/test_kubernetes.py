@@ -56,6 +56,9 @@ def test_kubernetes_takes_it(objects):
         for one in [*objects, *pods(objects)]:
             if one["kind"] != "RayCluster":
                 kubernetes_validate.validate(one, version, strict=True)
+                continue
+            for group in one["spec"]["workerGroupSpecs"]:
+                assert "labels" not in group["rayStartParams"], "KubeRay refuses these"
 
 
 @EACH_FILE
