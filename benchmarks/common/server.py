@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,14 @@ class Server:
 
     def end(self, how: signal.Signals = signal.SIGTERM, limit_s: float = END_S) -> None:
         """Have it end; ``subprocess.TimeoutExpired`` if it does not and has to be killed."""
+        own = self.processes()
         self.process.send_signal(how)
         try:
             self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            for process in own:  # an engine core would go on, and keep its GPUs
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             raise
         finally:
             self._port_holder.close()
@@ -87,8 +91,9 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.end()
+        with suppress(subprocess.TimeoutExpired):  # it is killed, and other servers may go on
+            if self.process.poll() is None:
+                self.end()
 
     def _healthy(self) -> bool:
         try:

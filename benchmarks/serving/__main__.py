@@ -7,7 +7,6 @@ Prints a markdown table with the ratios between all sides measured; --json saves
 """
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -35,8 +34,6 @@ from benchmarks.standin.head import write_head
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit status is 1 if a side failed, 2 if it was refused."""
     args = parse(arguments, __doc__)
-    if hub := os.environ.get("SSD_HF_CACHE"):  # the reference's variable
-        os.environ["HF_HUB_CACHE"] = hub
     try:
         for client in args.client:
             CLIENTS[client].check()
@@ -49,10 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         if args.eagle3 == STANDIN:
             args.eagle3 = str(write_head(Path(target.path), args.models))
+        args.dataset = list(datasets)
+        prompts = _prompts(target.path, datasets, args)
+        for load in loads(args):
+            prompts.take(load, 0)  # refuses what has none
     except ValueError as error:
         say(f"python -m benchmarks.serving: {error}")
         return 2
-    args.dataset = list(datasets)
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     before = visible_gpus()
     engine = engine_arguments(args, target, drafts[0], bool(before))
     plan = Plan(
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f=args.f,
         other_k=args.other_k,
         gpus=len(before),
-        tps=args.tps,
+        tp=args.tp,
         options=combinations(args.option),
         eagle3=args.eagle3,
         accepted=args.accepted,
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure = Measure(
         clients=args.client,
         loads=loads(args),
-        prompts=_prompts(target.path, datasets, args),
+        prompts=prompts,
         tokenizer=target.path,
         start_s=args.side_timeout,
     )

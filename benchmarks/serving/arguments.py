@@ -43,7 +43,6 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
     kinds = chosen_from(KINDS, "sides")
     add("--sides", type=kinds, default=[*KINDS], help=f"default: {','.join(KINDS)}")
     add_engine_arguments(parser)
-    add("--tps", type=numbers, help="several --tp; those that need more GPUs are left out")
     add("--drafts", nargs="+", help="several --draft")
     add("--k", type=numbers, default=[None], help="of ssd, each with every f; default: ssd's own")
     add("--f", type=numbers, default=[None], help="of ssd, each with every k; default: ssd's own")
@@ -82,7 +81,6 @@ def parse(arguments: Sequence[str] | None, about: str | None) -> argparse.Namesp
         length = 2048 if asked.sweep == "data" else 256 * asked.turns
         parser.set_defaults(**_QUICK, max_model_len=length)
     args = parser.parse_args(arguments)
-    args.tps = args.tps or [args.tp]
     args.drafts = args.drafts or [args.draft]
     if "eagle3" in args.sides and not args.eagle3 and args.sides != [*KINDS]:
         parser.error(f"--sides eagle3 needs a head: --eagle3 HEAD, or --eagle3 {STANDIN}")

@@ -103,14 +103,16 @@ class Measure:
         return run
 
     def _warm_up(self, subject: Started) -> None:
-        """As many at a time as there will be, so that nothing is compiled while it is measured."""
+        """As many at a time as there will be, so that nothing is compiled while it is measured.
+        With prompts that come later or not at all, unless each load begins with the same ones."""
         most = max(self.loads, key=lambda load: load.concurrency or load.requests)
         places = min(most.concurrency or most.requests, _WARM_UP_REQUESTS)
         requests = most.requests if self.same_prompts else places
+        first = 0 if self.same_prompts else sum(load.requests for load in self.loads)
         tokens = min(most.tokens, _WARM_UP_TOKENS)
         load = replace(most, requests=requests, concurrency=places, tokens=tokens)
         for temperature in sorted({load.temperature for load in self.loads}):
-            self._ask(subject, "own", replace(load, temperature=temperature), 0)
+            self._ask(subject, "own", replace(load, temperature=temperature), first)
 
     def _ask(self, subject: Started, client: str, load: Load, first: int) -> list[Seen]:
         prompts = self.prompts.take(load, first)

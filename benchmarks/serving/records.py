@@ -69,7 +69,6 @@ class Side(msgspec.Struct, frozen=True):
 
     name: str
     kind: Kind
-    tp: int
     gpus: int
     engine: dict[str, Any]
     environment: dict[str, str]

@@ -14,7 +14,7 @@ from vllm_ssd.config.default_drafts import default_k_and_f
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare, at each of the tensor parallel sizes ``tps``.
+    """What to compare. tp: ranks of all targets.
 
     engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
     as is each k and f of ssd, None = its default. ssd-f0 has the same k if one is given;
@@ -30,7 +30,7 @@ class Plan:
     f: Sequence[int | None]
     other_k: Sequence[int]
     gpus: int
-    tps: Sequence[int] = (1,)
+    tp: int = 1
     options: Sequence[dict[str, Any]] = ({},)
     eagle3: str | None = None
     accepted: Sequence[float] = ()
@@ -45,8 +45,7 @@ class Plan:
 
     def _all(self) -> list[Side]:
         return [
-            self._side(name, kind, tp, speculation)
-            for tp in self.tps
+            self._side(name, kind, speculation)
             for kind in self.kinds
             for name, speculation in self._of_kind(kind)
         ]
@@ -104,18 +103,16 @@ class Plan:
         """What tells sides with several drafts apart."""
         return f" draft={draft.name}" if len(self.drafts) > 1 else ""
 
-    def _side(self, name: str, kind: Kind, tp: int, speculation: dict[str, Any] | None) -> Side:
+    def _side(self, name: str, kind: Kind, speculation: dict[str, Any] | None) -> Side:
         has_draft = kind in OURS
-        engine = {**self.engine, "tensor_parallel_size": tp}
+        engine = {**self.engine, "tensor_parallel_size": self.tp}
         if speculation is not None:
             engine["speculative_config"] = speculation
-        environment = engine_environment(self.gpus > 0, has_draft, tp)
-        if len(self.tps) > 1:
-            name += f" TP {tp}"
-        ranks = tp * self.engine.get("data_parallel_size", 1)
+        environment = engine_environment(self.gpus > 0, has_draft, self.tp)
+        ranks = self.tp * self.engine.get("data_parallel_size", 1)
         ranks *= self.engine.get("pipeline_parallel_size", 1)
         # A draft_device that is named may be one of the target's.
         named = str((speculation or {}).get("draft_device"))
         has_gpu = has_draft and named not in map(str, range(ranks))
         gpus = ranks + has_gpu if self.gpus else 0
-        return Side(name, kind, tp, gpus, engine, environment)
+        return Side(name, kind, gpus, engine, environment)

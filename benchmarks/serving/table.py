@@ -59,14 +59,11 @@ def _base(side: Side) -> str:
 def _beside(
     side: Side, run: Run, runs: Sequence[tuple[Side, Run]], base: str
 ) -> tuple[Side, Run] | None:
-    """The fastest run of a side that is ``base`` under the same load, with as many ranks; None if
-    there is none."""
+    """The fastest run of a side that is ``base`` under the same load; None if there is none."""
     same = [
         (other_side, other)
         for other_side, other in runs
-        if _base(other_side) == base
-        and other_side.tp == side.tp
-        and (other.client, other.load) == (run.client, run.load)
+        if _base(other_side) == base and (other.client, other.load) == (run.client, run.load)
     ]
     return max(same, key=lambda pair: speed(pair[1]), default=None)
 

@@ -18,6 +18,7 @@ Tokens/s are summed over engines, each with the seconds that its own clients too
 """
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("EAGLE-3 is left out: vLLM gives no acceptance on CPUs")
         args.accepted = []
     results: list[Result] = []
+    if args.table is not None:
+        args.table.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ends:
         # A process for each engine's clients: a single one would read messages late.
         clients = ends.enter_context(ProcessPoolExecutor(args.engines, get_context("fork")))
@@ -121,8 +124,8 @@ class _Starter:
         service.wait_loaded(args.start_timeout)
         say("the draft is loaded")
         told = {"speculative_config": speculation}
-        shared = Side(f"shared by {args.engines}", "ssd", 1, on_gpus * (args.engines + 1), told, {})
-        one = Side("one", "ssd", 1, on_gpus * 2, told, {})
+        shared = Side(f"shared by {args.engines}", "ssd", on_gpus * (args.engines + 1), told, {})
+        one = Side("one", "ssd", on_gpus * 2, told, {})
         return [Started(shared, engines), Started(one, engines[:1])]
 
     def start_eagle3(self, end: ExitStack, tokens: float) -> Started:
@@ -133,7 +136,7 @@ class _Starter:
         server = self._server(f"eagle3-{tokens:g}", len(self._subject.gpus) - 1, speculation)
         end.callback(_end, [server])
         told = {"speculative_config": speculation}
-        return Started(Side(f"eagle3 given {tokens:g}", "eagle3", 1, 1, told, {}), [server])
+        return Started(Side(f"eagle3 given {tokens:g}", "eagle3", 1, told, {}), [server])
 
     def _server(self, name: str, gpu: int, speculation: dict[str, Any]) -> Server:
         engine = {**self._subject.engine, "speculative_config": speculation}
@@ -141,8 +144,11 @@ class _Starter:
 
     def _environment(self, gpu: int) -> dict[str, str]:
         on_gpus = bool(self._subject.gpus)
-        name, place = ("CUDA_VISIBLE_DEVICES", gpu) if on_gpus else ("VLLM_CPU_OMP_THREADS_BIND", 0)
-        return engine_environment(on_gpus, True, 1) | {name: str(place)}
+        if not on_gpus:
+            return engine_environment(False, True, 1) | {"VLLM_CPU_OMP_THREADS_BIND": "0"}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        place = visible.split(",")[gpu] if visible else str(gpu)
+        return engine_environment(True, True, 1) | {"CUDA_VISIBLE_DEVICES": place}
 
 
 def _end(servers: Sequence[Server]) -> None:

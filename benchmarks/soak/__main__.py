@@ -11,6 +11,7 @@ anything is left after the end.
 import argparse
 import asyncio
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +46,8 @@ from vllm_ssd.service.cores import available_cores
 GONE_S = 90.0
 BACK_S = 120.0  # for a draft that was killed shortly before the load ended
 SERVICE = "soak"  # the name of its drafts
-LOST = "SSD: the draft is lost"  # what the log says of a draft that died
+# What the logs say of a draft that died, alone or with its keeper.
+LOST = re.compile(r"SSD: the draft is lost|SSD: the draft's keeper is gone, and the draft with it")
 MANY_RESTARTS = 10**6  # deaths of our making are no reason to give a draft up
 # On two cores.
 QUICK: dict[str, Any] = {
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other_k=[],
         # A server may also have fewer GPUs: its draft is on the target's, or a service's.
         gpus=max(len(gpus), args.tp + 1) if gpus else 0,
-        tps=[args.tp],
+        tp=args.tp,
         options=[options],
     )
     plain_side, side = plan.sides()
@@ -136,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lambda: [one for each in (run_dir, *service_dirs) for one in leftovers(each, seen)]
     )
     required = args.compare == "require"
-    lost = sum(log.read_text(errors="replace").count(LOST) for log in logs.glob("*.log"))
+    said = [logs / name for name in ("ssd.log", "drafts.log") if name == "ssd.log" or args.service]
+    lost = sum(len(LOST.findall(log.read_text(errors="replace"))) for log in said)
     died = max(0, lost - (0 if args.stop_every else len(killer.at)))
     summary = summarise(outcome, samples, killer.what, killer.at, died, draft_back, left, required)
     print(markdown(summary))

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,13 @@ class Killer:
 
     def _harm(self, draft: psutil.Process) -> None:
         self._killed.add(draft.pid)
-        there = self._watch.helpers()
-        keepers = [p for p in there if "vllm_ssd.service.keeper" in p.cmdline()]
-        raylets = [p for p in there if p.name() == "raylet"]
+        keepers, raylets = [], []
+        for process in self._watch.helpers():
+            with suppress(psutil.NoSuchProcess):  # it ends by itself
+                if "vllm_ssd.service.keeper" in process.cmdline():
+                    keepers.append(process)
+                elif process.name() == "raylet":
+                    raylets.append(process)
         self._rng.choice([draft, *keepers[:1], *raylets[:1]]).kill()
 
     def draft_lives(self) -> bool:

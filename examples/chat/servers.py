@@ -25,13 +25,7 @@ def started(
     with ExitStack() as stack:
         for name, arguments in sides.items():
             with console.status(f"starting {name}, which takes half a minute and more"):
-                server = Server(arguments, logs / f"{name}.log")
-                stack.callback(_end, server)
+                server = stack.enter_context(Server(arguments, logs / f"{name}.log"))
                 server.wait_healthy(START_LIMIT_S)
             urls[name] = server.url
         yield urls
-
-
-def _end(server: Server) -> None:
-    if server.process.poll() is None:
-        server.end()

@@ -22,7 +22,7 @@ OWN = ("--client", "own")
 
 
 def side(name: str, kind: Kind = "plain", gpus: int = 1) -> Side:
-    return Side(name, kind, 1, gpus, {}, {})
+    return Side(name, kind, gpus, {}, {})
 
 
 def seen(tokens: int, text: str) -> Seen:
@@ -42,12 +42,12 @@ def test_what_answers_come_to():
 
 
 def test_a_side_that_fails_ends_no_other(monkeypatch):
-    """Servers of a side count together. Each load has prompts of its own."""
+    """Servers of a side count together. Each load has prompts of its own; w is of the warm-up."""
     client = SimpleNamespace(measure=lambda task: seen(task.load.tokens, task.prompts[0]))
     monkeypatch.setitem(CLIENTS, "own", client)
     up = SimpleNamespace(url="", run_dir=lambda: None, wait_healthy=lambda limit_s: None)
     down = SimpleNamespace(wait_healthy=Mock(side_effect=ServerFailed("no memory left")), log="log")
-    prompts = SimpleNamespace(take=lambda load, first: ["abc"[first]] * load.requests)
+    prompts = SimpleNamespace(take=lambda load, first: ["abcw"[first]] * load.requests)
     loads = [Load("d", 2, 5, 1), Load("d", 1, 6, 1)]
     subjects = [Started(side("one"), [up, up]), Started(side("broken"), [down])]
     *_, (one, broken) = Measure(["own"], loads, prompts, "t", 1.0).started(subjects)
@@ -100,9 +100,9 @@ def test_every_side():
     options = [{}, {"draft_device": 2}, {"draft_device": "1"}]
     two = {"engine": {"data_parallel_size": 2}, "options": options}
     assert [each.gpus for each in plan(kinds=["ssd"], **two).sides()] == [3, 3, 2]
-    small = plan(kinds=["plain", "ssd"], tps=[1, 2], gpus=2)
-    assert [side.name for side in small.sides()] == ["plain TP 1", "ssd k=7 f=3 TP 1", "plain TP 2"]
-    assert small.left_out() == ["ssd k=7 f=3 TP 2 needs 3 GPUs of 2"]
+    small = plan(kinds=["plain", "ssd"], tp=2, gpus=2)
+    assert [side.name for side in small.sides()] == ["plain"]
+    assert small.left_out() == ["ssd k=7 f=3 needs 3 GPUs of 2"]
     args = parse([*TOGETHER, "plain=1", "ssd=0,1"], None)
     [group] = serving._groups(plan(kinds=args.sides).sides(), args.together)
     assert [side.environment["CUDA_VISIBLE_DEVICES"] for side in group] == ["1", "0,1"]
