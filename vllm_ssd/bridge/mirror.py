@@ -17,8 +17,6 @@ from vllm_ssd.table.messages import Add, Remove
 
 # A change names a kind by its index here. Changes are sent in this order.
 KINDS: tuple[type[Record], ...] = (Outcome, State, Prediction)
-LONGEST_TEXT = 3 * 2**20  # tokens, which fit a message
-_INT32 = 2**31
 
 
 class Mirror:
@@ -43,13 +41,9 @@ class Mirror:
             if self.is_known(slot, generation):
                 self._generations[slot] = 0
             return
-        tokens = message.tokens
-        ends = (min(tokens), max(tokens)) if tokens else ()
-        if len(tokens) > LONGEST_TEXT or not all(-_INT32 <= end < _INT32 for end in ends):
-            raise Malformed("a text of too many tokens, or of none that there are")
         self._generations[slot] = generation
         for record in self._ours:
-            record.begin(slot, len(tokens))
+            record.begin(slot, len(message.tokens))
 
     def is_known(self, slot: int, generation: int) -> bool:
         """Whether the request with this generation was added and still has the slot."""

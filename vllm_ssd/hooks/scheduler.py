@@ -22,15 +22,12 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm_ssd.hooks.engine_args import uses_ssd
 from vllm_ssd.hooks.patches import Original, put_before
 from vllm_ssd.hooks.seeds import give_own_seeds
-from vllm_ssd.log import get_logger
 from vllm_ssd.worker.draft_limit import most_that_fit
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
     from vllm_ssd.table import SpeculationTable
-
-logger = get_logger(__name__)
 
 
 def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: Any) -> None:
@@ -46,14 +43,7 @@ def with_own_class(original: Original, self: Scheduler, *args: Any, **kwargs: An
         return
     from vllm_ssd.service.own_table import open_table
 
-    try:
-        self._ssd_table = open_table(config, writable=False)
-    except OSError:  # costs metrics and speed, and must not end the engine
-        logger.warning(
-            "SSD: the scheduler does not find the speculation table: vLLM's metrics count all "
-            "scheduled tokens as drafts, and some are scheduled where none pay"
-        )
-        return
+    self._ssd_table = open_table(config, writable=False)
     put_before(OwnScheduler, self)
     self._ssd_verified = self._verified()
 

@@ -78,18 +78,16 @@ def test_what_was_verified_is_counted_once(counters, config):
 @pytest.mark.parametrize(
     "changes, stats, drafts",
     [
-        ({"table": None}, "its own", K),
         ({"use_v2_model_runner": False}, "its own", K),  # it counts by itself
         ({"speculative_config": None}, "its own", K),
         ({"speculative_config": SSDConfig(k=K, draft_sample_method="greedy")}, None, 0),
     ],
-    ids=["no table", "V1", "another method", "no files"],
+    ids=["V1", "another method", "no files"],
 )
 def test_engines_without_draft_tokens_to_count(config, tmp_path, changes, stats, drafts):
     """No files: there was no room for them, and drafts are not required."""
     vars(config).update(changes)
-    if "table" not in changes:
-        SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
+    SpeculationTable.create(tmp_path / "t", TableShape(slots=2, k=K, branches=2))
     scheduler = Bare(config)
     assert scheduler.make_stats("its own") == stats
     output = SimpleNamespace(
