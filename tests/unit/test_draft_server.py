@@ -23,7 +23,7 @@ LOST = "vllm-ssd draft: the draft is lost for good, see above"
 def start(tmp_path, monkeypatch, capsys):
     """Starts the command with these flags: what it would serve, whose drafts are lost for good at
     once, and what it says."""
-    model = write_model(tmp_path)
+    own = write_model(tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     served: list[object] = []
@@ -37,7 +37,7 @@ def start(tmp_path, monkeypatch, capsys):
 
         wait_ready = tend = stop = start
 
-    def start(*flags: str):
+    def start(*flags: str, model: str = own):
         monkeypatch.setattr(serving, "LocalDrafts", Drafts)
         assert cli.main(["draft", model, "--name", "drafts", *flags]) == 2
         return served, capsys.readouterr().err.replace("draft_device '900' ", "")
@@ -90,6 +90,14 @@ def test_a_draft_for_each_device(start, monkeypatch):
 def test_flags_that_will_not_do(start, flags, said):
     served, answer = start(*flags.split())
     assert not served and f"vllm-ssd draft: {said}" in answer
+
+
+def test_a_model_that_cannot_draft(start, tmp_path):
+    """The user of this command has written no --speculative-config."""
+    alike = tmp_path / "an-eagle"
+    write_model(alike)
+    served, said = start(model=str(alike))
+    assert not served and said.endswith("in every layer: name another MODEL\n")
 
 
 def test_what_vllm_cannot_read(start, tmp_path):

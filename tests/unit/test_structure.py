@@ -72,7 +72,7 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4225,
-    "../tests": 19850,
+    "../tests": 19860,
     "table": 2025,
     "draft": 4900,
     "service": 2515,

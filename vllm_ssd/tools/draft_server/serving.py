@@ -12,7 +12,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from vllm_ssd.config.draft_checks import check_source
+from vllm_ssd.config.draft_checks import OTHER_DRAFT, check_source
 from vllm_ssd.config.draft_server import FLAGS, common_options
 from vllm_ssd.service.cores import available_cores, parse_cores
 from vllm_ssd.service.draft_device import choose_lone_device
@@ -112,7 +112,7 @@ def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
         )
         return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ImportError, OSError, ValueError) as error:
-        if type(error) is ValueError:
-            raise  # has a sentence
+        if type(error) is ValueError:  # has a sentence, for engines
+            raise ValueError(str(error).replace(OTHER_DRAFT, "name another MODEL")) from None
         said = f"vLLM does not take the draft {args.model!r} ({first_sentence(error)})"
         raise ValueError(f"{said}: change what vLLM names") from error
