@@ -15,7 +15,7 @@ UNCOMPILED := /(tests|testing|anthropic|pip|mypyc?|numba)/|/transformers/models/
 # sglang's client of servers, in an environment of its own: of sglang itself it needs what comes with
 # the bare package, so no torch.
 BENCH := .venv-bench
-BENCH_PACKAGES := sglang==0.4.1.post4 aiohttp transformers jinja2
+BENCH_PACKAGES := sglang==0.4.1.post4 aiohttp 'transformers<5.25' jinja2
 
 .PHONY: setup bench-client demo unit test upstream lint wheel clean
 

@@ -70,13 +70,19 @@ setup(
             "httpx",
             "hypothesis",
             "kubernetes-validate",
-            "mypy",
+            # Bounds of what may refuse or say other things in its next version: CI is to fail for
+            # changes of ours only.
+            "msgspec<0.24",
+            "mypy<2.5",
             "pandas",
             "pytest",
             "pytest-asyncio",
             "pytest-xdist",
-            "ruff",
+            "ray<2.61",
+            "rich<16",
+            "ruff<0.18",
             "tblib",
+            "triton<3.10",
         ],
     },
     entry_points={

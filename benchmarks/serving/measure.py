@@ -104,7 +104,7 @@ class Measure:
 
     def _warm_up(self, subject: Started) -> None:
         """As many at a time as there will be, so that nothing is compiled while it is measured.
-        With prompts that come later or not at all, unless each load begins with the same ones."""
+        With prompts of no load where the data set has enough, unless each begins with the same."""
         most = max(self.loads, key=lambda load: load.concurrency or load.requests)
         places = min(most.concurrency or most.requests, _WARM_UP_REQUESTS)
         requests = most.requests if self.same_prompts else places

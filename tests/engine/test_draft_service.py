@@ -39,7 +39,8 @@ def test_one_draft_for_two_and_its_death(engines, service):
     with ExitStack() as loads:
         for one in engines:
             loads.enter_context(one.under_load())
-        assert all(one.has_hits() for one in engines)
+        for one in engines:
+            one.load.until("hits", one.has_hits)
         assert service.joined() == 2
         service.draft.server().kill()
         for one in engines:
@@ -61,7 +62,7 @@ def test_the_other_one_does_not_mind_an_engine_that_is_killed(engines, service):
         core.kill()
         second.load.until("end of it", lambda: service.joined() == 1)
         second.load.until("end of its files", lambda: not leftovers(first.run_dir, [core]))
-        assert second.has_hits()
+        second.load.until("hits", second.has_hits)
     assert second.said(LOST) == 1, "that was before"
     first.server.process.wait(END_S)
     wait_gone(first.run_dir, own)

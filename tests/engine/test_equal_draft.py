@@ -265,7 +265,7 @@ def test_the_draft_leaves_by_itself_and_the_next_start_removes_the_rest(watched)
     files = {str(run_dir), str(rundir.table_path(run_dir))}
     for process in (core, keeper):
         process.kill()
-    wait_for("end of the draft", lambda: not psutil.pid_exists(keeper.pid), 20)
-    wait_for("end of the draft", lambda: set(leftovers(run_dir, own)) <= files, 20)
+    wait_for("end of the draft", lambda: not psutil.pid_exists(keeper.pid))
+    wait_for("end of the draft", lambda: set(leftovers(run_dir, own)) <= files)
     rundir.sweep()
     assert leftovers(run_dir, own) == []

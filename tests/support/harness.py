@@ -41,12 +41,10 @@ START_S, END_S = 600.0, 60.0
 def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     """The first true value of ``condition``; an assertion naming ``what`` if there is none."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"no {what} within {timeout_s:g} s"
         time.sleep(0.1)
-    raise AssertionError(f"no {what} within {timeout_s:g} s")
+    return value
 
 
 def wait_gone(

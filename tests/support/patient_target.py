@@ -11,11 +11,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm_ssd.table import GIVEN_UP, LOST, SpeculationTable, make_stamp
 from vllm_ssd.table.draft_states import DraftStates
 from vllm_ssd.table.rundir import table_path
-from vllm_ssd.table.service_state import draft_lives
 from vllm_ssd.worker.slots import SlotState
 
 STEP_S = 0.1  # of a step that waits for nothing: it leaves the cores to others
-LONGEST_S = 5.0
+LONGEST_S = 20.0
 
 
 class PatientWorker(CPUWorker):
@@ -37,7 +36,7 @@ class PatientWorker(CPUWorker):
         table = SpeculationTable.open(table_path(run_dir), writable=False)
         deadline = time.monotonic() + LONGEST_S
         while not all(ahead(table, slot) for slot in slots):
-            if not draft_lives(table) or time.monotonic() > deadline:
+            if not table.draft["heartbeat"][0] or time.monotonic() > deadline:
                 return
             time.sleep(1e-3)
 

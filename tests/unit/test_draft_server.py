@@ -101,7 +101,7 @@ def test_a_model_that_cannot_draft(start, tmp_path):
 
 
 def test_what_vllm_cannot_read(start, tmp_path):
-    assert "(dtype: Input should be" in start("--dtype", "x")[1]
+    assert "(dtype: " in start("--dtype", "x")[1]
     (tmp_path / "config.json").write_text("{")
     served, said = start()
     assert not served and said.count("\n") == 1

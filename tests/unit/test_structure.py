@@ -72,10 +72,10 @@ def test_every_part_has_its_place():
 # Lines of each folder, at most: that one grows is a decision.
 CEILINGS = {
     "../benchmarks": 4225,
-    "../tests": 19860,
+    "../tests": 19870,
     "table": 2025,
     "draft": 4900,
-    "service": 2515,
+    "service": 2520,
     "bridge": 1180,
     "config": 1190,
     "metrics": 490,

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urljoin
@@ -38,15 +39,15 @@ def _download(file: str) -> bytes:
     for index in _indexes():
         page = f"{index.rstrip('/')}/vllm/"
         try:
-            listed = urlopen(page).read().decode()
+            listed = urlopen(page, timeout=60).read().decode()
             link = re.search(rf'href="([^"#]*{re.escape(file)})(?:#sha256=(\w+))?"', listed)
             if link:
                 say(f"downloading {file}")
-                content: bytes = urlopen(urljoin(page, link[1])).read()
+                content: bytes = urlopen(urljoin(page, link[1]), timeout=60).read()
                 if link[2] not in (None, hashlib.sha256(content).hexdigest()):
                     raise RuntimeError(f"{file} is not the file that the index names")
                 return content
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             say(f"no answer for {file}: {error}")
     raise RuntimeError(f"no index that pip knows has {file}")
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 TEND_S = 0.2  # between two checks of the draft
+PAUSED_S = 1.0  # without a check, after which an old heartbeat counts only at the next one
 JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # timeout of its answer, which takes milliseconds unless it hangs
 LOST_S = 0.2  # and of the answer of a lost draft, which takes milliseconds or does not come
@@ -61,7 +62,7 @@ class JoinedDraft:
         self._turn = threading.Lock()  # held while the phase may change
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
-        self._next_try = 0.0
+        self._next_try = self._looked = 0.0
         self._failure = ""  # what was logged last since it joined
         self._refusal = ""  # why no draft took this engine at its start
         self._started = self._engine_ends = False
@@ -222,7 +223,9 @@ class JoinedDraft:
 
     def _check(self, draft: FoundDraft) -> None:
         """Check that the draft still drafts for this engine, and part with it if it does not."""
-        state = draft.state
+        state, looked, self._looked = draft.state, self._looked, time.monotonic()
+        if state is State.LOST and draft.value("heartbeat") and self._looked > looked + PAUSED_S:
+            return  # the machine may have stood still, and the draft with it: the next look tells
         why = state.value if state is not State.SERVING else ""
         if not why and int(self._table.draft["pid"][0]) != draft.value("pid"):
             why = "its draft was started again"

@@ -69,7 +69,7 @@ def in_a_sentence(problem: str, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NoRoom(f"SSD: {problem} ({error}): {fix}") from error
+        raise NoRoom(f"SSD: {problem} ({error.strerror or error}): {fix}") from error
 
 
 FREE_FOLDER = "free some space in the temporary folder, or set TMPDIR to another one"

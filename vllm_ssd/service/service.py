@@ -79,7 +79,7 @@ class Service:
     that an engine sleeps."""
 
     joining, joined = "joining", "joined"
-    told: tuple[State, ...] = State.SERVING, State.LOADING
+    told: tuple[State, ...] = (State.SERVING,)
     logs_losses = comes_first = ends_with_engine = False
 
     def __init__(self, vllm_config: VllmConfig):
@@ -139,7 +139,7 @@ class Service:
 class OwnService(Service):
     """Starts a draft service, unless another engine of the group does."""
 
-    told = (*Service.told, State.LOST)  # it is started again
+    told = State.SERVING, State.LOADING, State.LOST  # it is there again in a while
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)

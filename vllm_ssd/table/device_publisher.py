@@ -43,7 +43,6 @@ class DevicePublisher:
 
     def leave(self, table: SpeculationTable) -> None:
         if self._device is not None:
-            torch.cuda.synchronize(self._device)  # kernels that were not waited for
             self._registered.pop(table)()
 
     def predict(self, new: PredictedOutcomes) -> None:

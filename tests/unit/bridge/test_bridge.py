@@ -60,7 +60,7 @@ class Link:
             if self.cut:
                 time.sleep(timeout or 0.0)
                 raise TimeoutError
-            return task.result(timeout)
+            return task.result(ANSWER_S)
         except TimeoutError as error:
             raise exceptions.GetTimeoutError from error
 

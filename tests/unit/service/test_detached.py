@@ -16,7 +16,7 @@ from vllm_ssd.table import TableOwner, TableShape
 
 def test_no_process_is_started_for_settings_that_cannot_be_sent(monkeypatch, tmp_path):
     monkeypatch.delattr(subprocess, "Popen")
-    with pytest.raises(TypeError, match="Encoding objects of type object"):
+    with pytest.raises(TypeError):
         detached.start_detached("no.module", tmp_path, {"model": object()})
 
 

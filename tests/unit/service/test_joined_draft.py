@@ -15,11 +15,12 @@ from tests.support.sentences import refused
 from tests.unit.service.fake_service import FakeService, begin, lives, said, until
 from vllm_ssd.config.ssd_config import SSDConfig
 from vllm_ssd.service import joined_draft
-from vllm_ssd.service.joined_draft import JoinedDraft
+from vllm_ssd.service.joined_draft import JoinedDraft, Phase
 from vllm_ssd.service.service import Service
 from vllm_ssd.table import ASLEEP, RELOADING, rundir
 from vllm_ssd.table.draft_names import CommonOptions, DraftName
 from vllm_ssd.table.messages import NOT_LOADED, Join, Leave, Wake
+from vllm_ssd.table.service_state import HEARTBEAT_LIMIT_NS
 
 
 @pytest.fixture
@@ -211,6 +212,21 @@ def test_engines_are_spread_over_several_drafts(service, join, caplog):
     assert two.engines == 4, "they stay"
     two.die()
     until(lambda: one.engines == 4 and all(map(lives, drafts)))
+
+
+def test_a_machine_that_stands_still_loses_no_draft(service, join, monkeypatch):
+    """Its heartbeat is old at the first look afterwards, and only counts at the second one."""
+    one, draft = service(), join()
+    monkeypatch.setattr(joined_draft, "TEND_S", 1000.0)
+    monkeypatch.setattr(joined_draft, "LOST_S", 0.1)
+    begin(draft)
+    with one._turn, draft._turn:
+        one._draft["heartbeat"] -= 10 * HEARTBEAT_LIMIT_NS
+        draft._looked = time.monotonic() - 10
+        draft._tend()
+        assert draft._phase is Phase.JOINED
+        draft._tend()
+        assert draft._phase is Phase.LOST
 
 
 def test_all_drafts_of_a_service_sleep_with_the_last_engine(service, join):

@@ -75,7 +75,7 @@ def test_a_killed_owners_files_are_swept_and_only_those(owner, mine):
         (fcntl, "flock", "set TMPDIR to another one"),
     ],
 )
-def test_no_room_for_files(monkeypatch, module, function, said):
+def test_no_room_for_files(monkeypatch, tmp_path, module, function, said):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -86,12 +86,12 @@ def test_no_room_for_files(monkeypatch, module, function, said):
             set(Path(tempfile.gettempdir()).iterdir()),
         )
 
+    monkeypatch.setattr(rundir, "_SHARED_MEMORY", tmp_path)  # others' tables come and go
     before = files()
-    monkeypatch.setattr(rundir, "sweep", lambda: None)  # which locks files, too
-    monkeypatch.setattr(module, function, full)
-    with refused("No space left on device", said, kind=NoRoom):
+    with monkeypatch.context() as patched, refused("No space left", said, kind=NoRoom):
+        patched.setattr(rundir, "sweep", lambda: None)  # which locks files, too
+        patched.setattr(module, function, full)
         OwnFiles(TableShape(1, 2, 3), TableOwner("target"))
-    monkeypatch.undo()
     assert before == files()
 
 
