@@ -70,8 +70,8 @@ setup(
             "httpx",
             "hypothesis",
             "kubernetes-validate",
-            # Bounds of what may refuse or say other things in its next version: CI is to fail for
-            # changes of ours only.
+            # Newer versions may behave differently. With these bounds, CI fails for our changes
+            # only.
             "msgspec<0.24",
             "mypy<2.5",
             "pandas",

@@ -103,8 +103,9 @@ class Measure:
         return run
 
     def _warm_up(self, subject: Started) -> None:
-        """As many at a time as there will be, so that nothing is compiled while it is measured.
-        With prompts of no load where the data set has enough, unless each begins with the same."""
+        """Send requests at the loads' highest concurrency, up to ``_WARM_UP_REQUESTS``, so that
+        nothing is compiled while it is measured. Unless ``same_prompts``, they have prompts that no
+        load has, if the data set has enough."""
         most = max(self.loads, key=lambda load: load.concurrency or load.requests)
         places = min(most.concurrency or most.requests, _WARM_UP_REQUESTS)
         requests = most.requests if self.same_prompts else places

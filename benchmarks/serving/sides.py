@@ -14,7 +14,7 @@ from vllm_ssd.config.default_drafts import default_k_and_f
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare. tp: ranks of all targets.
+    """What to compare. tp: each target's tensor_parallel_size.
 
     engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
     as is each k and f of ssd, None = its default. ssd-f0 has the same k if one is given;

@@ -37,7 +37,7 @@ _HEADS = [
 
 
 def launches(folder: Path, of_all: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """A name for each, and what launches. folder: for tables. of_all: with all kinds of heads."""
+    """Yields each launch's name and function. folder: for tables. of_all: with all heads."""
     for top_m in (0, 8):
         shape = TableShape(slots=8, k=_K, branches=_BRANCHES, top_m=top_m)
         table = SpeculationTable.create(folder / f"table{top_m}", shape)

@@ -80,8 +80,8 @@ CEILINGS = {
     "config": 1190,
     "metrics": 490,
     "worker": 1850,
-    "hooks": 1240,
-    "tools": 1645,
+    "hooks": 1230,
+    "tools": 1650,
 }
 
 

@@ -22,8 +22,9 @@ ANSWER_S = 20.0  # timeout of the service's answer
 @functools.lru_cache(maxsize=8)  # vLLM makes a config several times
 def described(address: str, name: str, minute: int) -> CommonOptions:
     """What this service of the Ray cluster at ``address`` fixes for its engines; ``NoDraftServer``
-    or ``ValueError`` with a sentence if it cannot be reached. minute: in which this is asked. A
-    process of its own asks: this one may connect to another Ray later."""
+    or ``ValueError`` with a sentence if it cannot be reached. minute: part of the
+    cache's key, so that another one asks again. A process of its own asks, because this one may
+    connect to another Ray later."""
     command = [sys.executable, "-m", "vllm_ssd.bridge.finding", address, name]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, timeout=REACH_S, check=True)

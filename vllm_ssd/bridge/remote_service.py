@@ -33,7 +33,7 @@ class RemoteService(Service):
         return []
 
     def sleep(self, run_dir: Path) -> None:
-        """The bridge has told the draft, if that drafted for this engine."""
+        """Does nothing: the bridge has already told this engine's draft."""
 
     def begin_stop(self) -> None:
         """End the bridge; kill it if it has not ended after ``STOP_S`` seconds."""

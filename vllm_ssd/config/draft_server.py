@@ -88,7 +88,7 @@ def with_common_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wait_for(name: str, address: Any) -> CommonOptions:
-    """What the draft server fixes, once there is one. address: of its Ray cluster, or no text."""
+    """What the draft server fixes, once there is one. address: its Ray cluster's, or None."""
     if not re.match(NAME, name):
         raise ValueError(
             f"draft_server {name!r} cannot be the name of a draft server: write the --name that "

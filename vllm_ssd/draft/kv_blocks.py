@@ -81,9 +81,9 @@ class BlockTable:
         self._shared = 0
 
     def shared(self, tokens: Sequence[int], count: int) -> int:
-        """How many blocks of the first ``count`` tokens others have in use; the table is empty. A
-        later call looks only at further blocks. So the number is too high if others have given
-        blocks back; ``clear`` begins anew."""
+        """The number of first blocks of these ``count`` tokens that others use. The table must be
+        empty. Later calls go on with the count, so it may include blocks that were given back;
+        ``clear`` resets it."""
         for index in range(self._shared, count // self._pool.block_size):
             if not self._pool.in_use(self._name(tokens, index)):
                 break

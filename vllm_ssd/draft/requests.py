@@ -123,7 +123,7 @@ class DraftRequests:
     def admit(self) -> None:
         """Give KV memory and a seat to requests without, as far as their text and branches fit the
         free blocks. The table with the fewest seats goes first, so that under overload no target
-        takes all. One that does without drafts gets none."""
+        takes all. An idle table gets none."""
         if not self._free_seats or len(self) == self._seats - len(self._free_seats):
             return
         waiting: defaultdict[ServedTable, deque[DraftRequest]] = defaultdict(deque)

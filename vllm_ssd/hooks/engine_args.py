@@ -44,7 +44,7 @@ def _make_vllms(original: Original, self: EngineArgs, *args: Any, **kwargs: Any)
         return original(self, *args, **kwargs)
     except Exception:
         if options is None or getattr(self, "spec_method", None):
-            raise  # a method was named, or vLLM's other flags
+            raise  # there is no dictionary, or --spec-method is set
         with suppress(Exception):  # vLLM's error counts more than one of ours
             from vllm_ssd.config.options import how_to_ask
 
@@ -90,8 +90,8 @@ def with_proposer(original: Original, self: EngineArgs, *args: Any, **kwargs: An
     finally:
         if asked and not _asks_for_ssd(self):
             raise ValueError(
-                "the target is a head for another speculative method, which vLLM puts in place of "
-                f"ssd: name the model that it was trained for, {self.model!r}, as the target"
+                "the target is the head of another speculative method, and vLLM would use that "
+                f"method in place of ssd: name the head's own target, {self.model!r}, as the target"
             ) from None
     if not uses_ssd(config):
         return config

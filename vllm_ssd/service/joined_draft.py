@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 TEND_S = 0.2  # between two checks of the draft
-PAUSED_S = 1.0  # without a check, after which an old heartbeat counts only at the next one
+PAUSED_S = 1.0  # between two checks, after which the first ignores an old heartbeat
 JOIN_S = 1.0  # between two tries to join it
 ANSWER_S = 3.0  # timeout of its answer, which takes milliseconds unless it hangs
 LOST_S = 0.2  # and of the answer of a lost draft, which takes milliseconds or does not come
@@ -212,7 +212,7 @@ class JoinedDraft:
     def _survive(self, error: Exception) -> None:
         """Log an exception of the thread, and delay the next try to join by ``JOIN_S`` seconds."""
         self._next_try = time.monotonic() + JOIN_S
-        what = "cannot be looked after, and that is tried again"
+        what = "cannot be checked, and ssd tries again"
         self._say_once(f"{what} ({type(error).__name__}: {error})")
 
     def _say_once(self, failure: str) -> None:
@@ -225,7 +225,7 @@ class JoinedDraft:
         """Check that the draft still drafts for this engine, and part with it if it does not."""
         state, looked, self._looked = draft.state, self._looked, time.monotonic()
         if state is State.LOST and draft.value("heartbeat") and self._looked > looked + PAUSED_S:
-            return  # the machine may have stood still, and the draft with it: the next look tells
+            return  # the machine may have stood still: the next check decides
         why = state.value if state is not State.SERVING else ""
         if not why and int(self._table.draft["pid"][0]) != draft.value("pid"):
             why = "its draft was started again"
@@ -271,8 +271,8 @@ class JoinedDraft:
             self._refused(answer, is_news=True)
 
     def _refused(self, why: str, is_news: bool = False) -> None:
-        """Only the first refusal counts. Later ones follow a loss that was logged. is_news: they
-        have reasons of their own, which are logged once."""
+        """The first refusal ends STARTING. Later ones are logged only with ``is_news``, once for
+        each reason."""
         if self._phase is Phase.STARTING:
             self._become(Phase.LOST, why)
             self._next_try = time.monotonic() + JOIN_S

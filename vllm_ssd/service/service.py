@@ -61,8 +61,8 @@ class FoundDraft:
 
 
 class OtherModel(ValueError):
-    """A draft server that was started anew has another model than the one whose tokens the engine
-    has compared."""
+    """The model of a restarted draft server is not the one whose vocabulary the engine has
+    checked."""
 
     def __init__(self, theirs: str, ours: str):
         super().__init__(
@@ -111,17 +111,17 @@ class Service:
         return f"it was not ready within {self._config.start_timeout_s:g} s (start_timeout_s)"
 
     def sleep(self, run_dir: Path) -> None:
-        """Called when the engine sleeps and has left its draft. Puts all drafts away, unless other
-        engines have joined one. run_dir: the engine's."""
+        """Called when the engine sleeps and has left its draft. Tells all drafts in a state of
+        ``told``, unless another engine has joined one. run_dir: the engine's."""
         leave, limit_s = Leave(str(run_dir), asleep=True), self._config.start_timeout_s
-        with contextlib.suppress(ValueError):  # there is none
+        with contextlib.suppress(ValueError):  # no draft, or ``OtherModel``
             drafts = self.drafts(run_dir)
             if any(draft.state is State.SERVING and draft.value("joined") for draft in drafts):
-                return  # other engines may need the others
+                return  # running engines may need these
             for draft in drafts:
                 rests = partial(self._needs_no_word, draft)
                 while ask(draft.run_dir, leave, limit_s, rests) == DIED:
-                    pass  # killed because it hung: the one that is started then must sleep
+                    pass  # the draft hung and was killed: tell its successor
 
     def _needs_no_word(self, draft: FoundDraft) -> bool:
         return draft.state not in self.told
@@ -139,7 +139,7 @@ class Service:
 class OwnService(Service):
     """Starts a draft service, unless another engine of the group does."""
 
-    told = State.SERVING, State.LOADING, State.LOST  # it is there again in a while
+    told = State.SERVING, State.LOADING, State.LOST  # a restarted draft must sleep, too
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)

@@ -48,7 +48,7 @@ class DraftName(msgspec.Struct, frozen=True):
 
 
 class NoDraftServer(ValueError):
-    """No draft server has the name, or none that answers yet."""
+    """No draft server with this name answers yet."""
 
 
 def publish(run_dir: Path, named: DraftName) -> None:

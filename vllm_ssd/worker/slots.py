@@ -66,7 +66,7 @@ class SlotMap:
     ) -> SlotState:
         """Give a free slot to a request that has none. tokens: its text so far. A draft that has
         gone is sent no texts, because they would pile up; its successor asks for them."""
-        self._generation = self._generation % LAST_GENERATION + 1  # from 1 again: without drafts
+        self._generation = self._generation % LAST_GENERATION + 1  # after the last: no drafts
         sampling = CERTAIN if self._always_certain else sampling
         state = SlotState(slot, self._generation, len(tokens), sampling=sampling)
         self.states[request_id] = state

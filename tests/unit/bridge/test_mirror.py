@@ -201,7 +201,7 @@ def test_requests_that_do_not_fit_are_refused(nodes, message):
 
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**63])
-def test_tokens_that_there_are_not_are_not_read(token):
+def test_tokens_outside_int32_are_refused(token):
     with pytest.raises(Malformed):
         decode(encode([Add(0, 1, [5, token])]))
 

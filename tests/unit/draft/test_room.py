@@ -60,7 +60,7 @@ def test_short_of_memory_requests_wait_their_turn(tmp_path, draft_model, referen
 
 
 def test_texts_that_begin_alike_need_room_for_their_ends_only(tmp_path, draft_model):
-    """What one has in use is not taken again for the next, which may wait for it to be read."""
+    """Blocks that another request uses are not counted again."""
     policy = DraftPolicy(3, 2, False, chunk=16)
     loop = Loop(draft_model, tmp_path / "t", policy)
     pool, shared = loop.engine.requests.pool, 6

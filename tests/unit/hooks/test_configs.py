@@ -94,7 +94,7 @@ def test_a_head_of_another_method_named_as_the_target(models, tmp_path, further)
         transformer_layer_config={},
     )
     args = EngineArgs(head, speculative_config={"method": "ssd", **further})
-    with refused(f"was trained for, {models.target!r}, as the target"):
+    with refused(f"name the head's own target, {models.target!r}, as the target"):
         args.create_engine_config()
 
 

@@ -191,7 +191,7 @@ def test_the_thread_outlives_whatever_happens(service, join, caplog, monkeypatch
     one.loaded = True
     until(lambda: lives(draft))
     until(lambda: "is back" in said(caplog)[-1])
-    (line,) = [line for line in said(caplog) if "cannot be looked after" in line]
+    (line,) = [line for line in said(caplog) if "cannot be checked" in line]
     assert f"({type(error).__name__}: {error})" in line
 
 
@@ -215,7 +215,7 @@ def test_engines_are_spread_over_several_drafts(service, join, caplog):
 
 
 def test_a_machine_that_stands_still_loses_no_draft(service, join, monkeypatch):
-    """Its heartbeat is old at the first look afterwards, and only counts at the second one."""
+    """The first check after the pause ignores an old heartbeat; the second counts it."""
     one, draft = service(), join()
     monkeypatch.setattr(joined_draft, "TEND_S", 1000.0)
     monkeypatch.setattr(joined_draft, "LOST_S", 0.1)

@@ -29,7 +29,7 @@ from vllm_ssd.tools.draft_server.serving import LocalDrafts, devices, make_confi
 logger = get_logger(__name__)
 
 STOP_S = 25.0  # timeout for a draft's end on its node
-ANSWER_S = 60.0  # and of its answer whether it serves, which may first leave silent engines
+ANSWER_S = 60.0  # timeout of ``tend``, which first ends silent sessions
 SAY_S = 30.0  # between two log lines that no node has room or that the draft still loads
 LOOK_S = 0.2  # between two looks whether it has
 RESTARTS = 3  # consecutive placements of a lost actor; --max-restarts limits the draft's process
@@ -49,7 +49,7 @@ class PlacedDrafts:
         }
         self._address = args.ray_address
         named = devices(args.device) if args.device else [None]  # that node has its own default
-        # All are one service, on whatever nodes.
+        # All drafts have one service's identifier.
         args = argparse.Namespace(**vars(args), service=secrets.token_hex(4))
         self._drafts = [_Draft(args, options, *each) for each in enumerate(named)]
         self._ray: Any = None
@@ -109,7 +109,8 @@ class _Draft:
             if self._serving:
                 before, self._tended = self._tended, time.monotonic()
                 answer = self._actor.tend.remote(min(self._tended - before, 1.0))
-                return self._ray.get(answer, timeout=ANSWER_S)  # a frozen node holds up the others
+                # Without the timeout, a frozen node would block other drafts.
+                return self._ray.get(answer, timeout=ANSWER_S)
             if not self._given_up:
                 self._placing = self._placing or self._place()
                 next(self._placing, None)  # the other drafts need not wait for a node

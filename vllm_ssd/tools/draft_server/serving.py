@@ -37,7 +37,7 @@ class LocalDrafts:
         service: str = "",
     ):
         """Make a draft for each config. All have one service name. keep: see ``DraftLauncher``.
-        service: see ``DraftName``; "" = another one."""
+        service: see ``DraftName``; "" = a new one."""
         self.max_num_seqs = configs[0].scheduler_config.max_num_seqs
         self.options = common_options(configs[0].speculative_config)
         named = DraftName(name, self.options, service or secrets.token_hex(4))
@@ -112,7 +112,7 @@ def _make_config(args: argparse.Namespace, device: str) -> VllmConfig:
         )
         return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ImportError, OSError, ValueError) as error:
-        if type(error) is ValueError:  # has a sentence, for engines
+        if type(error) is ValueError:  # a sentence, written for engines
             raise ValueError(str(error).replace(OTHER_DRAFT, "name another MODEL")) from None
         said = f"vLLM does not take the draft {args.model!r} ({first_sentence(error)})"
         raise ValueError(f"{said}: change what vLLM names") from error

@@ -115,7 +115,7 @@ def _check(args: argparse.Namespace, further: Sequence[str]) -> tuple[list[str],
     for word in further:
         if word.replace("_", "-").startswith(("--spec", "-sc")):
             raise ValueError(
-                f"{word.partition('=')[0]} would be for plain vLLM, too: write --draft DRAFT, or "
+                f"{word.partition('=')[0]} would also change plain vLLM: write --draft DRAFT, or "
                 "options of ssd as one JSON object, --speculative-config '{...}'"
             )
     drafts: list[str] = []

@@ -58,7 +58,7 @@ def test_prompts_of_a_file(tmp_path, name, text, found):
         ('--draft draft -sc {"on_mis":1}', "did you mean 'on_miss'?"),
         ("--draft draft --speculative-config.on_miss wait", AS_JSON),
         ('--draft draft --speculative_config {"method":"ssd"}', AS_JSON),
-        ("--spec-model draft --draft draft", "--spec-model would be for plain vLLM, too"),
+        ("--spec-model draft --draft draft", "--spec-model would also change plain vLLM"),
         ("draft", "'draft' is a second target: name a draft with --draft"),
         ("--draft draft --temperature 3", "--temperature 3 is no temperature: write 0 to 2"),
         ("--draft draft --temperature nan", "--temperature nan is no temperature"),
