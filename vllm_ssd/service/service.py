@@ -75,11 +75,9 @@ class Service:
     """A service that a person has started on this node. Subclasses start one, or reach one on
     another node. about, joining, joined: words for messages. logs_losses: the service itself logs
     losses and returns of its draft. comes_first: the draft must be loaded before the target's
-    workers start. ends_with_engine: no other engine uses it. told: states in which a draft is told
-    that an engine sleeps."""
+    workers start. ends_with_engine: no other engine uses it."""
 
     joining, joined = "joining", "joined"
-    told: tuple[State, ...] = (State.SERVING,)
     logs_losses = comes_first = ends_with_engine = False
 
     def __init__(self, vllm_config: VllmConfig):
@@ -111,8 +109,8 @@ class Service:
         return f"it was not ready within {self._config.start_timeout_s:g} s (start_timeout_s)"
 
     def sleep(self, run_dir: Path) -> None:
-        """Called when the engine sleeps and has left its draft. Tells all drafts in a state of
-        ``told``, unless another engine has joined one. run_dir: the engine's."""
+        """Called when the engine sleeps and has left its draft. Tells all drafts that need to know,
+        unless another engine has joined one. run_dir: the engine's."""
         leave, limit_s = Leave(str(run_dir), asleep=True), self._config.start_timeout_s
         with contextlib.suppress(ValueError):  # no draft, or ``OtherModel``
             drafts = self.drafts(run_dir)
@@ -124,7 +122,8 @@ class Service:
                     pass  # the draft hung and was killed: tell its successor
 
     def _needs_no_word(self, draft: FoundDraft) -> bool:
-        return draft.state not in self.told
+        """Whether a draft need not know that the engine sleeps."""
+        return draft.state is not State.SERVING
 
     def expect_end(self) -> None:
         """Miss nothing from now on. Takes no lock: a signal handler calls this."""
@@ -138,8 +137,6 @@ class Service:
 
 class OwnService(Service):
     """Starts a draft service, unless another engine of the group does."""
-
-    told = State.SERVING, State.LOADING, State.LOST  # a restarted draft must sleep, too
 
     def __init__(self, vllm_config: VllmConfig):
         super().__init__(vllm_config)
@@ -199,8 +196,9 @@ class OwnService(Service):
         return super().late() if self._launcher is None else self._launcher.late()
 
     def _needs_no_word(self, draft: FoundDraft) -> bool:
+        """A draft that is loaded or restarted must sleep, too, once it is there."""
         given_up = self._launcher is not None and self._launcher.given_up
-        return given_up or super()._needs_no_word(draft)
+        return given_up or draft.state in (State.ASLEEP, State.GONE)
 
     def expect_end(self) -> None:
         if self._launcher is not None:

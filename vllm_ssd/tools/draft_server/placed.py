@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import secrets
 import time
 from collections.abc import Generator
 from typing import Any
@@ -24,6 +23,7 @@ from vllm_ssd.service.keeper import keep_in_thread
 from vllm_ssd.service.launch import Restarts
 from vllm_ssd.service.own_ray import sentence
 from vllm_ssd.service.server_spec import absolute
+from vllm_ssd.table.draft_names import DraftName
 from vllm_ssd.tools.draft_server.serving import LocalDrafts, devices, make_configs
 
 logger = get_logger(__name__)
@@ -50,7 +50,8 @@ class PlacedDrafts:
         self._address = args.ray_address
         named = devices(args.device) if args.device else [None]  # that node has its own default
         # All drafts have one service's identifier.
-        args = argparse.Namespace(**vars(args), service=secrets.token_hex(4))
+        service = DraftName(args.name, None).service
+        args = argparse.Namespace(**vars(args), service=service)
         self._drafts = [_Draft(args, options, *each) for each in enumerate(named)]
         self._ray: Any = None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -40,7 +40,9 @@ class LocalDrafts:
         service: see ``DraftName``; "" = a new one."""
         self.max_num_seqs = configs[0].scheduler_config.max_num_seqs
         self.options = common_options(configs[0].speculative_config)
-        named = DraftName(name, self.options, service or secrets.token_hex(4))
+        named = DraftName(name, self.options)
+        if service:
+            named = replace(named, service=service)
         devices = [choose_lone_device(config, current_platform) for config in configs]
         self._launchers = [
             DraftLauncher(config, named, device, keep) for config, device in zip(configs, devices)
