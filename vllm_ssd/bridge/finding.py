@@ -22,9 +22,9 @@ ANSWER_S = 20.0  # timeout of the service's answer
 @functools.lru_cache(maxsize=8)  # vLLM makes a config several times
 def described(address: str, name: str, minute: int) -> CommonOptions:
     """What this service of the Ray cluster at ``address`` fixes for its engines; ``NoDraftServer``
-    or ``ValueError`` with a sentence if it cannot be reached. minute: part of the
-    cache's key, so that another one asks again. A process of its own asks, because this one may
-    connect to another Ray later."""
+    or ``ValueError`` with a sentence if it cannot be reached. minute: part of the cache's key, so
+    that another one asks again. A process of its own asks, because this one may connect to another
+    Ray later."""
     command = [sys.executable, "-m", "vllm_ssd.bridge.finding", address, name]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, timeout=REACH_S, check=True)
@@ -50,18 +50,17 @@ def _find(address: str, name: str) -> dict[str, Any]:
                 f"'vllm-ssd draft MODEL --name {name} --ray-address {address}'"
             )
         answer = ray.get(sites[0].describe.remote(), timeout=ANSWER_S)
+        if answer["versions"] != VERSIONS:
+            raise ValueError(
+                f"the draft server {name!r} speaks version {answer['versions']} and this engine "
+                f"{VERSIONS}: install the same vllm-ssd on both nodes"
+            )
+        return dict(answer)
     except Exception as error:  # Ray has many kinds
         ours = type(error) in (ValueError, NoDraftServer)
         # A draft that waits for a node or for its files does not answer.
         may_come = isinstance(error, (NoDraftServer, TimeoutError))
         return {"problem": str(error) if ours else sentence(error), "may_come": may_come}
-    if answer["versions"] != VERSIONS:
-        return {
-            "problem": f"the draft server {name!r} speaks version {answer['versions']} and this "
-            f"engine {VERSIONS}: install the same vllm-ssd on both nodes",
-            "may_come": False,
-        }
-    return dict(answer)
 
 
 if __name__ == "__main__":

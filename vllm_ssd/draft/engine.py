@@ -194,10 +194,8 @@ class DraftEngine:
         deciding = self.requests.at_work(Phase.DECIDING)
         for request in deciding:
             if request.tree is not None:
-                if request.branch is None:  # the outcome came before its round's predictions
-                    outcome = request.accepted, request.tokens[-1]
-                    predictions = request.served.predictions
-                    request.branch = predictions.branch_of(request.slot, request.stamp, *outcome)
+                if request.branch is None:
+                    request.find_branch()
                 if request.branch == -1:
                     request.leave_tree()
         # The branches of the other requests are there or on their way.

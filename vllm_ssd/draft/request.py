@@ -124,6 +124,12 @@ class DraftRequest:
         else:
             self.leave_tree()
 
+    def find_branch(self) -> None:
+        """Find the branch of an outcome that came before its round's predictions."""
+        self.branch = self.served.predictions.branch_of(
+            self.slot, self.stamp, self.accepted, self.tokens[-1]
+        )
+
     def seen(self, states: HiddenStates) -> Seen | None:
         """What the model has seen after the text, None if nothing."""
         if self.left_over is not None:

@@ -118,11 +118,11 @@ def examine_engine(args: EngineArgs) -> Generator[Finding, None, Subject | None]
         remedy = "name a smaller draft, or let vllm-ssd tune compare"
         yield Finding("note", "draft's size", f"about {share:.0%} of the target's: {fact}", remedy)
     fact = "each token id means the same text in both models"
-    if tokenizers_of(config.model_config, draft) is None:
-        fact = "as many tokens in both; without both tokenizers, their texts were not compared"
     if ssd.draft_ids is not None:
         shared = sum(token >= 0 for token in ssd.draft_ids)
         fact = f"the draft has {shared} of the target's {len(ssd.draft_ids)} tokens"
+    elif tokenizers_of(config.model_config, draft) is None:
+        fact = "as many tokens in both; without both tokenizers, their texts were not compared"
     yield Finding("ok", "vocabularies", fact)
     yield Finding("ok", "model runner", "V2" if config.use_v2_model_runner else "V1")
     yield from examine_target_memory(config)
