@@ -103,6 +103,7 @@ def engine_arguments(
         # It loads other models, too.
         "load_format": STANDIN_KEY if STANDIN_KEY in formats else "auto",
         "max_model_len": args.max_model_len,
+        "tensor_parallel_size": args.tp,
     }
     if on_gpus:
         engine["gpu_memory_utilization"] = args.gpu_memory_utilization

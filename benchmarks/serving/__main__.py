@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.dataset = list(datasets)
         prompts = _prompts(target.path, datasets, args)
         for load in loads(args):
-            prompts.take(load, 0)  # refuses what has none
+            prompts.take(replace(load, requests=1), 0)  # refuses a data set that has none
     except ValueError as error:
         say(f"python -m benchmarks.serving: {error}")
         return 2
@@ -65,7 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f=args.f,
         other_k=args.other_k,
         gpus=len(before),
-        tp=args.tp,
         options=combinations(args.option),
         eagle3=args.eagle3,
         accepted=args.accepted,

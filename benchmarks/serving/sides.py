@@ -14,7 +14,7 @@ from vllm_ssd.config.default_drafts import default_k_and_f
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare. tp: each target's tensor_parallel_size.
+    """What to compare.
 
     engine: arguments of all servers. drafts: models of ssd and draft_model, each a side of its own,
     as is each k and f of ssd, None = its default. ssd-f0 has the same k if one is given;
@@ -30,7 +30,6 @@ class Plan:
     f: Sequence[int | None]
     other_k: Sequence[int]
     gpus: int
-    tp: int = 1
     options: Sequence[dict[str, Any]] = ({},)
     eagle3: str | None = None
     accepted: Sequence[float] = ()
@@ -105,11 +104,11 @@ class Plan:
 
     def _side(self, name: str, kind: Kind, speculation: dict[str, Any] | None) -> Side:
         has_draft = kind in OURS
-        engine = {**self.engine, "tensor_parallel_size": self.tp}
+        engine, tp = {**self.engine}, self.engine.get("tensor_parallel_size", 1)
         if speculation is not None:
             engine["speculative_config"] = speculation
-        environment = engine_environment(self.gpus > 0, has_draft, self.tp)
-        ranks = self.tp * self.engine.get("data_parallel_size", 1)
+        environment = engine_environment(self.gpus > 0, has_draft, tp)
+        ranks = tp * self.engine.get("data_parallel_size", 1)
         ranks *= self.engine.get("pipeline_parallel_size", 1)
         # A draft_device that is named may be one of the target's.
         named = str((speculation or {}).get("draft_device"))

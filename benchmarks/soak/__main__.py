@@ -78,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other_k=[],
         # A server may also have fewer GPUs: its draft is on the target's, or a service's.
         gpus=max(len(gpus), args.tp + 1) if gpus else 0,
-        tp=args.tp,
         options=[options],
     )
     plain_side, side = plan.sides()
@@ -138,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lambda: [one for each in (run_dir, *service_dirs) for one in leftovers(each, seen)]
     )
     required = args.compare == "require"
-    said = [logs / name for name in ("ssd.log", "drafts.log") if name == "ssd.log" or args.service]
+    said = [logs / "ssd.log", *([logs / "drafts.log"] if args.service else [])]
     lost = sum(len(LOST.findall(log.read_text(errors="replace"))) for log in said)
     died = max(0, lost - (0 if args.stop_every else len(killer.at)))
     summary = summarise(outcome, samples, killer.what, killer.at, died, draft_back, left, required)

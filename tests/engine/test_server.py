@@ -11,7 +11,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +199,10 @@ def test_chat(servers, tmp_path):
     wide = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "COLUMNS": "200"}
 
     def says(text: str, *more: str) -> str:
-        program = partial(subprocess.run, stdout=subprocess.PIPE, text=True, check=True, env=wide)
-        return program([*command, *more], input=text, timeout=200).stdout
+        words, taken = [*command, *more], subprocess.PIPE
+        chat = subprocess.run(words, input=text, stdout=taken, text=True, env=wide, timeout=200)
+        assert chat.returncode == 0
+        return chat.stdout
 
     said = says("My name is Ada. Who are you?\nWhat is my name?\n/new\n/quit\n")
     assert len(found := re.findall(figures, said)) == 2 and found[0] == "24", said

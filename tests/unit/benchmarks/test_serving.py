@@ -100,7 +100,7 @@ def test_every_side():
     options = [{}, {"draft_device": 2}, {"draft_device": "1"}]
     two = {"engine": {"data_parallel_size": 2}, "options": options}
     assert [each.gpus for each in plan(kinds=["ssd"], **two).sides()] == [3, 3, 2]
-    small = plan(kinds=["plain", "ssd"], tp=2, gpus=2)
+    small = plan(engine={"tensor_parallel_size": 2}, kinds=["plain", "ssd"], gpus=2)
     assert [side.name for side in small.sides()] == ["plain"]
     assert small.left_out() == ["ssd k=7 f=3 needs 3 GPUs of 2"]
     args = parse([*TOGETHER, "plain=1", "ssd=0,1"], None)
