@@ -15,7 +15,7 @@ from vllm_ssd.draft.outcome_probs import OutcomeProbs
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
-FEWEST = 4  # branches that each request gets at least
+FEWEST = 4  # branches that each request gets at least, or half, where a step has no room for all
 
 
 class BranchBudget:
@@ -30,14 +30,14 @@ class BranchBudget:
     def branches(self, requests: int) -> int:
         """Branches of each request if the draft serves so many. There are few such numbers, because
         each needs programs: those with at most three bits that are not 0."""
-        fitting = max(self.rows // requests, FEWEST)
+        fits_all = requests * FEWEST <= self._policy.max_branches
+        fitting = max(self.rows // requests, FEWEST if fits_all else FEWEST // 2)
         step = 1 << max(fitting.bit_length() - 3, 0)
         return min(self._policy.branches, fitting // step * step)
 
-    def shares(self, requests: int) -> list[int]:
-        """What ``branches`` may be for so many requests or more."""
-        most = max(self.rows, requests)
-        return sorted({self.branches(load) for load in range(requests, most + 1)})
+    def shares(self, requests: int, most: int) -> list[int]:
+        """What ``branches`` may be for so many requests or more, up to ``most``."""
+        return sorted({self.branches(load) for load in range(requests, max(most, requests) + 1)})
 
     def fan_outs(self, branches: int, requests: Sequence[DraftRequest]) -> FanOuts:
         """The fan-outs of requests that are verified now. branches: from ``branches``."""

@@ -7,6 +7,8 @@ the model drafts that it has grown itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vllm_ssd.draft.model import DraftModel
@@ -32,9 +34,9 @@ class HiddenStates:
         )
         self.newest = torch.zeros(self.padding + 1, dtype=torch.int64, device=model.device)
 
-    def homes(self, seat: int, branches: int) -> range:
-        """The homes of a seat's first ``branches`` branches."""
-        return range(seat * self._homes + 1, seat * self._homes + 1 + branches)
+    def home(self, seat: Any, branch: Any) -> Any:
+        """The home of a seat's branch: numbers, or arrays of them."""
+        return seat * self._homes + 1 + branch
 
     def verified(self, seat: int, count: int) -> range:
         """Rows of a text's end and the drafts after it, the first ``count``."""
@@ -43,5 +45,5 @@ class HiddenStates:
 
     def branch(self, seat: int, branch: int, count: int) -> range:
         """Rows of a branch: its bonus and the drafts after it, the first ``count``."""
-        first = self.homes(seat, branch + 1)[branch] * self.places
+        first = self.home(seat, branch) * self.places
         return range(first, first + count)

@@ -34,7 +34,7 @@ class ProgramCache:
     def __init__(self, draft: Draft, budget: BranchBudget, seats: int):
         model, policy = draft.model, draft.policy
         self._model, self._policy, self._budget = model, policy, budget
-        self._recorded = model.attention.graphs
+        self._recorded, self._seats = model.attention.graphs, seats
         # There are too many sizes to keep, and each has the masks of its last texts.
         kept = lru_cache(None if self._recorded else _KEPT)
         self._feed = kept(partial(Feed, draft))
@@ -103,8 +103,8 @@ class ProgramCache:
         """The program that grows trees with these numbers of branches."""
         rows, widest = sum(branches), max(branches)
         if self._recorded:
-            fitting = self._model.attention.fitting
-            rows = next(r for r in self._rows if fitting(r, branches) == len(branches))
+            fitting, enough = self._model.attention.fitting, [r for r in self._rows if r >= rows]
+            rows = next(r for r in enough if fitting(r, branches) == len(branches))
         return self._grow(rows, self._model.attention.tile(rows, widest), sampled)
 
     def warm_up(self) -> None:
@@ -160,7 +160,9 @@ class ProgramCache:
         if self._policy.branches:
             programs += [self._feed(batch, 1), self._move(batch * tokens)]
             # The draft may serve more requests than are glued together.
-            programs += [self.predict(batch, share) for share in self._budget.shares(batch)]
+            programs += [
+                self.predict(batch, share) for share in self._budget.shares(batch, self._seats)
+            ]
         return programs
 
     def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:

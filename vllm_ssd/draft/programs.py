@@ -118,9 +118,8 @@ class Predict(Program):
         host["accepted"][:rows], host["row"][:rows] = fan_outs.accepted, fan_outs.row
         host["rank"][:rows] = fan_outs.ranks
         host["where"][:rows], host["stamp"][:rows] = where, stamps
-        for row, seat in enumerate(seats):
-            if seat >= 0:
-                host["homes"][row] = self._states.homes(seat, self.branches)
+        own = self._states.home(np.array(seats)[:, None], np.arange(self.branches))
+        np.copyto(host["homes"][:rows], own, where=host["where"][:rows, None] > 0)
         self._inputs.send()
 
     def try_out(self, _: int) -> None:
@@ -192,15 +191,16 @@ class Grow(Program):
         self._plan.fill([tree.tree for tree in trees], [tree.step for tree in trees])
         host, count = self._inputs.host, len(trees)
         host["where"][:], host["homes"][:] = 0, self._states.padding
-        row = 0
-        for tree in trees:
-            own = slice(row, row + tree.tree.branches)
-            host["homes"][own] = self._states.homes(tree.seat, tree.tree.branches)
-            if self._sampler is not None:
+        of_row = self._plan.inputs.host["tree"]
+        real = of_row < count
+        seats = np.array([tree.seat for tree in trees], np.int64)[of_row[real]]
+        host["homes"][real] = self._states.home(seats, self._plan.inputs.host["branch"][real])
+        if self._sampler is not None:
+            for first, tree in zip(self._plan.inputs.host["first"], trees):
+                own = slice(first, first + tree.tree.branches)
                 host["temperature"][own] = tree.temperature
                 if tree.uniforms is not None:
                     host["uniforms"][own] = tree.uniforms
-            row = own.stop
         host["where"][:count] = [tree.where for tree in trees]
         host["stamp"][:count] = [tree.stamp for tree in trees]
         self._inputs.send()

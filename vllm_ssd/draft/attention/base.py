@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.inputs import Inputs
 
+_USUAL_ROWS = 256  # of plans for trees; larger ones are for hundreds of requests
+
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -66,7 +68,8 @@ class PagedAttention:
     """Whether CUDA graphs may be recorded over the plans."""
 
     narrowest = 4
-    """Branches of the narrowest trees that a plan for trees should be full of."""
+    """Branches of the narrowest trees that a plan for trees should be full of. Large plans should
+    be full of trees of half the width."""
 
     def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
         self.shape = shape
@@ -98,18 +101,16 @@ class PagedAttention:
     def most_tiles(self, rows: int, tile: int) -> int:
         """The most tiles of a plan for trees with up to ``rows`` branches: enough for many narrow
         trees, or for one."""
-        return max(-(-rows // min(tile, self.narrowest)), min(rows, 4))
+        narrowest = self.narrowest if rows <= _USUAL_ROWS else -(-self.narrowest // 2)
+        return max(-(-rows // min(tile, narrowest)), min(rows, 4))
 
     def fitting(self, rows: int, branches: Sequence[int]) -> int:
         """How many trees with these numbers of branches, the first ones, fit a plan for ``rows``;
         at least one if it has no more branches than that."""
         tile = self.tile(rows, max(branches, default=1))
-        free = self.most_tiles(rows, tile)
-        for number, own in enumerate(branches):
-            rows, free = rows - own, free - -(-own // tile)
-            if rows < 0 or free < 0:
-                return number
-        return len(branches)
+        own = np.array(branches, np.int64)
+        fits = (own.cumsum() <= rows) & ((-(-own // tile)).cumsum() <= self.most_tiles(rows, tile))
+        return int(np.count_nonzero(fits))
 
     def plant(
         self,

@@ -191,7 +191,7 @@ class _TritonTrees(_Paged, TreePlan):
     def fill(self, trees: Sequence[Tree], steps: Sequence[int]) -> None:
         super().fill(trees, steps)
         self.send_pages(trees)
-        counts = np.array([tree.branches for tree in trees], dtype=np.int64)
+        counts = self.inputs.host["width"][: len(trees)]
         of_tree = -(-counts // self.tile)
         tree = np.repeat(np.arange(len(trees)), of_tree)
         branch = (np.arange(len(tree)) - (of_tree.cumsum() - of_tree)[tree]) * self.tile
