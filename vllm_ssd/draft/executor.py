@@ -83,7 +83,7 @@ class Executor:
         """Predict outcomes that have come, and plant a branch for each."""
         outcomes = []
         for r in requests:
-            home, r.branch = self._states.home(r.seat, 0), 0
+            home, r.branch = self._states.homes[r.seat, 0], 0
             outcomes.append((r.where, r.stamp | FALLBACK, r.accepted, r.tokens[-1], home))
         program = self._programs.fallbacks
         program.fill(outcomes)

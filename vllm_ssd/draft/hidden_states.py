@@ -7,8 +7,7 @@ the model drafts that it has grown itself.
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
 
 from vllm_ssd.draft.model import DraftModel
@@ -19,12 +18,14 @@ class HiddenStates:
     """memory: [rows, hidden]; newest: int64 [homes]. A request has a seat as long as it has KV
     memory. Each seat has a home for its text, then one for each branch. A home has ``places`` rows
     of memory, for the text's end or a branch's bonus and for the drafts after it, and a newest
-    token. The last home, ``padding``, takes what nothing reads."""
+    token. homes: int64 [seats, branches], those of branches. The last home, ``padding``, takes what
+    nothing reads."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
         self.places = policy.k + 1
         self._homes = 1 + max(policy.branches, 1)  # of a seat
         self.padding = seats * self._homes
+        self.homes = np.arange(self.padding).reshape(seats, self._homes)[:, 1:]
         self.padding_row = self.padding * self.places
         self.memory = torch.empty(
             (self.padding + 1) * self.places,
@@ -34,10 +35,6 @@ class HiddenStates:
         )
         self.newest = torch.zeros(self.padding + 1, dtype=torch.int64, device=model.device)
 
-    def home(self, seat: Any, branch: Any) -> Any:
-        """The home of a seat's branch: numbers, or arrays of them."""
-        return seat * self._homes + 1 + branch
-
     def verified(self, seat: int, count: int) -> range:
         """Rows of a text's end and the drafts after it, the first ``count``."""
         first = seat * self._homes * self.places
@@ -45,5 +42,5 @@ class HiddenStates:
 
     def branch(self, seat: int, branch: int, count: int) -> range:
         """Rows of a branch: its bonus and the drafts after it, the first ``count``."""
-        first = self.home(seat, branch) * self.places
+        first = int(self.homes[seat, branch]) * self.places
         return range(first, first + count)

@@ -160,9 +160,7 @@ class ProgramCache:
         if self._policy.branches:
             programs += [self._feed(batch, 1), self._move(batch * tokens)]
             # The draft may serve more requests than are glued together.
-            programs += [
-                self.predict(batch, share) for share in self._budget.shares(batch, self._seats)
-            ]
+            programs += [self.predict(batch, n) for n in self._budget.shares(batch, self._seats)]
         return programs
 
     def _parts(self, groups: Sequence[list[int]], counts: Sequence[int]) -> list[FeedPart]:

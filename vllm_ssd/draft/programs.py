@@ -118,7 +118,7 @@ class Predict(Program):
         host["accepted"][:rows], host["row"][:rows] = fan_outs.accepted, fan_outs.row
         host["rank"][:rows] = fan_outs.ranks
         host["where"][:rows], host["stamp"][:rows] = where, stamps
-        own = self._states.home(np.array(seats)[:, None], np.arange(self.branches))
+        own = self._states.homes[seats, : self.branches]
         np.copyto(host["homes"][:rows], own, where=host["where"][:rows, None] > 0)
         self._inputs.send()
 
@@ -194,7 +194,7 @@ class Grow(Program):
         of_row = self._plan.inputs.host["tree"]
         real = of_row < count
         seats = np.array([tree.seat for tree in trees], np.int64)[of_row[real]]
-        host["homes"][real] = self._states.home(seats, self._plan.inputs.host["branch"][real])
+        host["homes"][real] = self._states.homes[seats, self._plan.inputs.host["branch"][real]]
         if self._sampler is not None:
             for first, tree in zip(self._plan.inputs.host["first"], trees):
                 own = slice(first, first + tree.tree.branches)

@@ -64,13 +64,11 @@ class RunningBatch:
     def _fill(self, wanted: list[GrowingTree]) -> None:
         """Choose the trees of the next steps, and tell the program."""
         self._running = wanted
-        branches = _branches(wanted)
-        if self._programs.fitting(branches) < len(wanted):
+        if self._programs.fitting(_branches(wanted)) < len(wanted):
             wanted = sorted(wanted, key=lambda tree: (tree.awaited, tree.step))
             self._running = wanted[: self._programs.fitting(_branches(wanted))]
-            branches = _branches(self._running)
         sampled = any(tree.temperature for tree in self._running)
-        self._program = self._programs.grow(branches, sampled)
+        self._program = self._programs.grow(_branches(self._running), sampled)
         self._program.fill(self._running)
 
 
