@@ -15,23 +15,23 @@ from vllm_ssd.draft.outcome_probs import OutcomeProbs
 from vllm_ssd.draft.request import DraftRequest
 from vllm_ssd.draft.spec import DraftPolicy
 
-FEWEST = 4  # branches that each request gets at least, or half, where a step has no room for all
+FEWEST = 4  # branches that each request gets at least, as long as a step has room for them
 
 
 class BranchBudget:
     """Chooses the fan-outs of rounds, and learns from their outcomes. rows: the branches that all
-    requests share."""
+    requests share. crowded: those that each gets at least if a step has no room for ``FEWEST``."""
 
     def __init__(self, policy: DraftPolicy):
         self._policy = policy
-        self.rows = policy.max_branches
+        self.rows, self.crowded = policy.max_branches, FEWEST // 2
         self._probs = OutcomeProbs(policy.k, policy.branches)
 
     def branches(self, requests: int) -> int:
         """Branches of each request if the draft serves so many. There are few such numbers, because
         each needs programs: those with at most three bits that are not 0."""
-        fits_all = requests * FEWEST <= self._policy.max_branches
-        fitting = max(self.rows // requests, FEWEST if fits_all else FEWEST // 2)
+        fewest = FEWEST if requests * FEWEST <= self._policy.max_branches else self.crowded
+        fitting = max(self.rows // requests, fewest)
         step = 1 << max(fitting.bit_length() - 3, 0)
         return min(self._policy.branches, fitting // step * step)
 

@@ -16,10 +16,9 @@ from vllm_ssd.draft.spec import DraftPolicy
 
 class HiddenStates:
     """memory: [rows, hidden]; newest: int64 [homes]. A request has a seat as long as it has KV
-    memory. Each seat has a home for its text, then one for each branch. A home has ``places`` rows
-    of memory, for the text's end or a branch's bonus and for the drafts after it, and a newest
-    token. homes: int64 [seats, branches], those of branches. The last home, ``padding``, takes what
-    nothing reads."""
+    memory. Each seat has a home for its text, then ``homes``: int64 [seats, branches]. A home has
+    ``places`` rows of memory, for the text's end or a branch's bonus and for the drafts after it,
+    and a newest token. The last home, ``padding``, takes what nothing reads."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
         self.places = policy.k + 1

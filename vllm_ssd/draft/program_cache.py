@@ -49,7 +49,7 @@ class ProgramCache:
         own = max(policy.branches, 1)  # of a request
         most = max(min(seats * own, policy.max_branches), own)
         self._rows = [r for r in ROWS if r < most] + [most]
-        model.attention.narrowest = min(own, FEWEST)
+        model.attention.narrowest, budget.crowded = min(own, FEWEST), model.attention.crowded
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))

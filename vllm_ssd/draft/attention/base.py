@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from vllm_ssd.draft.attention.masks import Chunk, Tree
 from vllm_ssd.draft.inputs import Inputs
 
-_USUAL_ROWS = 256  # of plans for trees; larger ones are for hundreds of requests
-
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -67,9 +65,9 @@ class PagedAttention:
     graphs = False
     """Whether CUDA graphs may be recorded over the plans."""
 
-    narrowest = 4
-    """Branches of the narrowest trees that a plan for trees should be full of. Large plans should
-    be full of trees of half the width."""
+    narrowest = crowded = 4
+    """Branches of the narrowest trees that a plan for trees should be full of. crowded: those of a
+    plan for more than 256 rows."""
 
     def __init__(self, shape: AttentionShape, num_blocks: int, block_size: int, max_len: int):
         self.shape = shape
@@ -101,7 +99,7 @@ class PagedAttention:
     def most_tiles(self, rows: int, tile: int) -> int:
         """The most tiles of a plan for trees with up to ``rows`` branches: enough for many narrow
         trees, or for one."""
-        narrowest = self.narrowest if rows <= _USUAL_ROWS else -(-self.narrowest // 2)
+        narrowest = self.narrowest if rows <= 256 else min(self.narrowest, self.crowded)
         return max(-(-rows // min(tile, narrowest)), min(rows, 4))
 
     def fitting(self, rows: int, branches: Sequence[int]) -> int:

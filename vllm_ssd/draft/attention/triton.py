@@ -210,6 +210,7 @@ class TritonAttention(PagedAttention):
 
     chunks, trees = _TritonChunks, _TritonTrees
     graphs = True
+    crowded = 2
 
     def tile(self, rows: int, widest: int) -> int:
         group = self.shape.group
