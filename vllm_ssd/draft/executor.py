@@ -98,16 +98,16 @@ class Executor:
         each branch continues; stamps: of their predictions."""
         blocks, linear = [r.table.blocks for r in requests], [r.fed for r in requests]
         trees = self._attention.plant(blocks, linear, parents, self._policy.tree_steps)
-        numbers: Sequence[NDArray[np.float64] | None] = [None] * len(requests)
         if any(request.temperature for request in requests):
             # The bonus is one place before the first draft.
-            numbers = [*uniforms([r.seed for r in requests], parents + 1, self._policy.k)]
+            numbers = uniforms([r.seed for r in requests], parents + 1, self._policy.k)
+            self._states.uniforms[[r.seat for r in requests], : parents.shape[1]] = numbers
         planted = [
             GrowingTree(
-                *(tree, r.where, stamp, r.seat, r.temperature, own, r.served.live),
+                *(tree, r.where, stamp, r.seat, r.temperature, r.served.live),
                 awaited=r.phase is not Phase.DECIDING,
             )
-            for r, tree, stamp, own in zip(requests, trees, stamps, numbers)
+            for r, tree, stamp in zip(requests, trees, stamps)
         ]
         for request, grown in zip(requests, planted):
             request.tree = grown

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vllm_ssd.draft.attention.masks import Tree
 
 
@@ -15,10 +12,9 @@ class GrowingTree:
     """Branches for the outcomes of a round. A fallback has one, for an outcome that has come.
 
     where: a place from a served table's ``places``; stamp: the prediction's; seat: the request's in
-    ``HiddenStates``. temperature: 0 = greedy; uniforms: float64 [branches, k], a random number in
-    [0, 1) for every draft, None if all are greedy. load: requests that the table had when the tree
-    was planted. awaited: the outcome has not come yet, or no drafts are verified after it: no
-    target waits for tokens. step: steps started. ended: the tree does not grow any more, so its KV
+    ``HiddenStates``. temperature: 0 = greedy. load: requests that the table had when the tree was
+    planted. awaited: the outcome has not come yet, or no drafts are verified after it: no target
+    waits for tokens. step: steps started. ended: the tree does not grow any more, so its KV
     blocks, slot and seat may go to another request.
     """
 
@@ -27,7 +23,6 @@ class GrowingTree:
     stamp: int
     seat: int
     temperature: float
-    uniforms: NDArray[np.float64] | None
     load: int
     awaited: bool
     step: int = 0

@@ -18,13 +18,15 @@ class HiddenStates:
     """memory: [rows, hidden]; newest: int64 [homes]. A request has a seat as long as it has KV
     memory. Each seat has a home for its text, then ``homes``: int64 [seats, branches]. A home has
     ``places`` rows of memory, for the text's end or a branch's bonus and for the drafts after it,
-    and a newest token. The last home, ``padding``, takes what nothing reads."""
+    and a newest token. The last home, ``padding``, takes what nothing reads. uniforms: float64
+    [seats, branches, k], a random number in [0, 1) for every draft that is sampled."""
 
     def __init__(self, model: DraftModel, policy: DraftPolicy, seats: int):
         self.places = policy.k + 1
         self._homes = 1 + max(policy.branches, 1)  # of a seat
         self.padding = seats * self._homes
         self.homes = np.arange(self.padding).reshape(seats, self._homes)[:, 1:]
+        self.uniforms = np.zeros((*self.homes.shape, policy.k if policy.top_m else 0))
         self.padding_row = self.padding * self.places
         self.memory = torch.empty(
             (self.padding + 1) * self.places,

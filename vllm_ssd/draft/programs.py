@@ -191,16 +191,14 @@ class Grow(Program):
         self._plan.fill([tree.tree for tree in trees], [tree.step for tree in trees])
         host, count = self._inputs.host, len(trees)
         host["where"][:], host["homes"][:] = 0, self._states.padding
-        of_row = self._plan.inputs.host["tree"]
-        real = of_row < count
-        seats = np.array([tree.seat for tree in trees], np.int64)[of_row[real]]
-        host["homes"][real] = self._states.homes[seats, self._plan.inputs.host["branch"][real]]
+        plan = self._plan.inputs.host
+        real = plan["tree"] < count
+        of_row, branch = plan["tree"][real], plan["branch"][real]
+        seats = np.array([tree.seat for tree in trees], np.int64)[of_row]
+        host["homes"][real] = self._states.homes[seats, branch]
         if self._sampler is not None:
-            for first, tree in zip(self._plan.inputs.host["first"], trees):
-                own = slice(first, first + tree.tree.branches)
-                host["temperature"][own] = tree.temperature
-                if tree.uniforms is not None:
-                    host["uniforms"][own] = tree.uniforms
+            host["temperature"][real] = np.array([tree.temperature for tree in trees])[of_row]
+            host["uniforms"][real] = self._states.uniforms[seats, branch]
         host["where"][:count] = [tree.where for tree in trees]
         host["stamp"][:count] = [tree.stamp for tree in trees]
         self._inputs.send()
