@@ -22,22 +22,22 @@ class BranchBudget:
     """Chooses the fan-outs of rounds, and learns from their outcomes. rows: the branches that all
     requests share. crowded: those that each gets at least if a step has no room for ``FEWEST``."""
 
-    def __init__(self, policy: DraftPolicy):
-        self._policy = policy
-        self.rows, self.crowded = policy.max_branches, FEWEST // 2
+    def __init__(self, policy: DraftPolicy, crowded: int):
+        self._policy, self._crowded = policy, crowded
+        self.rows = policy.max_branches
         self._probs = OutcomeProbs(policy.k, policy.branches)
 
     def branches(self, requests: int) -> int:
         """Branches of each request if the draft serves so many. There are few such numbers, because
         each needs programs: those with at most three bits that are not 0."""
-        fewest = FEWEST if requests * FEWEST <= self._policy.max_branches else self.crowded
+        fewest = FEWEST if requests * FEWEST <= self._policy.max_branches else self._crowded
         fitting = max(self.rows // requests, fewest)
         step = 1 << max(fitting.bit_length() - 3, 0)
         return min(self._policy.branches, fitting // step * step)
 
     def shares(self, requests: int, most: int) -> list[int]:
         """What ``branches`` may be for so many requests or more, up to ``most``."""
-        return sorted({self.branches(load) for load in range(requests, max(most, requests) + 1)})
+        return sorted({self.branches(load) for load in range(requests, most + 1)})
 
     def fan_outs(self, branches: int, requests: Sequence[DraftRequest]) -> FanOuts:
         """The fan-outs of requests that are verified now. branches: from ``branches``."""

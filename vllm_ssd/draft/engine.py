@@ -54,7 +54,7 @@ class DraftEngine:
         self.tables: list[ServedTable] = []
         self.requests = DraftRequests(model, policy, seats)
         self._publisher = publisher
-        self._budget = BranchBudget(policy)
+        self._budget = BranchBudget(policy, model.attention.crowded)
         self._states = HiddenStates(model, policy, seats)
         draft = Draft(model, self._states, publisher, policy)
         self._programs = ProgramCache(draft, self._budget, seats)

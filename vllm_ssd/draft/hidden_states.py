@@ -1,4 +1,5 @@
-"""What the draft remembers of each branch: its newest token, and the model's last hidden states.
+"""What the draft remembers of each branch: its newest token, its random numbers, and the model's
+last hidden states.
 
 The logits after a token follow from its hidden state. The draft keeps the state when it shows the
 model the token, in a branch or by a feed. So it can predict the outcomes of a round without showing
@@ -26,7 +27,7 @@ class HiddenStates:
         self._homes = 1 + max(policy.branches, 1)  # of a seat
         self.padding = seats * self._homes
         self.homes = np.arange(self.padding).reshape(seats, self._homes)[:, 1:]
-        self.uniforms = np.zeros((*self.homes.shape, policy.k if policy.top_m else 0))
+        self.uniforms = np.zeros((*self.homes.shape, policy.k))
         self.padding_row = self.padding * self.places
         self.memory = torch.empty(
             (self.padding + 1) * self.places,

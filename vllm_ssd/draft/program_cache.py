@@ -34,7 +34,8 @@ class ProgramCache:
     def __init__(self, draft: Draft, budget: BranchBudget, seats: int):
         model, policy = draft.model, draft.policy
         self._model, self._policy, self._budget = model, policy, budget
-        self._recorded, self._seats = model.attention.graphs, seats
+        self._recorded = model.attention.graphs
+        self._seats = seats
         # There are too many sizes to keep, and each has the masks of its last texts.
         kept = lru_cache(None if self._recorded else _KEPT)
         self._feed = kept(partial(Feed, draft))
@@ -49,7 +50,7 @@ class ProgramCache:
         own = max(policy.branches, 1)  # of a request
         most = max(min(seats * own, policy.max_branches), own)
         self._rows = [r for r in ROWS if r < most] + [most]
-        model.attention.narrowest, budget.crowded = min(own, FEWEST), model.attention.crowded
+        model.attention.narrowest = min(own, FEWEST)
         sizes = [c for c in CHUNKS if c < policy.chunk] + [policy.chunk]
         together = [(min(policy.chunk // c, self._batches[-1]), c) for c in sizes]
         self._chunks = list(dict.fromkeys([(1, c) for c in sizes] + together))

@@ -12,7 +12,7 @@ BONUS = 9  # no draft
 
 def budget(**changes):
     policy = {"k": K, "f": 2, "fallbacks": True, "chunk": 64, **changes}
-    return BranchBudget(DraftPolicy(**policy))
+    return BranchBudget(DraftPolicy(**policy), crowded=2)
 
 
 def fan_outs(learner, top_probs):
@@ -29,7 +29,7 @@ def verified(learner, accepted, branch, drafts=K, bonus=BONUS):
 
 def test_many_requests_share_the_branches():
     shared = budget(f=6, max_branches=64)
-    assert [shared.branches(n) for n in (1, 4, 8, 16, 17, 32)] == [24, 16, 8, 4, 3, 2]
+    assert [shared.branches(n) for n in (1, 2, 4, 8, 16, 17, 32)] == [24, 24, 16, 8, 4, 3, 2]
     assert budget(k=1, f=1).branches(500) == 2
 
 

@@ -23,7 +23,7 @@ K, CHUNK = 4, 64
 def cache(draft_model):
     policy = DraftPolicy(K, 2, True, chunk=CHUNK)
     states = HiddenStates(draft_model, policy, 8)
-    return ProgramCache(Draft(draft_model, states, None, policy), BranchBudget(policy), 8)
+    return ProgramCache(Draft(draft_model, states, None, policy), BranchBudget(policy, 2), 8)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_a_draft_warms_up_with_any_k(draft_model, k, f, top_m):
         make_engine(draft_model, policy, 4).warm_up()
 
 
-@pytest.mark.parametrize("seats", [1, 16, 40, 200])
+@pytest.mark.parametrize("seats", [1, 16, 40, 128, 200])
 @pytest.mark.parametrize("rows", [24, 192, 256, 512])
 def test_what_may_be_predicted_together_is_recorded(seats, rows):
     """Whatever the load is, and however many requests are glued together."""
-    budget = BranchBudget(DraftPolicy(7, 3, True, chunk=CHUNK))
+    budget = BranchBudget(DraftPolicy(7, 3, True, chunk=CHUNK), 2)
     budget.rows = rows
     batches = [b for b in program_cache.BATCHES if b < seats] + [min(seats, 128)]
     for batch, load in product(batches, range(1, seats + 1)):
@@ -67,7 +67,7 @@ def test_there_is_room_for_each_tree_and_for_many(draft_model, monkeypatch, grou
     shape = AttentionShape(1, group, 1, 16, 1.0, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(draft_model, "attention", TritonAttention(shape, 4, 16, 64))
     states = HiddenStates(draft_model, policy, seats)
-    budget = BranchBudget(policy)
+    budget = BranchBudget(policy, draft_model.attention.crowded)
     cache = ProgramCache(Draft(draft_model, states, None, policy), budget, seats)
     assert cache.fitting([max(policy.branches, 1)]) == 1
     narrow = [min(max(policy.branches, 1), FEWEST if seats <= 128 else 2)] * seats

@@ -106,9 +106,12 @@ class PagedAttention:
         """How many trees with these numbers of branches, the first ones, fit a plan for ``rows``;
         at least one if it has no more branches than that."""
         tile = self.tile(rows, max(branches, default=1))
-        own = np.array(branches, np.int64)
-        fits = (own.cumsum() <= rows) & ((-(-own // tile)).cumsum() <= self.most_tiles(rows, tile))
-        return int(np.count_nonzero(fits))
+        free = self.most_tiles(rows, tile)
+        for number, own in enumerate(branches):
+            rows, free = rows - own, free - -(-own // tile)
+            if rows < 0 or free < 0:
+                return number
+        return len(branches)
 
     def plant(
         self,
